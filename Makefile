@@ -1,0 +1,44 @@
+# make demo and make test work on a fresh machine: each builds .venv and installs what it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Pinned versions differ between Python 3.11 and 3.12, whose newest jax differs.
+CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test quick-test lint types setup clean
+
+demo: $(VENV)/.demo
+	$(BIN)/regard demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+quick-test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+setup: $(VENV)/.dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml $(wildcard constraints/*.txt) | $(VENV)/bin/python
+	@echo "installing Regard and what it needs into $(VENV) (about a minute)"
+	$(PIP) --editable '.[all]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable '.[dev]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,33 @@
+"""Regard: attention for JAX. Names load on first use, so that `regard --help` answers at once."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard import masks as masks
+    from regard import positions as positions
+    from regard.attention import attend as attend
+    from regard.attention import explain as explain
+
+__version__ = "0.1.0"
+
+# Where each public name lives; a module's own name stands for the module.
+_HOMES = {
+    "attend": "regard.attention",
+    "explain": "regard.attention",
+    "masks": "regard.masks",
+    "positions": "regard.positions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+    module = import_module(_HOMES[name])
+    value = module if _HOMES[name] == f"regard.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

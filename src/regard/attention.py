@@ -1,0 +1,160 @@
+"""Floor 4. attend and explain: pose, choose, run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.axes import Array, ArrayLike
+from regard.engine.explanation import Explanation, describe
+from regard.engine.problem import pose
+from regard.engine.registry import BACKENDS, choose
+from regard.masks import Mask
+
+
+def attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: float | Array | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    query_offset: int | ArrayLike | None = None,
+    aux: Sequence[str] = (),
+    backend: str | None = None,
+    precision: Any = None,
+) -> Any:
+    """Average the values, weighted by how well each key answers each query.
+
+    score_ts = scale * sum_d query_td key_sd + bias_ts, over the keys that query t may attend to
+    output_te = sum_s softmax_s(score_ts) value_se
+
+    Shapes are `(..., heads, length, width)`: query `(*B, T, D)`, key `(*B, S, D)`, value `(*B, S, E)`; rank
+    2 is one unbatched head. Leading axes broadcast. The heads axis of query, the one before T, may be a
+    multiple of that of key and value (grouped heads).
+
+    Args:
+        query: floating-point array; its dtype is the output's. Sums are float32, float64 for float64.
+        key: floating-point array.
+        value: floating-point array.
+        mask: which query may attend to which key, True = may attend: a `masks.Mask`, or a boolean or integer
+            array that broadcasts to `(*B, T, S)`. None means all may.
+        bias: floating-point array that broadcasts to `(*B, T, S)`, added to the scores; -inf removes a key as
+            the mask does.
+        scale: factor on the scores; None means 1/sqrt(D).
+        dropout_rate: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - rate). The
+            pattern depends on (rng, batch, head, query position, key) alone.
+        rng: random key, needed when dropout_rate > 0.
+        query_offset: position of query row 0: an integer or one per batch row. None means 0 when T == S; with
+            T != S it is needed by masks that read positions.
+        aux: names of what else to return: "weights" and "scores" `(*B, T, S)`; "lse" (log of the sum of
+            exponentials), "max_score", "argmax" and "entropy" (nats), each `(*B, T)`. Asking does not change
+            the output. Weights are those before dropout.
+        backend: name of the backend to use; None picks.
+        precision: of the matrix products, as in `jax.lax.dot_general`.
+
+    Returns:
+        The output `(*B, T, E)`; with `aux`, a pair of it and a dict of arrays in the accumulation dtype
+        (argmax int32). A query that may attend to nothing gives output 0, weights 0, lse and max_score -inf,
+        argmax -1, entropy 0 and zero gradients. T = 0 and S = 0 are allowed. NaN or inf in a key or value
+        that no query may attend to reaches neither output nor gradient.
+
+    Raises:
+        TypeError: an argument of the wrong type, among them a float mask (pass it as `bias=`).
+        ValueError: shapes that do not fit, a rate outside [0, 1), a missing rng or query_offset, an unknown
+            name in aux or backend.
+        NotImplementedError: the backend asked for cannot serve the call; the message says why.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, masks
+        >>> x = jnp.eye(3)
+        >>> out, aux = attend(x, x, x, mask=masks.causal(), aux=("weights",))
+        >>> [f"{weight:.2f}" for weight in aux["weights"][1]]
+        ['0.36', '0.64', '0.00']
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1; empty rows as in ONNX Attention.
+    """
+    problem = pose(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        dropout_rate=dropout_rate,
+        rng=rng,
+        query_offset=query_offset,
+        aux=aux,
+        precision=precision,
+    )
+    output, extra = BACKENDS[choose(problem, backend).name].run(problem)
+    return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
+
+
+def explain(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: float | Array | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    query_offset: int | ArrayLike | None = None,
+    aux: Sequence[str] = (),
+    backend: str | None = None,
+    precision: Any = None,
+) -> Explanation:
+    """Say what `attend` would do with the same arguments: sizes, backend and why, and how much work.
+
+    Nothing is computed, so `jax.ShapeDtypeStruct` stands in for arrays.
+
+    Args:
+        query: as in `attend`, or its shape and dtype.
+        key: as in `attend`, or its shape and dtype.
+        value: as in `attend`, or its shape and dtype.
+        mask: as in `attend`.
+        bias: as in `attend`, or its shape and dtype.
+        scale: as in `attend`.
+        dropout_rate: as in `attend`.
+        rng: as in `attend`.
+        query_offset: as in `attend`.
+        aux: as in `attend`.
+        backend: as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        A record to read or print.
+
+    Raises:
+        TypeError: as `attend`.
+        ValueError: as `attend`.
+        NotImplementedError: as `attend`.
+
+    Example:
+        >>> import jax
+        >>> from regard import explain, masks
+        >>> x = jax.ShapeDtypeStruct((1, 8, 4096, 64), "bfloat16")
+        >>> report = explain(x, x, x, mask=masks.causal() & masks.sliding_window(255))
+        >>> report.tiles.empty, report.tiles.partial, report.tiles.full
+        (931, 62, 31)
+    """
+    problem = pose(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        dropout_rate=dropout_rate,
+        rng=rng,
+        query_offset=query_offset,
+        aux=aux,
+        precision=precision,
+    )
+    return describe(problem, choose(problem, backend))

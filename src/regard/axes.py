@@ -1,0 +1,44 @@
+"""Floor 0. The letters that name axes, and the jaxtyping aliases built from them.
+
+One letter, one meaning, in every signature and docstring of the package:
+
+    *B  leading axes, batch first and heads last     D  head width of query and key
+    T   queries                                      E  head width of value and output
+    S   keys                                         M  model width (`d_model`)
+    H   query heads                                  F  feed-forward width (`d_ff`)
+    K   key heads                                    V  vocabulary
+    G   query heads per key head, H = K * G          L  layers
+"""
+
+from typing import TypeAlias
+
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
+
+Query: TypeAlias = Float[Array, "*B T D"]
+Key: TypeAlias = Float[Array, "*#B S D"]
+Value: TypeAlias = Float[Array, "*#B S E"]
+Output: TypeAlias = Float[Array, "*B T E"]
+Rows: TypeAlias = Shaped[Array, "*B T"]
+Weights: TypeAlias = Float[Array, "*B T S"]
+Keep: TypeAlias = Bool[Array, "*#B T S"]
+
+Hidden: TypeAlias = Float[Array, "*B T M"]
+Tokens: TypeAlias = Int[Array, "*B T"]
+
+__all__ = [
+    "Array",
+    "ArrayLike",
+    "Bool",
+    "Float",
+    "Hidden",
+    "Int",
+    "Keep",
+    "Key",
+    "Output",
+    "Query",
+    "Rows",
+    "Shaped",
+    "Tokens",
+    "Value",
+    "Weights",
+]

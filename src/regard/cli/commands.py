@@ -1,0 +1,158 @@
+"""The commands and their options as dataclasses; tyro makes the flags and the help from them."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from regard.training import presets
+
+def _option(metavar: str, default: str | None = None) -> Any:
+    """How a flag shows its value, and a default that depends on other flags."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+
+
+TaskChoice = (
+    Annotated[presets.Threshold, tyro.conf.subcommand("threshold")]
+    | Annotated[presets.Copy, tyro.conf.subcommand("copy")]
+    | Annotated[presets.Reverse, tyro.conf.subcommand("reverse")]
+    | Annotated[presets.Digits, tyro.conf.subcommand("digits")]
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train all four tasks, draw what the models attend to, and check the goals.
+
+    Finished runs in the output directory are reused; --force trains them again.
+
+    Example: regard demo
+    """
+
+    out: Annotated[Path | None, _option("DIR", "out/demo, or out/demo-smoke")] = None
+    """Output directory."""
+    seed: int = 0
+    """Seed of parameters, batches and dropout."""
+    smoke: bool = False
+    """Tiny models, 20 steps each: checks the plumbing, not the goals."""
+    force: bool = False
+    """Delete the runs in the output directory and start again."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model on one task; the same command again goes on where it stopped.
+
+    Example: regard train copy --seed 1
+    """
+
+    task: Annotated[TaskChoice, tyro.conf.arg(name="")]
+    """What to learn."""
+    out: Annotated[Path | None, _option("DIR", "out/TASK, or out/TASK-smoke")] = None
+    """Run directory."""
+    seed: int = 0
+    """Seed of parameters, batches and dropout."""
+    smoke: bool = False
+    """Tiny model, 20 steps: checks the plumbing. Settings you give yourself stay."""
+    resume: Annotated[str, _option("auto|never|DIR")] = "auto"
+    """Where to start: auto goes on from this run's checkpoint; never refuses a directory that holds a run; DIR is
+    another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
+    force: bool = False
+    """Delete the run in the output directory and start again."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw the curves and the attention of finished or running runs; several runs are also compared.
+
+    Example: regard plot out/copy
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories."""
+    format: Literal["png", "svg", "pdf"] = "png"
+    """Kind of files to write, into RUN/figures."""
+
+
+@dataclass(frozen=True)
+class Explain:
+    """Say which backend would serve an attention call, why, and how much work it is; nothing is computed.
+
+    Example: regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'
+    """
+
+    shape: Annotated[str, _option("N,N,...")]
+    """Shape of query: leading axes, heads, length, width."""
+    key_shape: Annotated[str | None, _option("N,N,...", "that of query")] = None
+    """Shape of key."""
+    value_shape: Annotated[str | None, _option("N,N,...", "that of key")] = None
+    """Shape of value."""
+    mask: Annotated[str | None, _option("EXPRESSION", "everybody to everybody")] = None
+    """Who may attend to whom, such as 'causal() & sliding_window(256)'."""
+    query_offset: Annotated[int | None, _option("N", "0 when lengths are equal")] = None
+    """Position of the first query."""
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
+    """Type of query, key and value."""
+    backend: Annotated[str | None, _option("NAME", "the best that serves")] = None
+    """Ask for one backend."""
+    picture: bool = False
+    """Draw the mask too."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Print versions, devices, backends and optional packages, for bug reports.
+
+    Example: regard doctor
+    """
+
+    json: bool = False
+    """One JSON object instead of text."""
+
+
+DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
+
+Command = Demo | Train | Plot | Explain | Doctor
+
+CommandChoice = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Explain, tyro.conf.subcommand("explain")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+
+_STYLE = (
+    tyro.conf.CascadeSubcommandArgs,  # `train copy --out DIR` as well as `train --out DIR copy`
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.FlagCreatePairsOff,
+)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A whole command line; the field's name appears in errors about settings that do not fit together."""
+
+    regard: Annotated[CommandChoice, tyro.conf.arg(name="")]
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> Command:
+    """Turns words into a command.
+
+    Raises:
+        SystemExit: 0 after printing help, 2 after printing what was not understood and what is near it.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    return tyro.cli(_Line, prog="regard", description=DESCRIPTION, args=words, config=_STYLE).regard

@@ -1,0 +1,54 @@
+"""Where words go: text for people, JSON lines for programs, errors on standard error."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+
+
+LABEL_WIDTH = 11
+
+
+class UsageError(Exception):
+    """A wrong argument, setting or directory: the message is for the user, the exit code is 2."""
+
+
+class Console:
+    """The streams of one command.
+
+    Args:
+        json_lines: objects go to standard output and text moves to standard error.
+        quiet: leave the text out.
+    """
+
+    def __init__(self, *, json_lines: bool = False, quiet: bool = False):
+        self.json_lines = json_lines
+        self.human = RichConsole(stderr=json_lines, quiet=quiet, highlight=False, soft_wrap=True)
+        self._errors = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether text goes to a terminal that can be redrawn."""
+        return self.human.is_terminal and not self.human.is_dumb_terminal and not self.human.quiet
+
+    def say(self, text: RenderableType = "") -> None:
+        """Prints text, as it is, or a table."""
+        self.human.print(text, markup=False)
+
+    def note(self, label: str, text: str) -> None:
+        """Prints a line with a label, aligned with the other labels."""
+        self.human.print(f"[bold]{label:<{LABEL_WIDTH}}[/bold]", end="")
+        self.human.print(text.replace("\n", "\n" + " " * LABEL_WIDTH), markup=False)
+
+    def emit(self, event: str, **values: Any) -> None:
+        """Writes one JSON line, when JSON lines were asked for."""
+        if self.json_lines:
+            sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
+            sys.stdout.flush()
+
+    def fail(self, text: str) -> None:
+        """Prints an error, also when quiet."""
+        self._errors.print("[bold red]error:[/bold red] ", end="")
+        self._errors.print(text, markup=False)

@@ -1,0 +1,95 @@
+"""`regard doctor`: what a bug report needs."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from regard.cli.console import Console
+
+PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
+# What each optional package gives, and the extra that installs it.
+OPTIONAL = {
+    "flax": ("layers and models", "models"),
+    "optax": ("training", "train"),
+    "orbax-checkpoint": ("checkpoints", "train"),
+    "scikit-learn": ("the digits task", "train"),
+    "matplotlib": ("figures", "look"),
+    "safetensors": ("published weights", "weights"),
+    "tokenizers": ("published weights", "weights"),
+}
+SETTINGS = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
+
+
+def run_diagnosis(command: Any, console: Console) -> int:
+    """Prints what is installed, what runs where, and what is missing; always succeeds."""
+    facts = collect_facts()
+    if command.json:
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        return 0
+    console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
+    console.note("packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items()))
+    console.note("devices", "\n".join(facts["devices"]))
+    for name, answer in facts["backends"].items():
+        console.note("backend", f"{name}: {answer}")
+    for name, entry in facts["optional"].items():
+        found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
+        console.note("optional", f"{name} {found}")
+    for name, value in facts["settings"].items():
+        console.note("setting", f"{name}={value}")
+    return 0
+
+
+def collect_facts() -> dict[str, Any]:
+    """Everything the doctor knows, as plain values."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu_cores": os.cpu_count(),
+        "packages": {name: _find_version(name) for name in PACKAGES},
+        "devices": _list_devices(),
+        "backends": _ask_backends(),
+        "optional": {
+            name: {"version": _find_version(name), "gives": gives, "install": f"pip install 'regard[{extra}]'"}
+            for name, (gives, extra) in OPTIONAL.items()
+        },
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+    }
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _list_devices() -> list[str]:
+    """JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
+    import jax
+
+    try:
+        return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
+    except RuntimeError as error:
+        return [f"none: {error}"]
+
+
+def _ask_backends() -> dict[str, str]:
+    """Each backend's answer to a plain call."""
+    import jax
+
+    from regard import explain
+    from regard.engine.registry import BACKENDS
+
+    example = jax.ShapeDtypeStruct((1, 2, 128, 64), "float32")
+    answers = {}
+    for name in BACKENDS:
+        try:
+            explain(example, example, example, backend=name)
+            answers[name] = "serves a plain call"
+        except NotImplementedError as error:
+            answers[name] = str(error)
+    return answers

@@ -1,0 +1,36 @@
+"""Ctrl-C while training: the first asks for a checkpoint, the second leaves at once."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interruption:
+    """Catches interrupts inside a `with` block; outside the main thread it catches nothing."""
+
+    def __init__(self) -> None:
+        self._previous: Any = None
+        self.requested = False
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        # Not through the console: the interrupted code may be in the middle of printing.
+        os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again leaves at once\n")
+
+    def is_requested(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self.requested

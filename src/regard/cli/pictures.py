@@ -1,0 +1,152 @@
+"""Which pictures belong to a run: its curves, and what its model attends to on held-out examples."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard import masks, positions
+from regard.inspection import figures
+from regard.training import metrics, tasks
+
+Picture = tuple[str, figures.Drawing]
+NUM_SCANS = 12
+POSITIONS_SHOWN = 50
+
+
+def draw_run(task: tasks.Task, model: Any, lines: list[metrics.Line]) -> Iterator[Picture]:
+    """Draws every picture of one run, one at a time: a name and a drawing."""
+    if lines:
+        yield "curves", figures.training_curves(lines, title=f"{task.name}: training and held-out data")
+    yield from _PAINTERS[type(task)](task, model)
+    yield from draw_positions(task, model)
+
+
+def draw_comparison(runs: Mapping[str, list[metrics.Line]]) -> figures.Drawing:
+    """Draws the curves of several runs in one figure."""
+    return figures.training_curves(runs)
+
+
+def draw_masks(size: int = 16) -> Iterator[Picture]:
+    """Draws masks of the algebra, one picture each."""
+    documents = jnp.repeat(jnp.arange(4), size // 4)
+    chosen = {
+        "causal": masks.causal(),
+        "causal-window": masks.causal() & masks.sliding_window(3),
+        "prefix": masks.causal() | masks.prefix(5),
+        "documents": masks.causal() & masks.segments(documents[None]),
+        "global-and-dilated": masks.global_tokens(1) | masks.dilated(3),
+    }
+    titles = {"documents": "causal() & segments of four documents"}
+    for name, mask in chosen.items():
+        dense = np.asarray(mask.dense(size, size)).reshape(-1, size, size)[0]
+        yield f"mask-{name}", figures.mask_picture(dense, title=titles.get(name, repr(mask)))
+
+
+def draw_positions(task: tasks.Task, model: Any) -> Iterator[Picture]:
+    """Draws the position vectors that a model adds to its inputs, sinusoidal or learned."""
+    d_model, kind = task.config.d_model, task.config.positions
+    if kind == "sinusoidal":
+        table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
+        yield "positions", figures.position_table(table, title=f"Sinusoidal positions, d_model = {d_model}")
+    if kind == "learned":
+        # The model reads its table times sqrt(d_model).
+        table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(d_model)
+        yield "positions", figures.position_table(table, title=f"{task.name}: learned positions")
+        yield "position-similarity", figures.position_similarity(table, title=f"{task.name}: learned positions")
+
+
+def _draw_threshold(task: tasks.ThresholdTask, model: Any) -> Iterator[Picture]:
+    """One sequence whose sum is closest to the threshold: the hardest kind."""
+    tokens = task.held_out["inputs"]
+    row = int(jnp.argmin(jnp.abs(tokens.sum(-1) - task.preset.threshold)))
+    logits, aux = model(tokens[row : row + 1], aux=("weights",))
+    labels = [str(token) for token in np.asarray(tokens[row])]
+    above = ("not above", "above")[int(logits[0].argmax())]
+    title = f"threshold: the sum is {int(tokens[row].sum())}, predicted {above} {task.preset.threshold}"
+    yield from _draw_heads(np.asarray(aux["blocks"][-1]["weights"][0]), labels, labels, title)
+
+
+def _draw_copy(task: tasks.CopyTask, model: Any) -> Iterator[Picture]:
+    """The first held-out sequence; a solved task looks one position to the right."""
+    inputs = task.held_out["inputs"][:1]
+    logits, aux = model(inputs, aux=("weights",))
+    read = ["SOS" if token == task.start_token else str(token) for token in np.asarray(inputs[0])]
+    written = ["EOS" if token == task.end_token else str(token) for token in np.asarray(logits[0].argmax(-1))]
+    queries = [f"{before} → {after}" for before, after in zip(read, written, strict=True)]
+    weights = np.asarray(aux["blocks"][-1]["weights"][0])
+    focus = np.trace(weights, offset=1, axis1=1, axis2=2)
+    yield from _draw_heads(weights, queries, read, "copy: what each position reads → writes", focus)
+
+
+def _draw_reverse(task: tasks.ReverseTask, model: Any) -> Iterator[Picture]:
+    """The longest held-out sequence, written token by token, and where each new token looks in the source."""
+    batch = task.held_out
+    row = int(jnp.argmax(batch["lengths"]))
+    example = {name: values[row : row + 1] for name, values in batch.items()}
+    length = int(example["lengths"][0])
+    written = jax.jit(lambda: task.generate(model, example))()[:, : length + 1]
+    given = jnp.pad(written[:, :-1], ((0, 0), (1, 0)), constant_values=task.start_token)
+    _, aux = model(example["source"], given, source_lengths=example["lengths"], aux=("weights",))
+    read = [str(token) for token in np.asarray(example["source"][0, :length])]
+    answers = ["EOS" if token == task.end_token else str(token) for token in np.asarray(written[0])]
+    weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, :, :length]
+    focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
+    for name, drawing in _draw_heads(weights, answers, read, "reverse: source read (across), token written", focus):
+        yield name.replace("attention", "cross-attention"), drawing
+
+
+def _draw_digits(task: tasks.DigitsTask, model: Any) -> Iterator[Picture]:
+    """Held-out scans, mistakes first, with the patches that the pooled prediction reads."""
+    batch = task.held_out
+    logits, aux = jax.jit(lambda inputs: model(inputs, aux=("weights",)))(batch["inputs"])
+    predicted, labels = np.asarray(logits.argmax(-1)), np.asarray(batch["labels"])
+    wrong, right = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
+    # Mistakes fill at most a third: the picture shows what is usual as well as what is hard.
+    mistakes = wrong[: NUM_SCANS // 3]
+    rows = np.concatenate([right[: NUM_SCANS - len(mistakes)], mistakes])
+    pooling = np.asarray(aux["pooling"]["weights"])
+    yield (
+        "scans",
+        figures.scan_attention_grid(
+            np.asarray(batch["scans"])[rows],
+            pooling[rows, :, 0].mean(1),
+            patch_grid=task.PATCHES,
+            predicted_labels=predicted[rows].tolist(),
+            true_labels=labels[rows].tolist(),
+            title=f"digits: attention of the pooled prediction ({len(wrong)} of {len(labels)} wrong)",
+        ),
+    )
+    patches = np.asarray(aux["blocks"][-1]["weights"])[rows[0]]
+    yield "heads", figures.head_grid(patches, title="digits: patches of the first scan, last block")
+
+
+def _draw_heads(
+    weights: np.ndarray, queries: list[str], keys: list[str], title: str, focus: np.ndarray | None = None
+) -> Iterator[Picture]:
+    """One head as an annotated heatmap (the one with most focus) and all heads side by side."""
+    head = 0 if focus is None else int(np.argmax(focus))
+    yield (
+        "attention",
+        figures.attention_heatmap(
+            weights[head], query_labels=queries, key_labels=keys, title=f"{title} (head {head})"
+        ),
+    )
+    yield "heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)
+
+
+_PAINTERS: dict[type, Callable[[Any, Any], Iterator[Picture]]] = {
+    tasks.ThresholdTask: _draw_threshold,
+    tasks.CopyTask: _draw_copy,
+    tasks.ReverseTask: _draw_reverse,
+    tasks.DigitsTask: _draw_digits,
+}
+
+
+def save_pictures(pictures: Iterator[Picture], folder: Path, kind: str, prefix: str = "") -> list[Path]:
+    """Writes pictures as they are drawn; returns the paths in drawing order."""
+    return [figures.save(drawing, folder / f"{prefix}{name}.{kind}") for name, drawing in pictures]

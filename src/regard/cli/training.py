@@ -1,0 +1,85 @@
+"""`regard train`: open the run, say what runs where, train, say what to do next."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.cli.commands import Train
+from regard.cli.console import Console, UsageError
+from regard.cli.displays import open_display
+from regard.cli.interruption import Interruption
+from regard.cli.overview import print_overview
+from regard.training import checkpoints, loop, metrics, presets, runs, tasks
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def run_training(command: Train, console: Console) -> int:
+    """Trains one task; returns the exit code."""
+    preset = presets.shrink(command.task) if command.smoke else command.task
+    directory = command.out or Path("out") / (f"{preset.name}-smoke" if command.smoke else preset.name)
+    with expected_errors():
+        run = runs.open_run(directory, preset, seed=command.seed, resume=command.resume, force=command.force)
+        task = tasks.make_task(preset)
+        if not run.is_finished:
+            print_overview(console, task, run)
+    outcome = advance_run(console, task, run)
+    if outcome is None:
+        return 1
+    console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
+    if outcome.status == "interrupted":
+        console.say(f"stopped at step {outcome.step} with a checkpoint; the same command goes on from there")
+        return 130
+    if outcome.status == "already finished":
+        console.say(f"{directory} is finished already ({describe_result(task, outcome)}); nothing to do.")
+        console.say("To train it again: the same command with --force, or another --out.")
+    else:
+        console.say(f"finished: {describe_result(task, outcome)}")
+        console.say(
+            f"{outcome.seconds:.1f} s of training, {outcome.compile_seconds:.1f} s of compiling, "
+            f"{outcome.elapsed_seconds:.1f} s in all"
+        )
+        curve = draw_sparkline(metrics.columns(metrics.read(run.metrics_path), "loss")[1])
+        console.say(f"loss  {curve}")
+    console.say(f"next: regard plot {directory}")
+    return 0
+
+
+def advance_run(console: Console, task: tasks.Task, run: runs.Run) -> loop.Outcome | None:
+    """Trains with a display and with Ctrl-C handled; None after a divergence, which is reported."""
+    steps, done = task.preset.optimization.steps, run.start.step if run.start else 0
+    try:
+        with Interruption() as interruption, open_display(console, task.name, steps, done) as progress:
+            return loop.train(task, run, progress=progress, stop=interruption.is_requested)
+    except loop.DivergenceError as error:
+        console.emit("diverged", task=task.name, metric=error.metric, step=error.step)
+        console.fail(f"{task.name}: {error}")
+        return None
+    except checkpoints.CheckpointError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """Turns errors about settings, directories and missing packages into messages without a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def describe_result(task: tasks.Task, outcome: loop.Outcome) -> str:
+    """The held-out accuracy against the goal of the full-size task."""
+    accuracy = outcome.held_out["accuracy"]
+    return f"step {outcome.step}, held-out accuracy {accuracy:.4f}, goal {task.preset.goal:g}"
+
+
+def draw_sparkline(values: list[float], width: int = 60) -> str:
+    """A curve in one line of blocks, from its lowest to its highest value."""
+    known = [value for value in values if value == value]
+    if not known:
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    chosen = [known[index * len(known) // width] for index in range(width)] if len(known) > width else known
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in chosen)

@@ -1,0 +1,109 @@
+"""Backend `dense`: the definition of attention, with the whole T x S matrix. The others agree with it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.engine import dropout
+from regard.engine.problem import Problem
+from regard.masks.grid import Grid
+
+
+def refuses(problem: Problem) -> str | None:
+    """The definition serves every call."""
+    del problem
+    return None
+
+
+@jax.jit
+def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """Compute the output and what `problem.aux` names."""
+    keep = problem.keep()
+    query, key, value = _reachable(problem, keep)
+
+    scores = jnp.einsum("...td,...sd->...ts", query, key, precision=problem.precision) * problem.scale
+    if problem.bias is not None:
+        scores = scores + problem.fold(problem.bias).astype(scores.dtype)
+    if keep is not None:
+        scores = jnp.where(keep, scores, -jnp.inf)
+
+    peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
+    alive = peak != -jnp.inf  # a row with nothing to attend to stays zero
+    shifted = jnp.where(scores == -jnp.inf, -jnp.inf, scores - jnp.where(alive, peak, 0))
+    unnormalised = jnp.exp(shifted)
+    total = jnp.where(alive, unnormalised.sum(-1, keepdims=True), 1)
+    weights = unnormalised / total
+
+    dropped = weights
+    if problem.dropout_rate:
+        dropped = jnp.where(_survivors(problem), weights / (1 - problem.dropout_rate), 0)
+    output = jnp.einsum("...ts,...se->...te", dropped, value, precision=problem.precision)
+    output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
+
+    rows = {
+        "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
+        "max_score": lambda: _pick(scores, alive),
+        "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
+        "entropy": lambda: jnp.log(total) - _expectation(weights, shifted),
+    }
+    matrices = {"weights": weights, "scores": scores}
+    aux = {}
+    for name in problem.aux:
+        if name in rows:
+            aux[name] = problem.unfold(rows[name](), problem.T, 1)[..., 0]
+        else:
+            aux[name] = problem.unfold(matrices[name], problem.T, problem.S)
+    return problem.unfold(output, problem.T, problem.E).astype(problem.query.dtype), aux
+
+
+def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
+    """Folded inputs in the accumulation dtype, zero where no pair uses them.
+
+    What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
+    still reach outputs and gradients.
+    """
+    query = problem.fold(problem.query).astype(problem.accumulation)
+    key = problem.fold_key(problem.key).astype(problem.accumulation)
+    value = problem.fold_key(problem.value).astype(problem.accumulation)
+    if keep is None:
+        return query, key, value
+    asks = keep.any(-1)[..., None]
+    answers = keep.any(-2)[..., None]
+    return _zero_unless(asks, query), _zero_unless(answers, key), _zero_unless(answers, value)
+
+
+def _zero_unless(used: Array, array: Array) -> Array:
+    """Zero the rows that no user of this array, over all axes it is broadcast along, has."""
+    shared = tuple(axis for axis, size in enumerate(array.shape[:-1]) if size == 1 < used.shape[axis])
+    return jnp.where(used.any(shared, keepdims=True), array, 0)
+
+
+def _survivors(problem: Problem) -> Array:
+    grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
+    seeds = dropout.head_seeds(problem.rng, problem.leading)
+    survivors = dropout.survivors(
+        dropout.query_words(seeds, grid.query_position),
+        dropout.key_words(seeds, grid.key_index),
+        problem.dropout_rate,
+    )
+    return problem.fold(survivors)
+
+
+def _argmax(scores: Array) -> Array:
+    if scores.shape[-1] == 0:
+        return jnp.zeros((*scores.shape[:-1], 1), jnp.int32)
+    return jnp.argmax(scores, axis=-1, keepdims=True).astype(jnp.int32)
+
+
+def _pick(scores: Array, alive: Array) -> Array:
+    """The largest score, differentiable through its first occurrence."""
+    if scores.shape[-1] == 0:
+        return jnp.full((*scores.shape[:-1], 1), -jnp.inf, scores.dtype)
+    return jnp.where(alive, jnp.take_along_axis(scores, _argmax(scores), axis=-1), -jnp.inf)
+
+
+def _expectation(weights: Array, shifted: Array) -> Array:
+    """Mean of the shifted scores under the weights; a weight of 0 contributes 0."""
+    return jnp.sum(weights * jnp.where(weights > 0, shifted, 0), axis=-1, keepdims=True)

@@ -1,0 +1,62 @@
+"""The dropout pattern: a function of (rng, batch, head, query, key), whatever computes it.
+
+Threefry gives every query and every key of every head two random words, in O(T + S). The bit of a pair mixes
+the four words with a 32-bit finaliser, cheap enough to fuse into a tile of scores: drawing Threefry for each
+pair costs more than the attention it drops.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry2x32_p
+
+from regard.axes import Array, Bool, Int
+
+# Words are two arrays of uint32, side by side on the first axis.
+Words = Array
+_QUERY, _KEY = 0xFFFF0001, 0xFFFF0002  # second counter word: apart from the leading axes' numbers
+
+
+def head_seeds(rng: Array, leading: tuple[int, ...]) -> Words:
+    """Two words of seed per leading index, `(2, *B)`.
+
+    Axis by axis, so that the seeds of a smaller call are a corner of a larger one's; an absent batch or head
+    axis counts as index 0.
+    """
+    padded = (*(1,) * (2 - len(leading)), *leading)
+    words = jax.random.bits(rng, (2,), jnp.uint32).reshape((2, *(1,) * len(padded)))
+    for axis, size in enumerate(padded):
+        index = jnp.arange(size, dtype=jnp.uint32).reshape((-1, *(1,) * (len(padded) - axis - 1)))
+        words = _draw(words, index.reshape((*(1,) * axis, *index.shape)), axis)
+    return words.reshape((2, *leading))
+
+
+def query_words(seeds: Words, position: Int[Array, "*#B T 1"]) -> Words:
+    """Two words per query, `(2, *B, T, 1)`."""
+    return _draw(seeds[..., None, None], position.astype(jnp.uint32), _QUERY)
+
+
+def key_words(seeds: Words, key_index: Int[Array, "*#B 1 S"]) -> Words:
+    """Two words per key, `(2, *B, 1, S)`."""
+    return _draw(seeds[..., None, None], key_index.astype(jnp.uint32), _KEY)
+
+
+def survivors(query: Words, key: Words, rate: float) -> Bool[Array, "*B T S"]:
+    """True where a weight survives."""
+    # Multipliers and shifts of the finaliser `lowbias32` (C. Wellons, hash-prospector, 2018).
+    bits = query[0] + key[0]
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    bits = bits ^ (query[1] + key[1])
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+    bits = bits ^ (bits >> np.uint32(16))
+    return bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def _draw(words: Words, counter: Array, stream: int) -> Words:
+    """Threefry under the key `words` at (counter, stream)."""
+    shape = np.broadcast_shapes(words.shape[1:], counter.shape)
+    counters = (counter, jnp.full((1,) * len(shape), stream, jnp.uint32))
+    drawn = threefry2x32_p.bind(*(jnp.broadcast_to(part, shape) for part in (words[0], words[1], *counters)))
+    return jnp.stack(drawn)

@@ -1,0 +1,121 @@
+"""What a call will do, in words and numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.engine.problem import Problem
+from regard.engine.registry import Choice
+from regard.masks.grid import is_concrete
+
+TILE = 128
+
+
+@dataclass(frozen=True)
+class TileCensus:
+    """How many 128 x 128 tiles of the score matrix a mask leaves empty, partly and fully kept.
+
+    Counted once per distinct leading index of the mask.
+    """
+
+    empty: int
+    partial: int
+    full: int
+
+    @property
+    def kept(self) -> float:
+        """Share of tiles with something to compute."""
+        total = self.empty + self.partial + self.full
+        return (self.partial + self.full) / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `attend` would do; print it to read it."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    query_heads: int
+    key_heads: int
+    mask: str | None
+    tiles: TileCensus | None
+    backend: str
+    reason: str
+    refusals: dict[str, str]
+    dense_flops: int
+    dense_bytes: int
+
+    def __str__(self) -> str:
+        heads = f"{self.query_heads} query heads"
+        if self.key_heads != self.query_heads:
+            heads += f" in {self.key_heads} groups, one per key head"
+        arrays = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        lines = [
+            ("arrays", arrays),
+            ("heads", heads),
+            ("dtypes", ", ".join(f"{name} {dtype}" for name, dtype in self.dtypes.items())),
+            ("mask", self.mask or "none: every query attends to every key"),
+        ]
+        if self.tiles is not None:
+            counts = f"{self.tiles.empty} empty, {self.tiles.partial} partial, {self.tiles.full} full"
+            lines.append(("tiles", f"{counts} of {TILE} x {TILE}; {self.tiles.kept:.0%} hold work"))
+        elif self.mask:
+            lines.append(("tiles", "not counted: the mask's arrays are not known here"))
+        lines += [
+            ("backend", f"{self.backend}: {self.reason}"),
+            *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
+            ("all pairs", f"{_scaled(self.dense_flops, 'FLOP')}, {_scaled(self.dense_bytes, 'B')} of scores"),
+        ]
+        return "\n".join(f"{label:<10} {text}" for label, text in lines)
+
+
+def describe(problem: Problem, choice: Choice) -> Explanation:
+    """Fill in the explanation of a posed problem."""
+    pairs = math.prod(problem.leading) * problem.T * problem.S
+    output = (*problem.leading, problem.T, problem.E)
+    arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
+    return Explanation(
+        shapes={name: tuple(array.shape) for name, array in arrays.items()} | {"output": output},
+        dtypes={
+            "query": str(problem.query.dtype),
+            "key": str(problem.key.dtype),
+            "value": str(problem.value.dtype),
+            "sums": str(problem.accumulation),
+        },
+        query_heads=problem.leading[-1] if problem.leading else 1,
+        key_heads=problem.key_heads,
+        mask=None if problem.mask is None else repr(problem.mask),
+        tiles=_census(problem),
+        backend=choice.name,
+        reason=choice.reason,
+        refusals=choice.refusals,
+        dense_flops=2 * pairs * (problem.D + problem.E),
+        dense_bytes=pairs * problem.accumulation.itemsize,
+    )
+
+
+def _census(problem: Problem) -> TileCensus | None:
+    if problem.mask is None or not is_concrete((problem.mask, problem.query_offset)):
+        return None
+    codes = np.asarray(
+        problem.mask.tiles(
+            problem.T,
+            problem.S,
+            query_block=TILE,
+            key_block=TILE,
+            query_offset=problem.query_offset,
+            leading_axes=len(problem.leading),
+        )
+    )
+    return TileCensus(*(int((codes == code).sum()) for code in range(3)))
+
+
+def _scaled(amount: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if amount < 1000:
+            return f"{amount:.3g} {prefix}{unit}"
+        amount /= 1000
+    return f"{amount:.3g} P{unit}"

@@ -1,0 +1,58 @@
+"""The backends in order of preference, and the choice among them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from regard.axes import Array
+from regard.engine import dense
+from regard.engine.problem import Problem
+
+
+class Backend(Protocol):
+    """One way to compute attention."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why it cannot serve this call, or None."""
+        ...
+
+    def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
+        """The output and what `problem.aux` names."""
+        ...
+
+
+BACKENDS: Mapping[str, Backend] = {"dense": dense}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that serves a call, and why those before it do not."""
+
+    name: str
+    reason: str
+    refusals: dict[str, str]
+
+
+def choose(problem: Problem, name: str | None = None) -> Choice:
+    """The named backend, or the first that serves; an error carries every refusal."""
+    if name is not None:
+        if name not in BACKENDS:
+            nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"backend: expected one of {', '.join(BACKENDS)} or None, got {name!r}{hint}")
+        refusal = BACKENDS[name].refuses(problem)
+        if refusal is not None:
+            raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
+        return Choice(name, "it was asked for", {})
+    refusals: dict[str, str] = {}
+    for candidate, backend in BACKENDS.items():
+        refusal = backend.refuses(problem)
+        if refusal is None:
+            reason = "it is the first that serves" if refusals else "it is preferred and serves"
+            return Choice(candidate, reason, refusals)
+        refusals[candidate] = refusal
+    listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refusals.items())
+    raise NotImplementedError(f"no backend can serve this call:\n{listed}")

@@ -1,0 +1,1 @@
+"""Looking at attention: figures of what a model attends to."""

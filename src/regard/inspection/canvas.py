@@ -1,0 +1,256 @@
+"""What every figure shares: reading arrays, axes in the house style, files that come out the same."""
+
+import io
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from numpy.typing import NDArray
+
+DPI = 160
+TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
+BAR_WIDTH, ROW_GAP = 0.12, 0.3  # inches
+
+# Dates and versions left out: the same figure gives the same bytes tomorrow.
+METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Drawing:
+    """What a figure function drew: the figure to save and the artists to restyle.
+
+    A figure made here is laid out once and then stays as it is, so that saving it twice gives the same file.
+    After adding to it, `figure.set_layout_engine("constrained")` lays it out anew.
+
+    Args:
+        figure: the whole figure, also when the axes given lie in a sub-figure.
+        axes: the panels in reading order; colour bars are not among them.
+        images: pictures and matrices, panel by panel.
+        lines: curves, panel by panel.
+        texts: numbers written into cells, row by row.
+        outlines: lines around cells or patches.
+        colorbar: the one colour bar, or None.
+        legend: the one legend, or None.
+
+    Example:
+        >>> from regard.inspection import figures
+        >>> drawing = figures.attention_heatmap([[1.0, 0.0], [0.25, 0.75]], title="Two tokens")
+        >>> drawing
+        Drawing(axes=1, images=1, texts=4, outlines=2, colorbar)
+        >>> drawing.axes[0].get_title()
+        'Two tokens'
+    """
+
+    figure: Figure
+    axes: tuple[Axes, ...]
+    images: tuple[AxesImage, ...] = ()
+    lines: tuple[Line2D, ...] = ()
+    texts: tuple[Text, ...] = ()
+    outlines: tuple[LineCollection, ...] = ()
+    colorbar: Colorbar | None = None
+    legend: Legend | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the figure to `path`; see `save`."""
+        return save(self, path)
+
+    def __repr__(self) -> str:
+        counts = {name: len(getattr(self, name)) for name in ("axes", "images", "lines", "texts", "outlines")}
+        parts = [f"{name}={count}" for name, count in counts.items() if count]
+        return (
+            f"Drawing({', '.join(parts + [name for name in ('colorbar', 'legend') if getattr(self, name)])})"
+        )
+
+    def _repr_png_(self) -> bytes:
+        """The picture a notebook shows for this object."""
+        return render(self, "png")
+
+
+def render(figure: Figure | Drawing, kind: str = "png") -> bytes:
+    """Turn a figure into the bytes of a file.
+
+    The bytes depend on the figure, the fonts and the version of matplotlib: no date, no random identifiers.
+
+    Args:
+        figure: a figure, or what a figure function returned.
+        kind: "png", "svg" or "pdf".
+
+    Returns:
+        The whole file as bytes, for a socket, standard output or a notebook.
+
+    Raises:
+        ValueError: `kind` is not one of the three.
+
+    Example:
+        >>> from regard.inspection import figures
+        >>> figures.render(figures.attention_heatmap([[1.0]]), "svg")[:5]
+        b'<?xml'
+    """
+    if kind not in METADATA:
+        raise ValueError(f"kind: expected one of {', '.join(METADATA)}, got {kind!r}")
+    sheet = figure.figure if isinstance(figure, Drawing) else figure
+    buffer = io.BytesIO()
+    # fonttype 42 embeds outlines that journals accept; matplotlib's Type 3 default is often refused.
+    with matplotlib.rc_context({"svg.hashsalt": "regard", "pdf.fonttype": 42}):
+        sheet.savefig(buffer, format=kind, metadata=METADATA[kind])
+    return buffer.getvalue()
+
+
+def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
+    """Write a figure to a file whose ending chooses the kind: .png, .svg or .pdf.
+
+    Parent folders are made. The file appears whole or not at all: an interrupted or failed call leaves an
+    older file of that name as it was. The same figure gives the same bytes.
+
+    Args:
+        figure: a figure, or what a figure function returned.
+        path: where to write; an existing file is replaced.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: the ending is none of the three; nothing is drawn or created.
+
+    Example:
+        >>> import tempfile
+        >>> from regard.inspection import figures
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     figures.save(figures.attention_heatmap([[1.0]]), f"{folder}/new/weights.png").name
+        'weights.png'
+    """
+    target = Path(path)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in METADATA:
+        endings = ", ".join(f".{known}" for known in METADATA)
+        raise ValueError(f"path: expected a name ending in {endings}, got {str(target)!r}")
+    content = render(figure, kind)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def new_sheet(panel: tuple[float, float], rows: int = 1, columns: int = 1) -> Figure:
+    """A figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
+    size = (columns * panel[0] + 1.2, rows * (panel[1] + ROW_GAP) + 0.4)
+    return Figure(figsize=size, dpi=DPI, layout="constrained")
+
+
+def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
+    """One axes of a grid (index from 1, as in `add_subplot`) in the house style."""
+    ax = sheet.add_subplot(rows, columns, index)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_fontsize(LABEL_SIZE)
+    ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
+    for spine in ax.spines.values():
+        spine.set_linewidth(0.6)
+    return ax
+
+
+def fit_sheet(axes: Sequence[Axes], rows: int, columns: int, panel: tuple[float, float]) -> None:
+    """Resize the figure so that each panel measures `panel` inches and all else fits; then keep it so."""
+    sheet = whole_figure(axes[0].figure)
+    aspects: list[Any] = [ax.get_aspect() for ax in axes]
+    for ax in axes:
+        ax.set_aspect("auto")  # a panel shrunk inside its slot hides what its labels need: twice the rounds
+    for _ in range(6):  # wrapped titles and tick labels move the goal; two rounds usually reach it
+        sheet.draw_without_rendering()
+        slot = axes[0].get_position(original=True)
+        width, height = sheet.get_size_inches()
+        wider, taller = panel[0] - slot.width * width, panel[1] - slot.height * height
+        sheet.set_size_inches(width + columns * wider, height + rows * taller)
+        if max(abs(wider), abs(taller)) < 0.02:
+            break
+    for ax, aspect in zip(axes, aspects, strict=True):
+        ax.set_aspect(aspect)
+    sheet.draw_without_rendering()
+    # Each draw would move things by a hair, and a file would depend on how often the figure was drawn before.
+    sheet.set_layout_engine("none")
+
+
+def set_title(ax: Axes, title: str | None, size: float = TITLE_SIZE, **style: Any) -> None:
+    """Name a panel, on several lines where one would leave the figure."""
+    if title:
+        ax.set_title(title, fontsize=size, wrap=True, **style)
+
+
+def set_sheet_title(sheet: Figure | SubFigure, title: str | None) -> None:
+    """Name all panels together."""
+    if title:
+        sheet.suptitle(title, fontsize=TITLE_SIZE, wrap=True)
+
+
+def whole_figure(sheet: Figure | SubFigure) -> Figure:
+    """The figure that owns a sub-figure, or the figure itself."""
+    while isinstance(sheet, SubFigure):
+        sheet = sheet.figure
+    return sheet
+
+
+def add_colorbar(
+    mappable: ScalarMappable,
+    axes: Sequence[Axes],
+    label: str,
+    height: float,
+    extend: Literal["max", "neither"] = "neither",
+) -> Colorbar:
+    """A thin colour bar beside `axes`, as tall as they are: `height` inches."""
+    sheet = axes[0].figure
+    bar = sheet.colorbar(
+        mappable, ax=list(axes), label=label, pad=0.02, aspect=height / BAR_WIDTH, extend=extend
+    )
+    bar.ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
+    bar.ax.yaxis.label.set_fontsize(LABEL_SIZE)
+    bar.outline.set_linewidth(0.6)  # pyright: ignore[reportCallIssue]
+    return bar
+
+
+def read_numbers(
+    value: object, name: str, shape: str, rank: int, hint: Callable[[int], str] = lambda rank: ""
+) -> NDArray[np.float64]:
+    """`value` as a float64 array of this rank without empty axes, from what NumPy reads, bfloat16 too."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected shape {shape}, got {type(value).__name__}: {error}") from error
+    if array.dtype.kind in "OSUTcmM":
+        raise TypeError(f"{name}: expected real numbers of shape {shape}, got {describe(value, array)}")
+    if array.ndim != rank:
+        advice = hint(array.ndim)
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}{advice and '; ' + advice}")
+    if array.size == 0:
+        raise ValueError(f"{name}: expected shape {shape} with no axis of length 0, got {array.shape}")
+    return array.astype(np.float64)
+
+
+def describe(value: object, array: NDArray) -> str:
+    """What came, for an error: the type and, when it has them, dtype and shape."""
+    return f"{type(value).__name__} of dtype {array.dtype} and shape {array.shape}"
+
+
+def literal(text: object) -> str:
+    """`text` as it is: dollar signs start no formula, line breaks and tabs stay visible on one line."""
+    return str(text).replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")

@@ -1,0 +1,73 @@
+"""Grids of cells on axes: how large they are, how their positions are named, what lies between them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
+from matplotlib.collections import LineCollection
+from matplotlib.ticker import MaxNLocator
+
+from regard.inspection.canvas import literal, set_title
+
+QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
+LONGEST_SIDE, SHORTEST_SIDE, CELL = 4.6, 1.2, 0.42  # inches
+MOST_LABELS = 40
+
+
+def mark_positions(
+    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
+) -> None:
+    """Whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
+    if labels is None and size <= most:
+        axis.set_ticks(range(start, start + size))
+        return
+    if labels is None:
+        axis.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10]))
+        return
+    limit = MOST_LABELS if most >= 12 else 2 * most
+    shown = range(0, size, -(-size // limit))
+    axis.set_ticks(shown, [literal(labels[index]) for index in shown])
+    if isinstance(axis, XAxis) and max(len(str(labels[index])) for index in shown) > 2:
+        for tick in axis.get_ticklabels():
+            tick.set(
+                rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
+            )
+
+
+def name_axes(ax: Axes, title: str | None) -> None:
+    """Key position across, query position down, and the title if there is one."""
+    ax.set(xlabel=KEY_LABEL, ylabel=QUERY_LABEL)
+    set_title(ax, title)
+
+
+def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:
+    """Thin white lines between neighbouring cells."""
+    style: dict[str, Any] = {"colors": "white", "linewidths": 0.6}
+    across = ax.hlines(np.arange(top, top + T - 1) + 0.5, -0.5, S - 0.5, **style)
+    return across, ax.vlines(np.arange(S - 1) + 0.5, top - 0.5, top + T - 0.5, **style)
+
+
+def matrix_aspect(T: int, S: int) -> Literal["equal", "auto"]:
+    """Square cells, unless the matrix is so long that they would leave a thread of a picture."""
+    return "equal" if max(T, S) <= 3 * min(T, S) else "auto"
+
+
+def matrix_size(T: int, S: int) -> tuple[float, float]:
+    """Width and height in inches of a (T, S) matrix on a page."""
+    cell = min(CELL, LONGEST_SIDE / max(T, S))
+    if matrix_aspect(T, S) == "equal":
+        cell = max(cell, SHORTEST_SIDE / min(T, S))
+    return max(S * cell, SHORTEST_SIDE), max(T * cell, SHORTEST_SIDE)
+
+
+def grid_shape(count: int, columns: int | None) -> tuple[int, int]:
+    """Rows and columns that hold `count` panels: close to square, at most 4 wide."""
+    if columns is None:
+        widest = min(4, count)
+        columns = widest if count > 6 or count <= 3 else -(-count // 2)
+    if columns < 1:
+        raise ValueError(f"columns: expected at least 1, got {columns}")
+    columns = min(columns, count)
+    return -(-count // columns), columns

@@ -1,0 +1,237 @@
+"""Loss and accuracy over steps, for one run or several."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import ColorType
+from numpy.typing import NDArray
+
+from regard.inspection.canvas import (
+    TICK_SIZE,
+    Drawing,
+    fit_sheet,
+    literal,
+    new_panel,
+    new_sheet,
+    set_sheet_title,
+    whole_figure,
+)
+from regard.inspection.palette import QUIET, SERIES, series_colors
+
+Records = Sequence[Mapping[str, Any]]
+Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+PANELS = {"loss": "Loss", "accuracy": "Accuracy"}
+SPLITS = {"": "training", "held_out_": "held out"}  # prefix of the metric's name -> what the legend says
+PANEL_SIZE = (2.9, 1.95)  # inches
+SPARSE = 30  # curves of up to this many points mark each
+
+
+def training_curves(
+    runs: Records | Mapping[str, Records],
+    *,
+    fig: Figure | SubFigure | None = None,
+    loss_scale: Literal["linear", "log"] = "linear",
+    title: str | None = None,
+) -> Drawing:
+    """Draw loss and accuracy over the steps of one run, or compare several.
+
+    One run: training and held-out values in two colours. Several: a colour a run, held-out values dashed.
+    Records may lack any metric; a value of None or NaN leaves a gap; a step logged twice counts with its last
+    value. A metric that no record has gets no panel.
+
+    Args:
+        runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`, `accuracy`,
+            `held_out_loss`, `held_out_accuracy`; or a dictionary from run name to such lines.
+        fig: an empty figure or sub-figure to fill; None makes one.
+        loss_scale: "linear", or "log" for losses that fall by orders of magnitude.
+        title: text above both panels.
+
+    Returns:
+        A `Drawing` with a panel a metric, the curves (panel by panel, run by run, training before held out),
+        each with the label "RUN, training" or "RUN, held out", and the legend.
+
+    Raises:
+        ValueError: no record has a metric to draw, a record with one lacks its step, or an accuracy lies
+            outside [0, 1].
+        TypeError: a record is no dictionary, or a metric no number.
+
+    Example:
+        >>> from regard.inspection import figures
+        >>> records = [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5, "held_out_accuracy": 0.8}]
+        >>> drawing = figures.training_curves(records)
+        >>> [ax.get_ylabel() for ax in drawing.axes]
+        ['Loss', 'Accuracy']
+        >>> [line.get_label() for line in drawing.lines]
+        ['training', 'held out']
+    """
+    named = _read_runs(runs)
+    curves = _collect(named)
+    shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
+    if not shown:
+        raise ValueError(
+            f"runs: expected records with any of {', '.join(_metric_names())}, got none in "
+            f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
+        )
+    looks = _looks(list(named), isinstance(runs, Mapping))
+    sheet = fig or new_sheet(PANEL_SIZE, 1, len(shown))
+    axes, lines = [], []
+    for index, metric in enumerate(shown):
+        ax = new_panel(sheet, 1, len(shown), index + 1)
+        for (name, run, split), (steps, values) in curves.items():
+            if name == metric:
+                lines.append(_draw_curve(ax, steps, values, looks[run, split], metric == "accuracy"))
+        _dress_panel(ax, metric, loss_scale)
+        axes.append(ax)
+    set_sheet_title(sheet, title)
+    legend = _add_legend(axes, lines, list(named))
+    if fig is None:
+        fit_sheet(axes, 1, len(shown), PANEL_SIZE)
+    return Drawing(whole_figure(sheet), tuple(axes), lines=tuple(lines), legend=legend)
+
+
+def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
+    """Runs by name; a single run has the empty name."""
+    named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
+    for name, records in named.items():
+        if isinstance(records, Mapping) or not isinstance(records, Iterable):
+            raise TypeError(
+                f"runs: expected a list of records, or a dictionary from run name to such a list, got "
+                f"{type(records).__name__} under {name!r}"
+            )
+    return {str(name): list(records) for name, records in named.items()}
+
+
+def _metric_names() -> list[str]:
+    return [prefix + metric for metric in PANELS for prefix in SPLITS]
+
+
+def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
+    """The curves that exist, by (metric, run, split), in drawing order."""
+    curves = {}
+    for metric in PANELS:
+        for run, records in runs.items():
+            for prefix, split in SPLITS.items():
+                points = _points(records, prefix + metric, run)
+                if any(math.isfinite(value) for value in points.values()):
+                    steps = sorted(points)
+                    values = np.array([points[step] for step in steps], dtype=np.float64)
+                    curves[metric, run, split] = (np.array(steps, dtype=np.float64), values)
+    return curves
+
+
+def _points(records: Records, metric: str, run: str) -> dict[float, float]:
+    """Step -> value of one metric; later records win, None is NaN."""
+    points: dict[float, float] = {}
+    for index, record in enumerate(records):
+        where = f"record {index}" + (f" of run {run!r}" if run else "")
+        if not isinstance(record, Mapping):
+            raise TypeError(f"runs: expected dictionaries, got {type(record).__name__} as {where}")
+        if metric not in record:
+            continue
+        if record.get("step") is None:
+            raise ValueError(
+                f"runs: expected a 'step' beside {metric!r}, got only {sorted(record)} in {where}"
+            )
+        value = _number(record[metric], metric, where)
+        if "accuracy" in metric and (value < 0.0 or value > 1.0):
+            raise ValueError(f"runs: expected {metric!r} in [0, 1], got {value:g} in {where}")
+        points[_number(record["step"], "step", where)] = value
+    return points
+
+
+def _number(value: Any, metric: str, where: str) -> float:
+    """A metric as a float; JSON's null is NaN."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"runs: expected a number as {metric!r}, got {value!r} in {where}") from error
+
+
+def _looks(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """How each (run, split) is drawn: colours tell splits apart in one run, and runs apart in several."""
+    training, held_out = SPLITS.values()
+    prefixes = {name: f"{name}, " if named else "" for name in names}
+    if len(names) == 1:
+        colors: list[tuple[ColorType, ColorType]] = [(SERIES[0], SERIES[1])]
+    else:
+        colors = [(color, color) for color in series_colors(len(names))]
+    looks: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, (first, second) in zip(names, colors, strict=True):
+        looks[name, training] = {"color": first, "label": literal(prefixes[name] + training), "zorder": 2.0}
+        looks[name, held_out] = {
+            "color": second,
+            "label": literal(prefixes[name] + held_out),
+            "zorder": 2.5,
+            "linestyle": "-" if len(names) == 1 else "--",
+        }
+    return looks
+
+
+def _draw_curve(
+    ax: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], look: dict[str, Any], whole: bool
+) -> Line2D:
+    """One curve; few points are marked, and a curve along the frame is drawn whole."""
+    marker = "o" if len(steps) <= SPARSE else ""
+    (line,) = ax.plot(steps, values, linewidth=1.2, marker=marker, markersize=3.0, clip_on=not whole, **look)
+    return line
+
+
+def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
+    """Labels, grid and limits of one panel."""
+    ax.set(xlabel="Step", ylabel=PANELS[metric])
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    ax.grid(color="0.88", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    if metric == "accuracy":
+        ax.set_ylim(0.0, 1.0)
+    elif loss_scale == "log":
+        ax.set_yscale("log")
+    elif ax.get_ylim()[0] < 0.0 <= min(float(np.nanmin(line.get_ydata())) for line in ax.lines):
+        ax.set_ylim(bottom=0.0)
+
+
+def _add_legend(axes: list[Axes], lines: list[Line2D], names: list[str]) -> Legend:
+    """What the lines mean: inside the first panel for one run, beside the last for several."""
+    if len(names) == 1:
+        keys = {str(line.get_label()): line for line in reversed(lines)}
+        entries = [(label, keys[label]) for label in reversed(keys)]
+        # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
+        corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
+        place: dict[str, Any] = {"loc": corner}
+    else:
+        entries = _comparison_keys(lines, names)
+        place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+    ax = axes[0] if len(names) == 1 else axes[-1]
+    # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
+    legend = ax.legend(
+        [line for _, line in entries], ["name"] * len(entries), frameon=False, fontsize=TICK_SIZE, **place
+    )
+    for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
+        text.set_text(label)
+    return legend
+
+
+def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[tuple[str, Line2D]]:
+    """A solid key a run, then what the line styles mean when both occur."""
+    keys = [
+        (literal(name), Line2D([], [], color=color, linewidth=1.2))
+        for name, color in zip(names, series_colors(len(names)), strict=True)
+    ]
+    styles = {str(line.get_linestyle()) for line in lines}
+    if len(styles) > 1:
+        keys += [
+            (split, Line2D([], [], color=QUIET, linewidth=1.2, linestyle=style))
+            for split, style in zip(SPLITS.values(), ("-", "--"), strict=True)
+        ]
+    elif styles == {"--"}:
+        keys += [("held out", Line2D([], [], color=QUIET, linewidth=1.2, linestyle="--"))]
+    return keys

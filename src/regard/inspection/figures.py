@@ -1,0 +1,17 @@
+"""The figures of Regard in one place: each takes the caller's axes or makes a figure, returns a `Drawing`.
+
+Nothing here touches pyplot: no window opens and no figure stays behind. `save(drawing, "name.png")`, or
+`.svg` or `.pdf`, writes a file that is the same every time.
+"""
+
+from regard.inspection.canvas import Drawing as Drawing
+from regard.inspection.canvas import render as render
+from regard.inspection.canvas import save as save
+from regard.inspection.curves import training_curves as training_curves
+from regard.inspection.heatmaps import attention_heatmap as attention_heatmap
+from regard.inspection.heatmaps import head_grid as head_grid
+from regard.inspection.matrices import mask_picture as mask_picture
+from regard.inspection.matrices import position_similarity as position_similarity
+from regard.inspection.matrices import position_table as position_table
+from regard.inspection.patches import scan_attention as scan_attention
+from regard.inspection.patches import scan_attention_grid as scan_attention_grid

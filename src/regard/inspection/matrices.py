@@ -1,0 +1,227 @@
+"""Pictures of what goes into attention: position tables and masks."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+from numpy.typing import ArrayLike, NDArray
+
+from regard.inspection.canvas import (
+    TICK_SIZE,
+    Drawing,
+    add_colorbar,
+    describe,
+    fit_sheet,
+    literal,
+    new_panel,
+    new_sheet,
+    read_numbers,
+    set_title,
+    whole_figure,
+)
+from regard.inspection.cells import mark_positions, matrix_aspect, matrix_size, name_axes, separate_cells
+from regard.inspection.palette import KEPT, MASKED, signed_colors
+from regard.masks import Mask
+
+TABLE_SIZE = (5.2, 2.3)  # inches; tables are of any shape, so the picture's is fixed
+LARGEST_SHARP = 512
+SEPARATED = 32  # cells of masks up to this many rows and columns have lines between them
+
+
+def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Drawing:
+    """Draw a table of position vectors, positions across and dimensions up, on a scale symmetric about zero.
+
+    Args:
+        table: shape (length, d_model), sinusoidal or learned; any array NumPy can read, bfloat16 included.
+        ax: where to draw; None makes a figure of its own.
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with the image and its colour bar. White is zero, red positive, blue negative, grey NaN.
+
+    Raises:
+        ValueError: `table` is no matrix, is empty, or holds an infinity.
+        TypeError: `table` holds no real numbers.
+
+    Example:
+        >>> from regard import positions
+        >>> from regard.inspection import figures
+        >>> drawing = figures.position_table(positions.sinusoidal(50, 64), title="Sinusoidal positions")
+        >>> drawing.images[0].get_clim()
+        (-1.0, 1.0)
+    """
+    values = _read_table(table)
+    known = np.abs(values[~np.isnan(values)])
+    limit = float(known.max(initial=0.0)) or 1.0
+    target = new_panel(new_sheet(TABLE_SIZE)) if ax is None else ax
+    # Columns are positions, so a dimension reads as a wave from left to right.
+    image = target.imshow(
+        values.T, cmap=signed_colors(), vmin=-limit, vmax=limit, aspect="auto", origin="lower"
+    )
+    mark_positions(target.xaxis, values.shape[0])
+    mark_positions(target.yaxis, values.shape[1], most=8)
+    target.set(xlabel="Position", ylabel="Dimension")
+    set_title(target, title)
+    bar = add_colorbar(image, [target], "Value", TABLE_SIZE[1])
+    if ax is None:
+        fit_sheet([target], 1, 1, TABLE_SIZE)
+    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+
+
+def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Drawing:
+    """Draw how alike the vectors of any two positions are: the cosine of the angle between them.
+
+    cosine[i, j] = sum_m table[i, m] table[j, m] / (norm[i] norm[j])
+
+    A sinusoidal table gives bands that depend on the distance i - j alone; a learned table shows whether
+    training found neighbourhoods. A position whose vector is zero has no direction and is drawn in grey.
+
+    Args:
+        table: shape (length, d_model); any array NumPy can read, bfloat16 included.
+        ax: where to draw; None makes a figure of its own.
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with the (length, length) image, scale fixed to [-1, 1], and its colour bar.
+
+    Raises:
+        ValueError: `table` is no matrix, is empty, or holds an infinity.
+        TypeError: `table` holds no real numbers.
+
+    Example:
+        >>> from regard.inspection import figures
+        >>> drawing = figures.position_similarity([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
+        >>> drawing.images[0].get_array().tolist()
+        [[1.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]]
+    """
+    values = _read_table(table)
+    length = len(values)
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    directions = np.divide(values, norms, out=np.full_like(values, np.nan), where=norms > 0.0)
+    panel = matrix_size(length, length)
+    target = new_panel(new_sheet(panel)) if ax is None else ax
+    image = target.imshow(directions @ directions.T, cmap=signed_colors(), vmin=-1.0, vmax=1.0)
+    mark_positions(target.xaxis, length)
+    mark_positions(target.yaxis, length)
+    target.set(xlabel="Position", ylabel="Position")
+    set_title(target, title)
+    bar = add_colorbar(image, [target], "Cosine similarity", panel[1])
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+
+
+def mask_picture(
+    mask: Mask | ArrayLike,
+    T: int | None = None,
+    S: int | None = None,
+    *,
+    query_offset: int | None = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Drawing:
+    """Draw which keys each query may attend to, in two colours told apart by lightness alone.
+
+    Args:
+        mask: a `regard.masks.Mask`, or a boolean (or integer, nonzero = may attend) array of shape (T, S).
+        T: number of queries; a `Mask` needs it, an array knows it.
+        S: number of keys; None means T for a `Mask`.
+        query_offset: position of the first query among the keys; the rows are numbered from it. None leaves
+            the choice to the mask and numbers from 0.
+        ax: where to draw; None makes a figure of its own.
+        title: text above the picture; None names a `Mask` by its expression.
+
+    Returns:
+        A `Drawing` with the image (1 = may attend, 0 = masked) and the legend.
+
+    Raises:
+        ValueError: the mask is no matrix (the message says which index to take), is empty, or is not (T, S).
+        TypeError: the array is neither boolean nor integer; additive masks are a bias.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection import figures
+        >>> drawing = figures.mask_picture(np.tri(3, dtype=bool))
+        >>> drawing.images[0].get_array().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    kept = _read_mask(mask, T, S, query_offset)
+    rows, columns = kept.shape
+    top = 0 if query_offset is None else int(query_offset)
+    panel = matrix_size(rows, columns)
+    target = new_panel(new_sheet(panel)) if ax is None else ax
+    image = target.imshow(
+        kept.astype(np.uint8),
+        cmap=ListedColormap([MASKED, KEPT]),
+        vmin=0,
+        vmax=1,
+        aspect=matrix_aspect(rows, columns),
+        extent=(-0.5, columns - 0.5, top + rows - 0.5, top - 0.5),
+        # Cells smaller than pixels are shaded by the share that is kept; larger ones have no third colour.
+        interpolation="nearest" if max(rows, columns) <= LARGEST_SHARP else "antialiased",
+        interpolation_stage="rgba",
+    )
+    mark_positions(target.yaxis, rows, start=top)
+    mark_positions(target.xaxis, columns)
+    outlines = separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
+    name_axes(target, _mask_name(mask) if title is None else title)
+    legend = target.legend(
+        handles=[
+            Patch(facecolor=KEPT, label="may attend"),
+            Patch(facecolor=MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
+        ],
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.0),
+        borderaxespad=0.0,
+        frameon=False,
+        fontsize=TICK_SIZE,
+        handlelength=1.0,
+        handleheight=1.0,
+    )
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    return Drawing(whole_figure(target.figure), (target,), (image,), outlines=outlines, legend=legend)
+
+
+def _read_table(table: ArrayLike) -> NDArray[np.float64]:
+    """A position table as float64 without infinities."""
+    values = read_numbers(table, "table", "(length, d_model)", 2, _table_hint)
+    if np.isinf(values).any():
+        raise ValueError(f"table: expected finite values, got {int(np.isinf(values).sum())} infinite ones")
+    return values
+
+
+def _table_hint(rank: int) -> str:
+    """How to get one table from an array of another rank."""
+    return f"choose one table, for example table[{', '.join('0' * (rank - 2))}]" if rank > 2 else ""
+
+
+def _read_mask(
+    mask: Mask | ArrayLike, T: int | None, S: int | None, query_offset: int | None
+) -> NDArray[np.bool_]:
+    """The mask as a boolean (T, S) matrix."""
+    if isinstance(mask, Mask):
+        if T is None:
+            raise ValueError("T: a Mask has no size of its own; call mask_picture(mask, T, S)")
+        kept, source = np.asarray(mask.dense(T, S, query_offset=query_offset)), "mask.dense(T, S)"
+    else:
+        kept, source = np.asarray(mask), "mask"
+    if kept.dtype.kind not in "bui":
+        raise TypeError(
+            f"mask: expected a Mask, or booleans or integers of shape (T, S), got {describe(mask, kept)}; "
+            "an additive mask is no mask but a bias"
+        )
+    if kept.ndim != 2 or kept.size == 0:
+        index = ", ".join("0" * (kept.ndim - 2))
+        hint = f"; choose one matrix, for example {source}[{index}]" if index else ""
+        raise ValueError(f"mask: expected shape (T, S) with no axis of length 0, got {kept.shape}{hint}")
+    expected = (kept.shape[0] if T is None else T, kept.shape[1] if S is None else S)
+    if kept.shape != expected:
+        raise ValueError(f"mask: expected shape (T, S) = {expected}, got {kept.shape}")
+    return kept != 0
+
+
+def _mask_name(mask: Mask | ArrayLike) -> str | None:
+    """A mask's expression, when it is one and short enough for a title."""
+    name = literal(repr(mask)) if isinstance(mask, Mask) else ""
+    return name if 0 < len(name) <= 60 else None

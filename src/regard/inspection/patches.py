@@ -1,0 +1,269 @@
+"""Attention over the patches of a picture, laid over the picture."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.image import AxesImage
+from numpy.typing import ArrayLike, NDArray
+
+from regard.inspection.canvas import (
+    ROW_GAP,
+    TICK_SIZE,
+    TITLE_SIZE,
+    Drawing,
+    add_colorbar,
+    fit_sheet,
+    literal,
+    new_panel,
+    new_sheet,
+    read_numbers,
+    set_sheet_title,
+    set_title,
+    whole_figure,
+)
+from regard.inspection.cells import WEIGHT_LABEL, grid_shape
+from regard.inspection.palette import scan_greys, veil_colors
+
+PatchGrid = tuple[int, int]
+
+
+def scan_attention(
+    image: ArrayLike,
+    weights: ArrayLike,
+    *,
+    patch_grid: PatchGrid,
+    ax: Axes | None = None,
+    predicted_label: object | None = None,
+    true_label: object | None = None,
+    title: str | None = None,
+    vmax: float | None = None,
+    large_is_dark: bool = True,
+) -> Drawing:
+    """Draw a scan in grey and, over each patch, a veil as strong as the attention that patch gets.
+
+    The veil varies in opacity alone, so the strokes beneath stay visible and no weight hides the scan. Lines
+    mark the patches. A patch with weight zero has no veil, and neither has one with NaN.
+
+    Args:
+        image: shape (height, width), any range of values; the darkest ink is the largest.
+        weights: shape (num_patches,), at least 0, patches counted row by row; for a classifier with attention
+            pooling, one head of `aux["pooling"]["weights"][example, head, 0]` or the mean over heads.
+        patch_grid: rows and columns of patches; they must divide height and width.
+        ax: where to draw; None makes a figure of its own.
+        predicted_label: what the model said, for the title.
+        true_label: what the scan shows, for the title; a title with a wrong prediction is bold.
+        title: replaces the title made from the labels.
+        vmax: the weight with the strongest veil; None takes the largest weight. Give it to compare scans.
+        large_is_dark: True for ink on paper, False for light on a sensor.
+
+    Returns:
+        A `Drawing` with two images (the scan, the weights as a grid), the patch lines and the colour bar.
+
+    Raises:
+        ValueError: a shape does not fit (the message says which index to take), a weight is negative, the
+            image is not finite, or `vmax` is not positive.
+        TypeError: `image` or `weights` holds no real numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection import figures
+        >>> scan = np.arange(64.0).reshape(8, 8)
+        >>> drawing = figures.scan_attention(scan, np.full(16, 1 / 16), patch_grid=(4, 4), predicted_label=3)
+        >>> drawing.images[1].get_array().shape, drawing.axes[0].get_title()
+        ((4, 4), 'predicted 3')
+    """
+    scan = read_numbers(image, "image", "(height, width)", 2, _scan_hint)
+    flat = read_numbers(weights, "weights", "(num_patches,)", 1, _patches_hint)
+    _check_patches(scan[None], flat[None], patch_grid)
+    vmax = _strongest(flat, vmax)
+    panel = _scan_size(scan.shape, 2.2)
+    target = new_panel(new_sheet(panel)) if ax is None else ax
+    images, outlines = _draw_scan(target, scan, flat.reshape(patch_grid), vmax, scan_greys(large_is_dark))
+    if title is not None:
+        set_title(target, title)
+    else:
+        _set_verdict(target, predicted_label, true_label)
+    bar = add_colorbar(images[1], [target], WEIGHT_LABEL, panel[1])
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    return Drawing(whole_figure(target.figure), (target,), images, outlines=outlines, colorbar=bar)
+
+
+def scan_attention_grid(
+    images: ArrayLike,
+    weights: ArrayLike,
+    *,
+    patch_grid: PatchGrid,
+    fig: Figure | SubFigure | None = None,
+    columns: int | None = None,
+    predicted_labels: Sequence[object] | None = None,
+    true_labels: Sequence[object] | None = None,
+    title: str | None = None,
+    vmax: float | None = None,
+    large_is_dark: bool = True,
+) -> Drawing:
+    """Draw the attention over several scans, one panel each, on one scale of weights and one of grey.
+
+    Args:
+        images: shape (num_scans, height, width).
+        weights: shape (num_scans, num_patches), at least 0, patches counted row by row.
+        patch_grid: rows and columns of patches; they must divide height and width.
+        fig: an empty figure or sub-figure to fill; None makes one.
+        columns: panels side by side; None takes up to 6.
+        predicted_labels: what the model said of each scan.
+        true_labels: what each scan shows; a wrong prediction has a bold title.
+        title: text above the whole grid.
+        vmax: the weight with the strongest veil; None takes the largest weight of all scans.
+        large_is_dark: True for ink on paper, False for light on a sensor.
+
+    Returns:
+        A `Drawing` with one axes a scan, two images a scan (the scan, the weights as a grid), the patch lines
+        and the one colour bar.
+
+    Raises:
+        ValueError: a shape or a number of labels does not fit, a weight is negative, an image is not finite,
+            or `vmax` is not positive.
+        TypeError: `images` or `weights` holds no real numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection import figures
+        >>> drawing = figures.scan_attention_grid(
+        ...     np.ones((3, 8, 8)), np.full((3, 16), 1 / 16), patch_grid=(4, 4), true_labels=[5, 7, 9]
+        ... )
+        >>> [ax.get_title() for ax in drawing.axes]
+        ['true 5', 'true 7', 'true 9']
+    """
+    scans = read_numbers(images, "images", "(num_scans, height, width)", 3, _scans_hint)
+    stack = read_numbers(weights, "weights", "(num_scans, num_patches)", 2, _pooled_hint)
+    _check_patches(scans, stack, patch_grid)
+    count = len(scans)
+    predicted = _labels(predicted_labels, "predicted_labels", count)
+    true = _labels(true_labels, "true_labels", count)
+    vmax = _strongest(stack, vmax)
+    rows, columns = grid_shape(count, min(6, count) if columns is None else columns)
+    panel = _scan_size(scans.shape[1:], 1.25)
+    sheet = fig or new_sheet(panel, rows, columns)
+    greys, limits = scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
+    axes, shown, outlines = [], [], []
+    for index in range(count):
+        ax = new_panel(sheet, rows, columns, index + 1)
+        pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
+        _set_verdict(ax, predicted[index], true[index], TICK_SIZE)
+        axes.append(ax)
+        shown.extend(pair)
+        outlines.extend(lines)
+    set_sheet_title(sheet, title)
+    bar = add_colorbar(shown[1], axes, WEIGHT_LABEL, rows * (panel[1] + ROW_GAP) - ROW_GAP)
+    if fig is None:
+        fit_sheet(axes, rows, columns, panel)
+    return Drawing(whole_figure(sheet), tuple(axes), tuple(shown), outlines=tuple(outlines), colorbar=bar)
+
+
+def _draw_scan(
+    ax: Axes,
+    scan: NDArray,
+    patches: NDArray,
+    vmax: float,
+    greys: Colormap,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> tuple[tuple[AxesImage, AxesImage], tuple[LineCollection, LineCollection]]:
+    """The scan, the veil over it and the lines between patches, in pixel coordinates."""
+    height, width = scan.shape
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    shared: dict[str, Any] = {"extent": extent, "interpolation": "nearest", "aspect": "equal"}
+    below = ax.imshow(scan, cmap=greys, vmin=limits[0], vmax=limits[1], **shared)
+    veil = ax.imshow(patches, cmap=veil_colors(), vmin=0.0, vmax=vmax, **shared)
+    rows, columns = patches.shape
+    style: dict[str, Any] = {"colors": "0.6", "linewidths": 0.5}
+    across = ax.hlines(np.arange(1, rows) * (height / rows) - 0.5, -0.5, width - 0.5, **style)
+    down = ax.vlines(np.arange(1, columns) * (width / columns) - 0.5, -0.5, height - 0.5, **style)
+    ax.set(xticks=[], yticks=[])  # pixels of a scan have no positions worth reading
+    return (below, veil), (across, down)
+
+
+def _set_verdict(ax: Axes, predicted: object | None, true: object | None, size: float = TITLE_SIZE) -> None:
+    """What the model said and what is true, bold where they differ."""
+    parts = [
+        f"{word} {literal(label)}"
+        for word, label in (("predicted", predicted), ("true", true))
+        if label is not None
+    ]
+    wrong = len(parts) == 2 and str(predicted) != str(true)
+    set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
+
+
+def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> None:
+    """Refuse a grid that does not tile the scans, or weights that are not one a patch and at least 0."""
+    if len(patch_grid) != 2 or not all(isinstance(count, int) and count >= 1 for count in patch_grid):
+        raise ValueError(f"patch_grid: expected (rows, columns), whole and positive, got {patch_grid}")
+    rows, columns = patch_grid
+    height, width = scans.shape[1:]
+    if height % rows or width % columns:
+        raise ValueError(
+            f"patch_grid: expected (rows, columns) that divide {height} x {width} pixels, got {patch_grid}"
+        )
+    expected = (len(scans), rows * columns)
+    if weights.shape != expected:
+        raise ValueError(
+            f"weights: expected {expected[1]} patches ({rows} x {columns}) for {expected[0]} image(s), "
+            f"got {weights.shape[1]} for {weights.shape[0]}"
+        )
+    if not np.isfinite(scans).all():
+        raise ValueError("image: expected finite values, got NaN or infinity")
+    known = weights[~np.isnan(weights)]
+    if known.size and not (known.min() >= 0.0 and np.isfinite(known.max())):
+        raise ValueError(
+            f"weights: expected finite values of at least 0, got {known.min():.4g} to {known.max():.4g}"
+        )
+
+
+def _strongest(weights: NDArray, vmax: float | None) -> float:
+    """The weight at the end of the scale."""
+    if vmax is None:
+        return float(np.nanmax(weights, initial=0.0)) or 1.0
+    if not vmax > 0.0:
+        raise ValueError(f"vmax: expected a positive weight, got {vmax}")
+    return vmax
+
+
+def _scan_hint(rank: int) -> str:
+    """How to get one scan from images of another rank."""
+    return "choose one scan, for example image[0]" if rank == 3 else ""
+
+
+def _scans_hint(rank: int) -> str:
+    """How to get a stack of scans from images of another rank."""
+    return "one scan is the stack images[None]" if rank == 2 else ""
+
+
+def _patches_hint(rank: int) -> str:
+    """How to get one weight a patch from attention of another rank."""
+    return "the pooled query is row 0: weights[example, head, 0]" if rank == 4 else ""
+
+
+def _pooled_hint(rank: int) -> str:
+    """How to get the weights of several scans from attention of another rank."""
+    if rank == 4:
+        return "choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)"
+    return "one scan is the stack weights[None]" if rank == 1 else ""
+
+
+def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
+    """One label a scan."""
+    if labels is None:
+        return [None] * count
+    if len(labels) != count:
+        raise ValueError(f"{name}: expected {count} labels, one a scan, got {len(labels)}")
+    return labels
+
+
+def _scan_size(shape: tuple[int, ...], longest: float) -> tuple[float, float]:
+    """Width and height in inches of a scan."""
+    height, width = (longest * side / max(shape) for side in shape)
+    return width, height

@@ -1,0 +1,46 @@
+"""Dropout as every layer here wants it: a checked rate, no hidden state at rate 0, never silently absent."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+STREAM = "dropout"
+
+
+def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_rate") -> nnx.Dropout:
+    """`nnx.Dropout` with its own random stream, or with none where nothing can drop."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"{name}: expected a rate in [0, 1), got {rate}; 0 switches dropout off")
+    has_stream = rngs is not None and (STREAM in rngs or "default" in rngs)
+    return nnx.Dropout(rate, rngs=rngs if rate > 0.0 and has_stream else None)
+
+
+def draw_dropout(
+    dropout: nnx.Dropout, deterministic: Any, rngs: nnx.Rngs | nnx.RngStream | jax.Array | None
+) -> tuple[float, jax.Array | None]:
+    """The rate and the random key of one `attend` call, by the rules of `nnx.Dropout`."""
+    off = dropout.deterministic if deterministic is None else deterministic
+    if not isinstance(off, bool | np.bool_):
+        raise TypeError(
+            f"deterministic: expected True, False or None, got {type(off).__name__}; under jit make it static"
+            " (static_argnames) or set the mode beforehand with layer.train() or layer.eval()"
+        )
+    if dropout.rate == 0.0 or off:
+        return 0.0, None
+    return dropout.rate, _next_key(dropout.rngs if rngs is None else rngs)
+
+
+def _next_key(source: Any) -> jax.Array:
+    """A fresh key from whatever the caller has, or a word on how to get one."""
+    if isinstance(source, nnx.Rngs) and (STREAM in source or "default" in source):
+        return source[STREAM]()
+    if isinstance(source, nnx.RngStream):
+        return source()
+    if isinstance(source, jax.Array):
+        return source
+    raise ValueError(
+        f"rngs: dropout is on and needs a random stream '{STREAM}', got {type(source).__name__}; build the"
+        " layer with nnx.Rngs(seed), pass rngs=, or switch dropout off with eval() or deterministic=True"
+    )

@@ -1,0 +1,115 @@
+"""The feed-forward branch: two linear maps with an activation between, the same at every position."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.axes import ArrayLike, Hidden
+from regard.layers.dropout import build_dropout
+from regard.layers.multi_head import check_features
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+
+
+class FeedForward(nnx.Module):
+    """Widen every position, apply the activation, narrow it again.
+
+    output = activation(x W1 + b1) W2 + b2
+
+    Args:
+        d_model: width M of input and output.
+        d_ff: width F in between.
+        activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.1e-4 of it), "gelu_erf"
+            (GELU itself), or "silu".
+        dropout_rate: in [0, 1), on the hidden layer, after the activation.
+        use_bias: whether the two maps have biases.
+        dtype: dtype to compute in; None means that of inputs and parameters.
+        param_dtype: dtype of the parameters.
+        kernel_init: initializer of the kernels, Glorot's uniform one by default.
+        bias_init: initializer of the biases.
+        precision: as in `jax.lax.dot_general`.
+        rngs: random streams: "params", and "dropout" where something drops.
+
+    Raises:
+        ValueError: an unknown activation, sizes below 1, a dropout rate outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.layers import FeedForward
+        >>> FeedForward(3, 7, activation="silu", rngs=nnx.Rngs(0))(jnp.ones((2, 5, 3))).shape
+        (2, 5, 3)
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "gelu_tanh",
+        dropout_rate: float = 0.0,
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(),  # noqa: B008 (a pure function)
+        bias_init: Any = nnx.initializers.zeros_init(),  # noqa: B008
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        for name, size in (("d_model", d_model), ("d_ff", d_ff)):
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        check_activation(activation)
+        self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
+        linear = functools.partial(
+            nnx.Linear,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            precision=precision,
+            rngs=rngs,
+        )
+        self.widen = linear(d_model, d_ff)
+        self.narrow = linear(d_ff, d_model)
+        self.dropout = build_dropout(dropout_rate, rngs)
+
+    def __call__(self, x: ArrayLike) -> Hidden:
+        """Apply the branch to every position.
+
+        Args:
+            x: `(*B, T, M)`.
+
+        Returns:
+            Array of x's shape.
+
+        Raises:
+            ValueError: an input of the wrong rank or width.
+        """
+        hidden = self.widen(check_features("x", x, self.d_model))
+        return self.narrow(self.dropout(ACTIVATIONS[self.activation](hidden)))
+
+
+def check_activation(name: str) -> None:
+    """Raise ValueError for an activation that has no one meaning here."""
+    if name in ACTIVATIONS:
+        return
+    near = difflib.get_close_matches(name, ACTIVATIONS, n=1, cutoff=0.0)
+    hint = f"did you mean '{near[0]}'?" if near else "choose one of them"
+    if name == "gelu":
+        hint = "'gelu' has two meanings: choose 'gelu_tanh' (the approximation) or 'gelu_erf' (exact)"
+    raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got '{name}'; {hint}")

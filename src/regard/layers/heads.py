@@ -1,0 +1,83 @@
+"""The axis of heads: how the width of a layer is cut into it, and how masks and biases step around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from regard import masks
+from regard.axes import Array, Float
+from regard.masks.stored import FromArray
+
+
+def split_heads(x: Float[Array, "*B T W"], num_heads: int) -> Float[Array, "*B H T D"]:
+    """Cut the last axis into heads and move them in front of the sequence."""
+    return jnp.moveaxis(x.reshape((*x.shape[:-1], num_heads, x.shape[-1] // num_heads)), -2, -3)
+
+
+def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
+    """Lay the heads side by side on the last axis: Concat(head_1, ..., head_H)."""
+    x = jnp.moveaxis(x, -3, -2)
+    return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def add_leading_axes(x: Array, rank: int) -> Array:
+    """Give x leading axes of size 1 until it has `rank` axes."""
+    return x.reshape((1,) * (rank - x.ndim) + x.shape)
+
+
+def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
+    """A raw array as a mask, unless its shape has two readings."""
+    if mask is None or isinstance(mask, masks.Mask):
+        return mask
+    stored = masks.from_array(mask)
+    if jnp.shape(mask) == (T, S) and leading and leading[0] == T > 1:
+        raise ValueError(
+            f"mask: shape {(T, S)} may mean (T, S) or, as the batch is {T} too, padding of shape (batch, S);"
+            " say which: masks.from_array(mask) is (T, S), masks.valid_keys(mask) is (batch, S)"
+        )
+    return stored
+
+
+def place_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
+    """The mask with a heads axis in every stored array, so that no example's mask lands on a head."""
+
+    def place(node: Any) -> Any:
+        return masks.from_array(_insert_heads(node.array, leading)) if isinstance(node, FromArray) else node
+
+    mask = name_mask(mask, leading, T, S)
+    return jax.tree.map(place, mask, is_leaf=lambda node: isinstance(node, FromArray))
+
+
+def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
+    """The bias, which must say its heads axis: between batch and heads there is no natural reading."""
+    if bias is None:
+        return None
+    bias = jnp.asarray(bias)
+    if bias.ndim > 2 and bias.ndim != len(leading) + 3:
+        raise ValueError(
+            f"bias: expected shape (T, S) or (*B, H, T, S) with *B = {leading}, got {tuple(bias.shape)};"
+            " write out batch and heads, 1 for the one it does not depend on"
+        )
+    # At full rank (T, S) cannot be taken for (batch, S) further down.
+    return add_leading_axes(bias, max(len(leading), 1) + 3)
+
+
+def _insert_heads(array: Any, leading: tuple[int, ...]) -> Any:
+    """(T, S) and (*B, T, S) serve every head and get a heads axis of 1; (*B, H, T, S) has its own."""
+    extra = array.ndim - 2
+    if extra not in (0, len(leading), len(leading) + 1):
+        raise ValueError(
+            f"mask: expected shape (T, S), (*B, T, S) or (*B, H, T, S) with *B = {leading}, got"
+            f" {tuple(array.shape)}; write out the leading axes, 1 where the mask does not depend on them"
+        )
+    if extra == len(leading) > 0:
+        return array.reshape((*array.shape[:-2], 1, *array.shape[-2:]))
+    return _fit_unbatched(array, leading)
+
+
+def _fit_unbatched(array: Any, leading: tuple[int, ...]) -> Any:
+    """One unbatched example runs as a batch of 1, so its (H, T, S) becomes (1, H, T, S)."""
+    return array[None] if array.ndim == 3 and not leading else array

@@ -1,0 +1,229 @@
+"""Multi-head attention: project, attend in every head, concatenate, project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.attention import attend
+from regard.axes import Array, ArrayLike, Float
+from regard.layers.dropout import build_dropout, draw_dropout
+from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
+from regard.masks import Mask
+
+
+def unpack(result: Any, aux: tuple[str, ...]) -> tuple[Any, Any]:
+    """Output and aux of a call that returns a pair only where aux was asked for."""
+    return result if aux else (result, {})
+
+
+class MultiHeadAttention(nnx.Module):
+    """Let every position of `query` gather from the positions of `key` and `value`, in several heads.
+
+    head_h = attend(query Wq_h + bq_h, key Wk_g + bk_g, value Wv_g + bv_g),  g = h // (H / K)
+    output = concat(head_1, ..., head_H) Wo + bo
+
+    Self-attention when only `query` is given; cross-attention, with a length of its own, when `key` is. The
+    kernels of all heads are stored side by side: column block h of `query_projection.kernel` is Wq_h. With
+    `head_dim=d_model, use_bias=False, project_output=False` every head sees the full width and the output
+    is the plain concatenation, `num_heads * d_model` wide.
+
+    Dropout on the attention weights follows `nnx.Dropout`: on after `train()` and at first, off after
+    `eval()`, keys from the stream "dropout".
+
+    Args:
+        d_model: width M of the query input and, with `project_output`, of the output.
+        num_heads: H.
+        num_key_heads: K, a divisor of `num_heads`: grouped heads (1 is multi-query). None means H.
+        head_dim: D, the width of one head. None means `d_model // num_heads`.
+        memory_width: width of the key and value inputs. None means `d_model`.
+        use_bias: whether the four projections have biases.
+        project_output: whether the concatenated heads go through Wo.
+        dropout_rate: in [0, 1), on the attention weights.
+        dtype: dtype to compute in; None means that of inputs and parameters.
+        param_dtype: dtype of the parameters.
+        kernel_init: initializer of the kernels. The default is Glorot's uniform one over the whole
+            `(M, H * D)` matrix: standard deviation sqrt(2 / (M + H * D)).
+        bias_init: initializer of the biases.
+        precision: as in `jax.lax.dot_general`.
+        rngs: random streams: "params", and "dropout" where something drops.
+
+    Raises:
+        ValueError: sizes below 1, heads that do not divide, a dropout rate outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import masks
+        >>> from regard.layers import MultiHeadAttention
+        >>> layer = MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))
+        >>> out, aux = layer(jnp.ones((2, 5, 6)), mask=masks.causal(), aux=("weights",))
+        >>> out.shape, aux["weights"].shape
+        ((2, 5, 6), (2, 3, 5, 5))
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; grouped heads from Ainslie
+    et al., "GQA", 2023.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        memory_width: int | None = None,
+        use_bias: bool = True,
+        project_output: bool = True,
+        dropout_rate: float = 0.0,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(),  # noqa: B008 (a pure function)
+        bias_init: Any = nnx.initializers.zeros_init(),  # noqa: B008
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        memory_width = d_model if memory_width is None else memory_width
+        _check_sizes(d_model, num_heads, num_key_heads, head_dim, memory_width)
+        head_dim = d_model // num_heads if head_dim is None else head_dim
+        self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
+        self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
+
+        def project(width_in: int, width_out: int) -> nnx.Linear:
+            return nnx.Linear(
+                width_in,
+                width_out,
+                use_bias=use_bias,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                kernel_init=kernel_init,
+                bias_init=bias_init,
+                precision=precision,
+                rngs=rngs,
+            )
+
+        self.query_projection = project(d_model, num_heads * head_dim)
+        self.key_projection = project(memory_width, num_key_heads * head_dim)
+        self.value_projection = project(memory_width, num_key_heads * head_dim)
+        self.output_projection = project(num_heads * head_dim, d_model) if project_output else None
+        self.dropout = build_dropout(dropout_rate, rngs)
+
+    def __call__(
+        self,
+        query: ArrayLike,
+        key: ArrayLike | None = None,
+        value: ArrayLike | None = None,
+        *,
+        mask: Mask | ArrayLike | None = None,
+        bias: ArrayLike | None = None,
+        query_offset: Any = None,
+        deterministic: Any = None,
+        rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
+        aux: tuple[str, ...] = (),
+    ) -> Any:
+        """Attend from `query` to itself, or to `key` and `value`.
+
+        Args:
+            query: `(*B, T, M)`, where the queries come from; `(T, M)` is one example.
+            key: `(*B, S, W)`, where the keys come from; None means `query` (self-attention).
+            value: `(*B, S, W)`, where the values come from; None means `key`.
+            mask: who may attend to whom, True = may. A `Mask`, or a boolean array of shape (T, S),
+                (*B, T, S), or (*B, H, T, S) with one mask per head; `masks.from_array` reads its array the
+                same way here. Padding of shape (batch, S) is `masks.valid_keys(array)`.
+            bias: float array (T, S) or (*B, H, T, S), added to the scaled scores.
+            query_offset: position of the first query; needed when T != S and the mask reads positions.
+            deterministic: True or False, whether dropout is off in this call; None means as `train()` or
+                `eval()` left it.
+            rngs: where this call's dropout comes from; None means the layer's own stream.
+            aux: names as in `attend`; the weights are those before dropout.
+
+        Returns:
+            Output `(*B, T, M)`, or `(*B, T, H * D)` without output projection; with `aux`, also a dict of
+            arrays `(*B, H, T, ...)`. A query that may attend to nothing gets Wo's bias alone. In
+            cross-attention, NaN or inf in a key and value that no query may attend to reaches no output
+            and no gradient, those of the parameters included.
+
+        Raises:
+            ValueError: inputs of the wrong rank or width, a mask with two readings, dropout without rngs.
+            TypeError: inputs that are not floating point, a traced `deterministic`.
+        """
+        if key is None and value is not None:
+            raise ValueError("key: expected an array where value is given, got None; pass key=")
+        project = nnx.Linear.__call__ if key is None else project_memory
+        key = query if key is None else key
+        value = key if value is None else value
+        query = check_features("query", query, self.d_model)
+        key = check_features("key", key, self.memory_width)
+        value = check_features("value", value, self.memory_width)
+
+        rank = max(query.ndim, key.ndim, value.ndim)
+        leading = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        rate, rng = draw_dropout(self.dropout, deterministic, rngs)
+        # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
+        # would otherwise be that of the heads.
+        query, key, value = (add_leading_axes(x, max(rank, 3)) for x in (query, key, value))
+        heads = attend(
+            split_heads(self.query_projection(query), self.num_heads),
+            split_heads(project(self.key_projection, key), self.num_key_heads),
+            split_heads(project(self.value_projection, value), self.num_key_heads),
+            mask=place_mask(mask, leading, query.shape[-2], key.shape[-2]),
+            bias=place_bias(bias, leading),
+            dropout_rate=rate,
+            rng=rng,
+            query_offset=query_offset,
+            aux=aux,
+            precision=self.precision,
+        )
+        heads, seen = unpack(heads, aux)
+        out = merge_heads(heads)
+        if self.output_projection is not None:
+            out = self.output_projection(out)
+        if rank == 2:
+            out, seen = jax.tree.map(lambda x: x[0], (out, seen))
+        return (out, seen) if aux else out
+
+
+def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:
+    """The projected memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
+    # A kernel's gradient is input times gradient, and NaN times the 0 of a masked row would be NaN.
+    finite = jnp.all(jnp.isfinite(memory), axis=-1, keepdims=True)
+    return jnp.where(finite, linear(jnp.where(finite, memory, jnp.zeros_like(memory))), jnp.nan)
+
+
+def check_features(name: str, x: Any, width: int) -> Array:
+    """The input as a floating point array whose last axis has the layer's width."""
+    x = jnp.asarray(x)
+    if x.ndim < 2 or x.shape[-1] != width:
+        raise ValueError(
+            f"{name}: expected shape (*B, length, {width}), got {tuple(x.shape)}; one example is"
+            f" (length, {width}), a batch (batch, length, {width})"
+        )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{name}: expected a floating-point array, got {x.dtype}; convert it with .astype(...)"
+        )
+    return x
+
+
+def _check_sizes(
+    d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None, memory_width: int
+) -> None:
+    """Sizes of at least 1 and heads that divide."""
+    sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
+    for name, size in {**sizes, "head_dim": head_dim, "memory_width": memory_width}.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}: expected at least 1, got {size}")
+    if head_dim is None and d_model % num_heads:
+        raise ValueError(
+            f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or pass"
+            " head_dim to set the width of a head yourself"
+        )
+    if num_heads % num_key_heads:
+        raise ValueError(
+            f"num_key_heads: expected a divisor of num_heads = {num_heads}, got {num_key_heads};"
+            f" {num_heads} gives every head its own keys, 1 shares them among all"
+        )

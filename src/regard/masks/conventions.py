@@ -1,0 +1,198 @@
+"""Masks as other libraries write them. Each function is named after where its argument comes from."""
+
+from __future__ import annotations
+
+from regard.axes import ArrayLike
+from regard.masks.algebra import Mask
+from regard.masks.data import booleans
+from regard.masks.keys import valid_keys
+from regard.masks.positional import causal, sliding_window
+from regard.masks.stored import from_array
+
+
+def from_drop(array: ArrayLike) -> Mask:
+    """Read a mask in which True (or nonzero) means *masked out*.
+
+    keep = not array
+
+    Args:
+        array: boolean or integer array that broadcasts to `(*B, T, S)`.
+
+    Returns:
+        A mask.
+
+    Raises:
+        TypeError: a float array.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_drop([[False, True], [False, False]])
+        from_array([[True, False], [True, True]])
+    """
+    return from_array(~booleans("array", array))
+
+
+def from_torch_mha(
+    attn_mask: ArrayLike | None = None,
+    key_padding_mask: ArrayLike | None = None,
+    *,
+    num_heads: int | None = None,
+    is_causal: bool = False,
+) -> Mask:
+    """Read the masks of `torch.nn.MultiheadAttention`, where True means *masked out*.
+
+    Args:
+        attn_mask: boolean `(T, S)`, or `(batch * num_heads, T, S)` together with `num_heads`.
+        key_padding_mask: boolean `(batch, S)` or `(S,)`, True = padding.
+        num_heads: H, needed to read a rank-3 `attn_mask`, whose first axis torch flattens batch first.
+        is_causal: add the causal mask; in torch it is a hint beside an explicit `attn_mask`.
+
+    Returns:
+        The mask for query of shape `(batch, H, T, D)`.
+
+    Raises:
+        TypeError: a float mask; those are additive and belong in `bias=`.
+        ValueError: no mask at all, or a rank-3 `attn_mask` that `num_heads` does not divide.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_torch_mha(key_padding_mask=[[False, True]])
+        valid_keys([[True, False]])
+
+    Reference: PyTorch 2.13, `torch.nn.MultiheadAttention.forward`.
+    """
+    parts: list[Mask] = []
+    if attn_mask is not None:
+        dropped = booleans("attn_mask", attn_mask)
+        if dropped.ndim == 3:
+            dropped = _split_heads(dropped, num_heads)
+        parts.append(from_array(~dropped))
+    if key_padding_mask is not None:
+        parts.append(valid_keys(~booleans("key_padding_mask", key_padding_mask)))
+    if is_causal:
+        parts.append(causal())
+    if not parts:
+        raise ValueError("from_torch_mha: expected attn_mask, key_padding_mask or is_causal=True, got none")
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = mask & part
+    return mask
+
+
+def _split_heads(array, num_heads: int | None):
+    """(batch * H, T, S) -> (batch, H, T, S)."""
+    if not num_heads or array.shape[0] % num_heads:
+        raise ValueError(
+            f"num_heads: expected a divisor of attn_mask's first axis ({array.shape[0]} = batch * heads), got"
+            f" {num_heads}"
+        )
+    return array.reshape((-1, num_heads, *array.shape[1:]))
+
+
+def from_flash_window(left: int, right: int) -> Mask:
+    """Read flash-attention's `window_size=(left, right)`; -1 means unlimited.
+
+    The counts do not include the query's own key, as in `sliding_window`. flash-attention aligns the last
+    query with the last key when T != S: pass `query_offset=S - T`.
+
+    Args:
+        left: keys before the query's own, or -1.
+        right: keys after the query's own, or -1.
+
+    Returns:
+        A sliding window, open where an argument is -1.
+
+    Raises:
+        TypeError: an argument that is not an integer.
+        ValueError: an argument below -1.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_flash_window(128, 0)
+        sliding_window(128)
+
+    Reference: flash-attention 2.1, `flash_attn_func`; jax.nn's `local_window_size` counts the same way.
+    """
+    return sliding_window(None if left == -1 else left, None if right == -1 else right)
+
+
+def from_hf_window(sliding_window_size: int) -> Mask:
+    """Read Hugging Face's `sliding_window`: that many keys up to and *including* the query's own.
+
+    keep(q, k) = (q - sliding_window_size < k <= q)
+
+    Args:
+        sliding_window_size: keys per query, at least 1.
+
+    Returns:
+        A causal sliding window.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: below 1.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_hf_window(128)
+        sliding_window(127)
+
+    Reference: transformers 5, `masking_utils.sliding_window_overlay`.
+    """
+    if (
+        not isinstance(sliding_window_size, bool)
+        and isinstance(sliding_window_size, int)
+        and (sliding_window_size < 1)
+    ):
+        raise ValueError(
+            f"sliding_window_size: expected at least 1 key, the query's own; got {sliding_window_size}"
+        )
+    return sliding_window(sliding_window_size - 1)
+
+
+def from_hf_attention_mask(attention_mask: ArrayLike) -> Mask:
+    """Read Hugging Face's 2-D `attention_mask`: 1 for a token, 0 for padding.
+
+    Args:
+        attention_mask: integer or boolean array `(batch, S)`.
+
+    Returns:
+        A mask on keys.
+
+    Raises:
+        TypeError: a float array, which is additive and belongs in `bias=`.
+        ValueError: an array that is not `(batch, S)`.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_hf_attention_mask([[1, 1, 0]])
+        valid_keys([[True, True, False]])
+    """
+    valid = booleans("attention_mask", attention_mask)
+    if valid.ndim != 2:
+        raise ValueError(f"attention_mask: expected shape (batch, S), got {tuple(valid.shape)}")
+    return valid_keys(valid)
+
+
+def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
+    """Read jax.nn's `local_window_size`: keys before and after, besides the query's own.
+
+    Args:
+        local_window_size: (left, right), or one integer for both sides.
+
+    Returns:
+        A sliding window.
+
+    Raises:
+        TypeError: not an integer or a pair of integers.
+        ValueError: a negative count.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_jax_window(2)
+        sliding_window(2, 2)
+
+    Reference: jax 0.10, `jax.nn.dot_product_attention`.
+    """
+    if isinstance(local_window_size, tuple):
+        return sliding_window(*local_window_size)
+    return sliding_window(local_window_size, local_window_size)

@@ -1,0 +1,61 @@
+"""The arrays a mask carries: how they are read, printed and checked against a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.masks.grid import is_concrete
+
+
+def integers(name: str, value: ArrayLike) -> Any:
+    """An int32 array; NumPy stays NumPy, so that what is known while tracing stays known."""
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    return array if array.dtype == np.int32 else array.astype(np.int32)
+
+
+def booleans(name: str, value: ArrayLike) -> Any:
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array != 0
+    if array.dtype != bool:
+        raise TypeError(
+            f"{name}: expected a boolean or integer array, nonzero = may attend, got {array.dtype};"
+            " pass additive masks as `bias=`"
+        )
+    return array
+
+
+def literal(array: Any) -> str:
+    """The array as code when it is small and known, else its type."""
+    if is_concrete(array) and np.size(array) <= 16:
+        return str(np.asarray(array).tolist())
+    return f"<{array.dtype}{list(np.shape(array))}>"
+
+
+def check_rows(name: str, shape: tuple[int, ...], leading: tuple[int, ...]) -> None:
+    """Per-row data aligns with the first leading axes of query."""
+    fits = len(shape) <= len(leading) and all(n in (1, m) for n, m in zip(shape, leading, strict=False))
+    if not fits:
+        raise ValueError(
+            f"{name}: expected leading axes that match the first leading axes of query, {leading};"
+            f" got {shape}"
+        )
+
+
+def check_width(name: str, what: str, got: int, expected: int) -> None:
+    if got != expected:
+        raise ValueError(f"{name}: expected {expected} entries on the last axis, one per {what}; got {got}")
+
+
+def gather(array: Array, members: Array, axis: int = -1) -> Array:
+    """Entries of `array` along `axis` at `members` (N, block), which replaces that axis by two."""
+    if array.shape[axis] == 0:  # jnp.take gives an empty axis no block axis
+        place = array.ndim + axis
+        return jnp.zeros((*array.shape[:place], *members.shape, *array.shape[place + 1 :]), array.dtype)
+    return jnp.take(array, members, axis=axis)

@@ -1,0 +1,148 @@
+"""Masks that keep packed documents apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.masks.algebra import Mask, Tile, mask_class, verdict
+from regard.masks.data import check_rows, check_width, gather, integers, literal
+from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.positional import same_value_verdict
+
+
+def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+    """Let each query attend to the keys of its own segment: packed documents.
+
+    keep(b, q, k) = (query_ids[b, q] == key_ids[b, k])
+
+    Args:
+        query_ids: integer array `(batch, ..., T)`, aligned with the first leading axes of query; may be
+            traced. Ids need no order: a segment may come back after another.
+        key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *position*:
+            keys read it at 0..S-1, and a query reads it where it sits, at `query_offset + t`.
+
+    Returns:
+        A mask; with `key_ids` it does not read query positions.
+
+    Raises:
+        TypeError: ids that are not integers, or scalars.
+
+    Example:
+        >>> from regard import masks
+        >>> (masks.segments([7, 7, 4]) & masks.causal()).dense(3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    ids = [integers("query_ids", query_ids)]
+    if key_ids is not None:
+        ids.append(integers("key_ids", key_ids))
+    for name, array in zip(("query_ids", "key_ids"), ids, strict=False):
+        if array.ndim == 0:
+            raise TypeError(f"{name}: expected an integer array with one id per position, got a scalar")
+    return Segments(*ids) if key_ids is not None else Documents(ids[0])
+
+
+def _ranges(ids: Array, members: Array) -> tuple[Array, Array]:
+    """Smallest and largest id of each block: (..., n) at members (N, block) -> (..., N) twice."""
+    cells = gather(ids, members)
+    return cells.min(-1), cells.max(-1)
+
+
+@mask_class
+class Segments(Mask):
+    """Separate ids for the rows of query and of key."""
+
+    query_ids: Any
+    key_ids: Any
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
+
+    @property
+    def leading_axes(self) -> int:
+        return max(np.ndim(self.query_ids), np.ndim(self.key_ids)) - 1
+
+    def keep(self, grid: Grid) -> Array:
+        queries, keys = jnp.asarray(self.query_ids), jnp.asarray(self.key_ids)
+        if not grid.whole:
+            queries = jnp.take(queries, grid.query_index.reshape(-1), axis=-1)
+            keys = jnp.take(keys, grid.key_index.reshape(-1), axis=-1)
+        rank = grid.leading_axes + 2
+        return spread(queries[..., None], rank, trailing=2) == spread(keys, rank, trailing=1)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        rank = blocks.leading_axes + 2
+        queries = _ranges(jnp.asarray(self.query_ids), blocks.rows)
+        keys = _ranges(jnp.asarray(self.key_ids), blocks.columns)
+        query_low, query_high = (spread(ids[..., None], rank, trailing=2) for ids in queries)
+        key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
+        return same_value_verdict(query_low, query_high, key_low, key_high)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        check_rows("segments query_ids", np.shape(self.query_ids)[:-1], leading)
+        check_rows("segments key_ids", np.shape(self.key_ids)[:-1], leading)
+        check_width("segments query_ids", "query", np.shape(self.query_ids)[-1], num_queries)
+        check_width("segments key_ids", "key", np.shape(self.key_ids)[-1], num_keys)
+
+    def expression(self) -> str:
+        return f"segments({literal(self.query_ids)}, {literal(self.key_ids)})"
+
+
+@mask_class
+class Documents(Mask):
+    """One id per position: a query reads it where it sits. Outside 0..S-1 it sees nothing."""
+
+    ids: Any
+
+    @property
+    def reads_positions(self) -> bool:
+        return True
+
+    @property
+    def leading_axes(self) -> int:
+        return np.ndim(self.ids) - 1
+
+    def _at(self, position: Array, leading_axes: int) -> tuple[Array, Array]:
+        """Ids at query positions (..., n, 1) and whether each position exists, both (..., n, 1)."""
+        ids = spread(jnp.asarray(self.ids), leading_axes + 1, trailing=1)
+        inside = (position >= 0) & (position < ids.shape[-1])
+        if ids.shape[-1] == 0:  # nothing to read from
+            return jnp.zeros_like(position), inside
+        place = jnp.clip(position, 0, ids.shape[-1] - 1)[..., 0]
+        shape = np.broadcast_shapes(ids.shape[:-1], place.shape[:-1])
+        ids = jnp.broadcast_to(ids, (*shape, ids.shape[-1]))
+        place = jnp.broadcast_to(place, (*shape, place.shape[-1]))
+        return jnp.take_along_axis(ids, place, axis=-1)[..., None], inside
+
+    def keep(self, grid: Grid) -> Array:
+        keys = jnp.asarray(self.ids)
+        if not grid.whole:
+            keys = jnp.take(keys, grid.key_index.reshape(-1), axis=-1)
+        queries, inside = self._at(grid.query_position, grid.leading_axes)
+        return inside & (queries == spread(keys, grid.leading_axes + 2, trailing=1))
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        rank = blocks.leading_axes + 2
+        rows = blocks.rows
+        ones = (1,) * blocks.leading_axes
+        position = rows.reshape((*ones, -1, 1)) + blocks.query_offset
+        queries, inside = self._at(position, blocks.leading_axes)
+        queries = queries.reshape((*queries.shape[:-2], *rows.shape))
+        inside = inside.reshape((*inside.shape[:-2], *rows.shape))
+        key_low, key_high = (
+            spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.columns)
+        )
+        code = same_value_verdict(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
+        all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
+        return verdict(empty=none_inside | (code == Tile.EMPTY), full=all_inside & (code == Tile.FULL))
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        check_rows("segments", np.shape(self.ids)[:-1], leading)
+        check_width("segments", "key position", np.shape(self.ids)[-1], num_keys)
+
+    def expression(self) -> str:
+        return f"segments({literal(self.ids)})"

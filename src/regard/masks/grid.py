@@ -1,0 +1,167 @@
+"""Where a mask is evaluated: cells of a grid, or blocks of it; and where the queries sit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+
+Offset = Any  # an int, a traced scalar, or an integer array (batch,)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells at which a mask is evaluated. Every array has `leading_axes + 2` axes."""
+
+    query_index: Array  # (1, ..., T, 1): rows of the query array
+    query_position: Array  # (*b, ..., T, 1): where those rows sit
+    key_index: Array  # (1, ..., 1, S): rows of the key array, which is where keys sit
+    leading_axes: int
+    whole: bool  # all rows and all columns, so stored arrays need no slicing
+
+    @classmethod
+    def cover(cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int) -> Grid:
+        """All T x S cells."""
+        rows = jnp.arange(num_queries, dtype=jnp.int32)
+        return cls.at(rows, jnp.arange(num_keys, dtype=jnp.int32), offset, leading_axes, whole=True)
+
+    @classmethod
+    def at(
+        cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, *, whole: bool = False
+    ) -> Grid:
+        """The cells in the given rows and columns, both one-dimensional index arrays."""
+        ones = (1,) * leading_axes
+        query_index = rows.reshape((*ones, rows.size, 1))
+        return cls(
+            query_index,
+            query_index + offset_column(offset, leading_axes),
+            columns.reshape((*ones, 1, columns.size)),
+            leading_axes,
+            whole,
+        )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Runs of consecutive queries against runs of consecutive keys, ends included.
+
+    Query arrays are `(..., Q, 1)` and key arrays `(..., 1, K)` for Q x K tiles, of rank `leading_axes + 2`.
+    """
+
+    query_first: Array
+    query_last: Array
+    query_offset: Array  # (*b, ..., 1, 1): index + offset = position
+    key_first: Array
+    key_last: Array
+    query_block: int
+    key_block: int
+    leading_axes: int
+
+    @classmethod
+    def cover(
+        cls,
+        num_queries: int,
+        num_keys: int,
+        query_block: int,
+        key_block: int,
+        offset: Offset,
+        leading_axes: int,
+    ) -> Blocks:
+        """The tiling of a T x S grid; the last block of each axis may be shorter."""
+        ones = (1,) * leading_axes
+        query_first = np.arange(0, num_queries, query_block, dtype=np.int32).reshape((*ones, -1, 1))
+        key_first = np.arange(0, num_keys, key_block, dtype=np.int32).reshape((*ones, 1, -1))
+        return cls(
+            jnp.asarray(query_first),
+            jnp.asarray(np.minimum(query_first + query_block, num_queries).astype(np.int32) - 1),
+            offset_column(offset, leading_axes),
+            jnp.asarray(key_first),
+            jnp.asarray(np.minimum(key_first + key_block, num_keys).astype(np.int32) - 1),
+            query_block,
+            key_block,
+            leading_axes,
+        )
+
+    @property
+    def position_first(self) -> Array:
+        return self.query_first + self.query_offset
+
+    @property
+    def position_last(self) -> Array:
+        return self.query_last + self.query_offset
+
+    @property
+    def rows(self) -> Array:
+        """(Q, query_block) row indices of each query block; short blocks repeat their last row."""
+        return _members(self.query_first, self.query_last, self.query_block)
+
+    @property
+    def columns(self) -> Array:
+        """(K, key_block) column indices of each key block; short blocks repeat their last column."""
+        return _members(self.key_first, self.key_last, self.key_block)
+
+
+def _members(first: Array, last: Array, block: int) -> Array:
+    first, last = first.reshape(-1, 1), last.reshape(-1, 1)
+    return jnp.minimum(first + jnp.arange(block, dtype=jnp.int32)[None], last)
+
+
+def offset_column(offset: Offset, leading_axes: int) -> Array:
+    """The offset with `leading_axes + 2` axes, one entry per first leading axis or a single one."""
+    offset = jnp.asarray(offset)
+    if offset.dtype != jnp.int32:
+        offset = offset.astype(jnp.int32)
+    return spread(offset, leading_axes + 2)
+
+
+def spread(data: Array, rank: int, trailing: int = 0) -> Array:
+    """Insert unit axes so that data of shape (batch..., trailing...) gets `rank` axes, batch first."""
+    split = data.ndim - trailing
+    return data.reshape((*data.shape[:split], *(1,) * (rank - data.ndim), *data.shape[split:]))
+
+
+def place_queries(num_queries: int, num_keys: int, offset: Offset, reads_positions: bool) -> Offset:
+    """The offset in force, or an error that draws both alignments when one would have to be guessed."""
+    if offset is not None:
+        return offset
+    if num_queries == num_keys or not reads_positions:
+        return 0
+    raise ValueError(
+        f"query_offset: expected where the queries sit, because T = {num_queries} queries differ from"
+        f" S = {num_keys} keys and the mask reads positions; got None.\n"
+        f"Query t sits at position query_offset + t, keys at 0..S-1. Causal attention would be either\n\n"
+        f"{_both_alignments(num_queries, num_keys)}\n\n"
+        f"Pass query_offset={num_keys - num_queries} when the queries are the last rows of the sequence (a"
+        " cache), query_offset=0 when both start together."
+    )
+
+
+def _both_alignments(num_queries: int, num_keys: int) -> str:
+    """The two customary causal alignments side by side, shrunk to a few cells."""
+    shrink = max(1.0, num_queries / 5, num_keys / 8)
+    height, width = max(1, round(num_queries / shrink)), max(1, round(num_keys / shrink))
+    if height == width:
+        height, width = (height, width + 1) if num_queries < num_keys else (height + 1, width)
+
+    def picture(offset: int) -> list[str]:
+        return [
+            " ".join("■" if k <= q + offset else "·" for k in range(width)).ljust(2 * width - 1)
+            for q in range(height)
+        ]
+
+    left_title = "query_offset=0".ljust(2 * width - 1)
+    pad = " " * (len(left_title) - (2 * width - 1))
+    rows = [
+        f"  {left}{pad}     {right}" for left, right in zip(picture(0), picture(width - height), strict=True)
+    ]
+    return "\n".join([f"  {left_title}     query_offset={num_keys - num_queries}", *rows])
+
+
+def is_concrete(tree: Any) -> bool:
+    """Whether every leaf has values now, outside a trace."""
+    return not any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))

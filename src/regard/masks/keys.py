@@ -1,0 +1,156 @@
+"""Masks that say which keys exist: prefix, lengths, valid keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.masks.algebra import Mask, mask_class, verdict
+from regard.masks.data import booleans, check_rows, check_width, gather, integers, literal
+from regard.masks.grid import Blocks, Grid, spread
+
+
+def prefix(length: ArrayLike) -> Mask:
+    """Let every query attend to the keys below `length`, as in a prefix language model.
+
+    keep(q, k) = (k < length)
+
+    Args:
+        length: an integer, or an integer array `(batch, ...)` with one length per row; may be traced.
+
+    Returns:
+        A mask, usually joined as `prefix(n) | causal()`.
+
+    Raises:
+        TypeError: lengths that are not integers.
+
+    Example:
+        >>> from regard import masks
+        >>> (masks.prefix(2) | masks.causal()).dense(3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+
+    Reference: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
+    """
+    return Prefix(integers("length", length))
+
+
+def lengths(key_lengths: ArrayLike) -> Mask:
+    """Let every query attend to the first `key_lengths` keys of its row: padding at the end.
+
+    keep(b, q, k) = (k < key_lengths[b])
+
+    Args:
+        key_lengths: integer array `(batch, ...)`, aligned with the first leading axes of query, or one
+            integer; may be traced. Length 0 is an empty row, which attention answers with 0.
+
+    Returns:
+        A mask on key positions.
+
+    Raises:
+        TypeError: lengths that are not integers.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.lengths([1, 3]).dense(1, 3).astype(int).tolist()
+        [[[1, 0, 0]], [[1, 1, 1]]]
+    """
+    return Lengths(integers("key_lengths", key_lengths))
+
+
+def valid_keys(valid: ArrayLike) -> Mask:
+    """Let every query attend to the keys marked valid: padding anywhere.
+
+    keep(b, q, k) = valid[b, k]
+
+    Args:
+        valid: boolean or integer array `(batch, ..., S)`, nonzero = a real token, aligned with the first
+            leading axes of query; may be traced.
+
+    Returns:
+        A mask on keys.
+
+    Raises:
+        TypeError: a float array, or a scalar.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.valid_keys([[1, 1, 0], [0, 1, 1]]).dense(1, 3).astype(int).tolist()
+        [[[1, 1, 0]], [[0, 1, 1]]]
+    """
+    array = booleans("valid", valid)
+    if array.ndim == 0:
+        raise TypeError("valid: expected an array (..., S) with one entry per key, got a scalar")
+    return ValidKeys(array)
+
+
+class KeysBelow(Mask):
+    """Keys below a bound, the same for every query of a row."""
+
+    bound: Any
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
+
+    @property
+    def leading_axes(self) -> int:
+        return np.ndim(self.bound)
+
+    def keep(self, grid: Grid) -> Array:
+        return grid.key_index < spread(jnp.asarray(self.bound), grid.leading_axes + 2)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
+        return verdict(empty=blocks.key_first >= bound, full=blocks.key_last < bound)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        check_rows(type(self).__name__.lower(), np.shape(self.bound), leading)
+
+    def expression(self) -> str:
+        return f"{type(self).__name__.lower()}({literal(self.bound)})"
+
+
+@mask_class
+class Prefix(KeysBelow):
+    bound: Any
+
+
+@mask_class
+class Lengths(KeysBelow):
+    bound: Any
+
+
+@mask_class
+class ValidKeys(Mask):
+    valid: Any
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
+
+    @property
+    def leading_axes(self) -> int:
+        return np.ndim(self.valid) - 1
+
+    def keep(self, grid: Grid) -> Array:
+        valid = jnp.asarray(self.valid)
+        if not grid.whole:
+            valid = jnp.take(valid, grid.key_index.reshape(-1), axis=-1)
+        return spread(valid, grid.leading_axes + 2, trailing=1)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        cells = gather(jnp.asarray(self.valid), blocks.columns)  # (..., K, key_block)
+        some, every = (
+            spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
+        )
+        return verdict(empty=~some, full=every)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        check_rows("valid_keys", np.shape(self.valid)[:-1], leading)
+        check_width("valid_keys", "key", np.shape(self.valid)[-1], num_keys)
+
+    def expression(self) -> str:
+        return f"valid_keys({literal(self.valid)})"

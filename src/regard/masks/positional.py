@@ -1,0 +1,323 @@
+"""Masks that follow from positions alone: causal, window, chunked, dilated, global tokens, predicate."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.masks.algebra import Mask, mask_class, static, verdict
+from regard.masks.grid import Blocks, Grid
+
+
+def causal() -> Mask:
+    """Let each query attend to its own position and those before it.
+
+    keep(q, k) = (k <= q)
+
+    Returns:
+        A mask on positions.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.causal().dense(3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3.
+    """
+    return Causal()
+
+
+def sliding_window(before: int | None, after: int | None = 0) -> Mask:
+    """Let each query attend to `before` keys before its own position, its own, and `after` keys after it.
+
+    keep(q, k) = (q - before <= k <= q + after)
+
+    Args:
+        before: keys before the query's own, not counting it; None means all of them.
+        after: keys after the query's own, not counting it; None means all of them.
+
+    Returns:
+        A mask on positions. Windows that count otherwise: `from_flash_window`, `from_hf_window`.
+
+    Raises:
+        TypeError: an argument that is not an integer.
+        ValueError: a negative argument.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.sliding_window(1).dense(3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+
+    Reference: Beltagy et al., "Longformer", 2020, section 3.1.
+    """
+    before = None if before is None else _whole_number("before", before, 0)
+    after = None if after is None else _whole_number("after", after, 0)
+    return SlidingWindow(before, after)
+
+
+def chunked(size: int) -> Mask:
+    """Let each query attend within its own chunk of `size` positions.
+
+    keep(q, k) = (q // size == k // size)
+
+    Args:
+        size: positions per chunk, at least 1.
+
+    Returns:
+        A mask on positions.
+
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size below 1.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.chunked(2).dense(3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    return Chunked(_whole_number("size", size, 1))
+
+
+def dilated(stride: int) -> Mask:
+    """Let each query attend to keys at a distance divisible by `stride`, before and after.
+
+    keep(q, k) = ((k - q) mod stride == 0)
+
+    Args:
+        stride: distance between kept keys, at least 1; 1 keeps everything.
+
+    Returns:
+        A mask on positions.
+
+    Raises:
+        TypeError: a stride that is not an integer.
+        ValueError: a stride below 1.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.dilated(2).dense(3).astype(int).tolist()
+        [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+
+    Reference: Child et al., "Generating Long Sequences with Sparse Transformers", 2019, section 4.2.
+    """
+    return Dilated(_whole_number("stride", stride, 1))
+
+
+def global_tokens(count: int) -> Mask:
+    """Let the first `count` queries attend to every key, and every query to the first `count` keys.
+
+    keep(q, k) = (0 <= q < count or k < count)
+
+    Args:
+        count: how many positions are global, at least 0.
+
+    Returns:
+        A mask on positions, meant to be joined with another by `|`.
+
+    Raises:
+        TypeError: a count that is not an integer.
+        ValueError: a negative count.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.global_tokens(1).dense(3).astype(int).tolist()
+        [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+
+    Reference: Beltagy et al., "Longformer", 2020, section 3.1.
+    """
+    return GlobalTokens(_whole_number("count", count, 0))
+
+
+def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
+    """Let `fn` decide from the two positions.
+
+    keep(q, k) = fn(q, k)
+
+    Args:
+        fn: called as `fn(query_position, key_position)` on int32 arrays that broadcast against each other;
+            returns a boolean array of their broadcast shape. It is part of the compiled program: define it
+            once, because a new function object compiles again.
+
+    Returns:
+        A mask on positions.
+
+    Raises:
+        TypeError: something that cannot be called, or (when evaluated) an answer that is not boolean.
+
+    Example:
+        >>> from regard import masks
+        >>> def same_parity(query, key):
+        ...     return query % 2 == key % 2
+        >>> masks.predicate(same_parity).dense(3).astype(int).tolist()
+        [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    """
+    if not callable(fn):
+        raise TypeError(f"fn: expected a function of (query_position, key_position), got {fn!r}")
+    return Predicate(fn)
+
+
+def _whole_number(name: str, value: int, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer known before tracing, got {value!r}") from None
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
+    return number
+
+
+class Positional(Mask):
+    """A mask that compares query and key positions."""
+
+    @property
+    def reads_positions(self) -> bool:
+        return True
+
+
+def _distances(blocks: Blocks) -> tuple[Array, Array]:
+    """The smallest and largest key - query distance in each tile; every integer between them occurs."""
+    return blocks.key_first - blocks.position_last, blocks.key_last - blocks.position_first
+
+
+@mask_class
+class Causal(Positional):
+    def keep(self, grid: Grid) -> Array:
+        return grid.key_index <= grid.query_position
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        nearest, farthest = _distances(blocks)
+        return verdict(empty=nearest > 0, full=farthest <= 0)
+
+    def expression(self) -> str:
+        return "causal()"
+
+
+@mask_class
+class SlidingWindow(Positional):
+    before: int | None = static()
+    after: int | None = static()
+
+    def keep(self, grid: Grid) -> Array:
+        distance = grid.key_index - grid.query_position
+        keep = jnp.ones_like(distance, dtype=bool)
+        if self.before is not None:
+            keep &= distance >= -self.before
+        if self.after is not None:
+            keep &= distance <= self.after
+        return keep
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        nearest, farthest = _distances(blocks)
+        empty, full = jnp.zeros_like(nearest, dtype=bool), jnp.ones_like(nearest, dtype=bool)
+        if self.before is not None:
+            empty, full = empty | (farthest < -self.before), full & (nearest >= -self.before)
+        if self.after is not None:
+            empty, full = empty | (nearest > self.after), full & (farthest <= self.after)
+        return verdict(empty, full)
+
+    def expression(self) -> str:
+        after = "" if self.after == 0 else f", {self.after}"
+        return f"sliding_window({self.before}{after})"
+
+
+@mask_class
+class Chunked(Positional):
+    size: int = static()
+
+    def keep(self, grid: Grid) -> Array:
+        return grid.query_position // self.size == grid.key_index // self.size
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        query_low, query_high = blocks.position_first // self.size, blocks.position_last // self.size
+        key_low, key_high = blocks.key_first // self.size, blocks.key_last // self.size
+        return same_value_verdict(query_low, query_high, key_low, key_high)
+
+    def expression(self) -> str:
+        return f"chunked({self.size})"
+
+
+def same_value_verdict(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
+    """Verdict of `value(query) == value(key)` from the ranges of both values in a tile."""
+    empty = (query_high < key_low) | (key_high < query_low)
+    full = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
+    return verdict(empty, full)
+
+
+@mask_class
+class Dilated(Positional):
+    stride: int = static()
+
+    def keep(self, grid: Grid) -> Array:
+        return (grid.key_index - grid.query_position) % self.stride == 0
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        nearest, farthest = _distances(blocks)
+        next_multiple = -((-nearest) // self.stride) * self.stride
+        empty = next_multiple > farthest
+        return verdict(empty, full=~empty & ((nearest == farthest) | (self.stride == 1)))
+
+    def expression(self) -> str:
+        return f"dilated({self.stride})"
+
+
+@mask_class
+class GlobalTokens(Positional):
+    count: int = static()
+
+    def keep(self, grid: Grid) -> Array:
+        query = (grid.query_position >= 0) & (grid.query_position < self.count)
+        return query | (grid.key_index < self.count)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        first, last = blocks.position_first, blocks.position_last
+        return verdict(
+            empty=((first >= self.count) | (last < 0)) & (blocks.key_first >= self.count),
+            full=((first >= 0) & (last < self.count)) | (blocks.key_last < self.count),
+        )
+
+    def expression(self) -> str:
+        return f"global_tokens({self.count})"
+
+
+@mask_class
+class Predicate(Positional):
+    fn: Callable[[Array, Array], Array] = static()
+
+    def keep(self, grid: Grid) -> Array:
+        keep = jnp.asarray(self.fn(grid.query_position, grid.key_index))
+        if keep.dtype != bool:
+            raise TypeError(
+                f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
+            )
+        shape = np.broadcast_shapes(grid.query_position.shape, grid.key_index.shape)
+        return jnp.broadcast_to(keep, shape)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        return verdicts_by_looking(self, blocks)
+
+    def expression(self) -> str:
+        return f"predicate({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
+    """Evaluate every cell, one row of tiles at a time, so that memory stays at query_block x S."""
+    columns = blocks.columns
+    num_tiles, key_block = columns.shape
+    if blocks.query_first.size == 0 or num_tiles == 0:
+        ones = (1,) * blocks.leading_axes
+        return jnp.zeros((*ones, blocks.query_first.size, num_tiles), jnp.int8)
+
+    def look(rows: Array) -> Array:
+        offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
+        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes)
+        keep = mask.keep(grid)
+        keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, columns.size))
+        cells = keep.reshape((*keep.shape[:-2], rows.size, num_tiles, key_block))
+        return verdict(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
+
+    return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)

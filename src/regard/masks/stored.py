@@ -1,0 +1,91 @@
+"""A mask stored as an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.masks.algebra import Mask, mask_class, verdict
+from regard.masks.data import booleans, gather, literal
+from regard.masks.grid import Blocks, Grid
+
+
+def from_array(array: ArrayLike) -> Mask:
+    """Wrap a stored array: True (or nonzero) = may attend.
+
+    keep(..., q, k) = array[..., q, k]
+
+    Args:
+        array: boolean or integer array that broadcasts to `(*B, T, S)` by NumPy's rules (aligned at the
+            right); may be traced. For other conventions see `from_drop`, `from_torch_mha`.
+
+    Returns:
+        A mask that does not read positions.
+
+    Raises:
+        TypeError: a float array (pass additive masks as `bias=`), or fewer than two axes.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.from_array([[1, 0], [1, 1]]) & masks.causal()
+        from_array([[True, False], [True, True]]) & causal()
+    """
+    kept = booleans("array", array)
+    if kept.ndim < 2:
+        raise TypeError(
+            f"array: expected at least the axes (T, S), got shape {tuple(kept.shape)}; for one entry per key"
+            " use masks.valid_keys"
+        )
+    return FromArray(kept)
+
+
+@mask_class
+class FromArray(Mask):
+    array: Any
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
+
+    @property
+    def leading_axes(self) -> int:
+        return np.ndim(self.array) - 2
+
+    def _full_rank(self, leading_axes: int) -> Array:
+        array = jnp.asarray(self.array)
+        return array.reshape((*(1,) * (leading_axes + 2 - array.ndim), *array.shape))
+
+    def _take(self, rows: Array, columns: Array, leading_axes: int) -> Array:
+        array = self._full_rank(leading_axes)
+        if array.shape[-2] != 1:
+            array = jnp.take(array, rows, axis=-2)
+        if array.shape[-1] != 1:
+            array = jnp.take(array, columns, axis=-1)
+        return array
+
+    def keep(self, grid: Grid) -> Array:
+        if grid.whole:
+            return self._full_rank(grid.leading_axes)
+        return self._take(grid.query_index.reshape(-1), grid.key_index.reshape(-1), grid.leading_axes)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        # Reduced one axis at a time, so that nothing larger than the stored array is made.
+        some = every = self._full_rank(blocks.leading_axes)
+        for axis, members in ((-1, blocks.columns), (-2, blocks.rows)):
+            if some.shape[axis] == 1:
+                continue
+            some = gather(some, members, axis).any(axis)
+            every = gather(every, members, axis).all(axis)
+        return verdict(empty=~some, full=every)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        shape, full = np.shape(self.array), (*leading, num_queries, num_keys)
+        tail = full[len(full) - len(shape) :]
+        if len(shape) > len(full) or any(n not in (1, m) for n, m in zip(shape, tail, strict=True)):
+            raise ValueError(f"mask: expected an array that broadcasts to (*B, T, S) = {full}, got {shape}")
+
+    def expression(self) -> str:
+        return f"from_array({literal(self.array)})"

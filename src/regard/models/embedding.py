@@ -1,0 +1,165 @@
+"""From inputs to the residual stream: tokens or real vectors, positions, dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from regard import positions
+from regard.axes import Array, ArrayLike, Float
+from regard.layers.dropout import build_dropout
+from regard.masks.grid import is_concrete
+from regard.models.config import TransformerConfig
+from regard.models.padding import blank_padding, check_lengths, mark_valid
+
+
+class TokenEmbedding(nnx.Module):
+    """Turn tokens, or real vectors, into positions of the residual stream.
+
+    tokens:  hidden_t = dropout(sqrt(M) table[token_t] + position_t)
+    vectors: hidden_t = dropout(x_t W + b + position_t)
+
+    The table starts at standard deviation 1/sqrt(M) and is read times sqrt(M), so tokens enter with unit
+    variance beside sinusoids of mean square 1/2: neither drowns the other at any width, and a step of Adam
+    moves an entry by a share of its size that does not shrink with the width. Learned positions are
+    stored and read the same way. Real vectors pass a LeCun-normal kernel, which keeps their mean square.
+
+    Args:
+        config: `vocab_size` or `input_width`, `d_model`, `positions`, `max_length`, `dropout_rate`.
+        rngs: random streams: "params", and "dropout" where something drops.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.models import TransformerConfig
+        >>> from regard.models.embedding import TokenEmbedding
+        >>> config = TransformerConfig(d_model=6, num_heads=2, d_ff=7, num_layers=1, vocab_size=11)
+        >>> TokenEmbedding(config, rngs=nnx.Rngs(0))(jnp.array([[3, 10, 0]])).shape
+        (1, 3, 6)
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        if config.vocab_size is not None:
+            self.entry = TokenTable(config.vocab_size, config.d_model, rngs=rngs)
+        else:
+            self.entry = VectorProjection(config.input_width or 1, config.d_model, rngs=rngs)
+        learned = config.positions == "learned"
+        self.position_table = _build_table(config.max_length, config.d_model, rngs) if learned else None
+        self.dropout = build_dropout(config.dropout_rate, rngs)
+
+    def __call__(self, inputs: ArrayLike, *, lengths: ArrayLike | None = None) -> Float[Array, "*B T M"]:
+        """Embed the inputs.
+
+        Args:
+            inputs: tokens in 0..V-1, `(batch, T)` or `(T,)`, or real vectors with one more axis, as the
+                config says. What lies in the padding does not matter.
+            lengths: number of valid positions per row, at its start; None means all.
+
+        Returns:
+            Residual stream. Under jit, a token out of range gives NaN at its position.
+
+        Raises:
+            TypeError: tokens that are not integers, vectors that are not floating point.
+            ValueError: outside jit, a token out of range; an input longer than `max_length` with learned
+                positions; inputs or lengths of the wrong shape.
+        """
+        hidden = blank_padding(self.entry(inputs, lengths), lengths)
+        return self.dropout(self._add_positions(hidden))
+
+    def _add_positions(self, hidden: Array) -> Array:
+        """Positions 0..T-1 on every row."""
+        num_positions, d_model = hidden.shape[-2:]
+        limit = self.config.max_length
+        if self.config.positions == "none":
+            return hidden
+        if self.position_table is None:
+            rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
+        elif num_positions > limit:
+            raise ValueError(
+                f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"
+                " max_length, or use positions='sinusoidal', which has no limit"
+            )
+        else:
+            rows = self.position_table(jnp.arange(num_positions)) * math.sqrt(d_model)
+        return hidden + jnp.broadcast_to(rows, hidden.shape)
+
+
+class TokenTable(nnx.Module):
+    """One learned row per token, read times sqrt(d_model)."""
+
+    def __init__(self, vocab_size: int, d_model: int, *, rngs: nnx.Rngs):
+        self.vocab_size, self.scale = vocab_size, math.sqrt(d_model)
+        self.table = _build_table(vocab_size, d_model, rngs)
+
+    def __call__(self, tokens: Any, lengths: Any) -> Array:
+        """Rows of the table; NaN, never a neighbour's row, where a traced token is out of range."""
+        tokens = tokens if hasattr(tokens, "dtype") else np.asarray(tokens)
+        self._check(tokens, lengths)
+        tokens = jnp.asarray(tokens)
+        zero = jnp.zeros_like(tokens)
+        if lengths is not None:
+            tokens = jnp.where(mark_valid(lengths, tokens.shape[-1]), tokens, zero)
+        # Compared in the tokens' own dtype: a cast to int32 first could wrap a wrong token into range.
+        last = min(self.vocab_size - 1, jnp.iinfo(tokens.dtype).max)
+        inside = (tokens >= 0) & (tokens <= last)
+        rows = self.table(jnp.where(inside, tokens, zero).astype(jnp.int32)) * self.scale
+        return jnp.where(inside[..., None], rows, jnp.nan)
+
+    def _check(self, tokens: Any, lengths: Any) -> None:
+        """Raise for what cannot be tokens; values count where they are known and not padding."""
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise TypeError(
+                f"tokens: expected integers (vocab_size={self.vocab_size}), got {tokens.dtype}; configure"
+                " input_width for real vectors"
+            )
+        if tokens.ndim not in (1, 2):
+            raise ValueError(f"tokens: expected shape (batch, T) or (T,), got {tuple(tokens.shape)}")
+        lengths = check_lengths("lengths", lengths, tokens.shape[:-1], tokens.shape[-1])
+        if not is_concrete((tokens, lengths)):
+            return
+        values = np.asarray(tokens)
+        if lengths is not None:
+            values = values[np.arange(values.shape[-1]) < np.asarray(lengths)[..., None]]
+        if values.size and (values.min() < 0 or values.max() >= self.vocab_size):
+            raise ValueError(
+                f"tokens: expected values in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), got"
+                f" {values.min()}..{values.max()}"
+            )
+
+
+class VectorProjection(nnx.Module):
+    """A learned linear map from real vectors to the model width."""
+
+    def __init__(self, input_width: int, d_model: int, *, rngs: nnx.Rngs):
+        self.input_width = input_width
+        self.linear = nnx.Linear(input_width, d_model, rngs=rngs)
+
+    def __call__(self, vectors: Any, lengths: Any) -> Array:
+        """The mapped vectors; the padding is zeroed before the map."""
+        vectors, width = jnp.asarray(vectors), self.input_width
+        if vectors.ndim not in (2, 3) or vectors.shape[-1] != width:
+            raise ValueError(
+                f"inputs: expected real vectors (batch, T, {width}) or (T, {width}), got shape"
+                f" {tuple(vectors.shape)}"
+            )
+        if not jnp.issubdtype(vectors.dtype, jnp.floating):
+            raise TypeError(
+                f"inputs: expected floating point vectors (input_width={width}), got {vectors.dtype};"
+                " convert with .astype, or configure vocab_size for tokens"
+            )
+        lengths = check_lengths("lengths", lengths, vectors.shape[:-2], vectors.shape[-2])
+        # A kernel's gradient is input times gradient, and NaN in the padding times 0 would be NaN.
+        return self.linear(blank_padding(vectors, lengths))
+
+
+def _build_table(num_rows: int, d_model: int, rngs: nnx.Rngs) -> nnx.Embed:
+    """A table to be read times sqrt(d_model)."""
+    start = nnx.initializers.normal(1.0 / math.sqrt(d_model))
+    return nnx.Embed(num_rows, d_model, embedding_init=start, rngs=rngs)

@@ -1,0 +1,137 @@
+"""EncoderDecoder: one sequence to another, by cross-attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+
+from regard import masks
+from regard.axes import Array, ArrayLike
+from regard.layers import DecoderBlock
+from regard.layers.multi_head import unpack
+from regard.models.config import TransformerConfig
+from regard.models.embedding import TokenEmbedding
+from regard.models.encoder import Encoder
+from regard.models.padding import blank_padding, mask_padding
+from regard.models.stack import Stack
+
+
+class EncoderDecoder(nnx.Module):
+    """Encode a source, and predict the next target token from it and from the target so far.
+
+    memory = encoder(source);  logits_t = head(decoder(target_0..t, memory))
+
+    Args:
+        config: sizes and choices of both halves; the source is tokens or real vectors, as it says.
+        rngs: random streams: "params", and "dropout" where something drops.
+        target_vocab_size: None means `config.vocab_size`.
+        num_decoder_layers: None means `config.num_layers`.
+
+    Raises:
+        ValueError: no vocabulary for the target, sizes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.models import EncoderDecoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> model = EncoderDecoder(config, rngs=nnx.Rngs(0))
+        >>> model(jnp.array([[1, 2, 3, 4, 5]]), jnp.array([[12, 5, 4]])).shape
+        (1, 3, 13)
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3; without weights shared between
+    the two embeddings and the head.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        rngs: nnx.Rngs,
+        target_vocab_size: int | None = None,
+        num_decoder_layers: int | None = None,
+    ):
+        vocab_size = config.vocab_size if target_vocab_size is None else target_vocab_size
+        if vocab_size is None:
+            raise ValueError(
+                "target_vocab_size: expected a size, as the source is real vectors and has no vocabulary to"
+                " share; got None"
+            )
+        target_config = dataclasses.replace(
+            config,
+            vocab_size=vocab_size,
+            input_width=None,
+            num_layers=config.num_layers if num_decoder_layers is None else num_decoder_layers,
+        )
+        self.config, self.target_vocab_size = config, vocab_size
+        self.encoder = Encoder(config, rngs=rngs)
+        self.target_embedding = TokenEmbedding(target_config, rngs=rngs)
+        self.decoder = Stack(target_config, DecoderBlock, rngs=rngs)
+        self.head = nnx.Linear(config.d_model, vocab_size, rngs=rngs)
+
+    def __call__(
+        self,
+        source: ArrayLike,
+        target: ArrayLike,
+        *,
+        source_lengths: ArrayLike | None = None,
+        target_lengths: ArrayLike | None = None,
+        aux: tuple[str, ...] = (),
+    ) -> Any:
+        """Logits of the next target token at every target position (teacher forcing).
+
+        Args:
+            source: what is read.
+            target: what was written so far; position t sees targets 0..t.
+            source_lengths: number of valid positions per source row; None means all. Respected by the
+                encoder and by the cross-attention.
+            target_lengths: the same for the target.
+            aux: names as in `attend`.
+
+        Returns:
+            Logits `(batch, T, V)`; with `aux`, also {"encoder": one dict per block, "decoder": one
+            {"self": dict, "cross": dict} per block}.
+
+        Raises:
+            TypeError, ValueError: as in `TokenEmbedding`.
+        """
+        memory, seen_encoder = unpack(self.encoder(source, lengths=source_lengths, aux=aux), aux)
+        result = self.decode(
+            target, memory, source_lengths=source_lengths, target_lengths=target_lengths, aux=aux
+        )
+        hidden, seen_decoder = unpack(result, aux)
+        logits = self.head(hidden)
+        return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
+
+    def decode(
+        self,
+        target: ArrayLike,
+        memory: Array,
+        *,
+        source_lengths: ArrayLike | None = None,
+        target_lengths: ArrayLike | None = None,
+        aux: tuple[str, ...] = (),
+    ) -> Any:
+        """Hidden states of the target against a memory that `encoder` made; `head` turns them into logits.
+
+        Args:
+            target: as in the call.
+            memory: encoded source.
+            source_lengths: as in the call.
+            target_lengths: as in the call.
+            aux: names as in `attend`.
+
+        Returns:
+            Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also one dict per block.
+        """
+        hidden, seen = self.decoder(
+            self.target_embedding(target, lengths=target_lengths),
+            memory,
+            mask=mask_padding(target_lengths, masks.causal()),
+            memory_mask=mask_padding(source_lengths),
+            aux=aux,
+        )
+        hidden = blank_padding(hidden, target_lengths)
+        return (hidden, seen) if aux else hidden

@@ -1,0 +1,234 @@
+"""Checkpoints: whole training states on disk, complete or absent, verified byte by byte before they are used.
+
+A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which lists every
+array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved into place in one step,
+so a kill leaves either the old checkpoints or the old ones and the new one.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, incomplete, or belongs to something else."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint, read into memory.
+
+    Attributes:
+        path: its folder.
+        step: updates done when it was saved.
+        arrays: NumPy arrays by path in the state, such as `params/head/kernel`.
+        record: what was saved beside the arrays, plain JSON values.
+    """
+
+    path: Path
+    step: int
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
+    """Saves a state so that it appears complete or not at all, then drops all but the newest `keep` checkpoints.
+
+    Args:
+        directory: the folder of checkpoints; created when missing.
+        step: updates done so far; names the checkpoint.
+        state: any pytree of arrays.
+        record: plain JSON values to keep beside the arrays.
+        keep: checkpoints to keep, this one included; at least 1.
+
+    Returns:
+        The folder of the new checkpoint.
+
+    Raises:
+        CheckpointError: when this step is already saved there: nothing is overwritten.
+    """
+    target = directory / f"{step:08d}"
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
+    draft = directory / f".{step:08d}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    arrays = _flatten(state)
+    # A plain Checkpointer writes before it returns: the move below must not overtake a background thread.
+    ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(
+        (draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays))
+    )
+    _write_index(draft, step, arrays, record)
+    draft.rename(target)
+    _sync_folder(directory)
+    for stale in list_checkpoints(directory)[:-keep]:
+        discard = stale.with_name(f".{stale.name}.draft")
+        stale.rename(discard)  # half-deleted checkpoints must not look like damaged ones
+        shutil.rmtree(discard, ignore_errors=True)
+    return target
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Returns the checkpoint folders from oldest to newest; a missing directory has none."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
+
+
+def load(path: Path) -> Checkpoint:
+    """Reads one checkpoint after checking that every file of it is the one that was written.
+
+    Raises:
+        CheckpointError: naming the path and what is missing, cut short or changed, and what to do.
+    """
+    index = _read_index(path)
+    _verify_files(path, index["files"])
+    template = {name: np.zeros(shape, _dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
+    try:
+        nested = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
+            (path / "state").absolute(), args=ocp.args.StandardRestore(_nest(template))
+        )
+    except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
+        raise CheckpointError(f"{path} cannot be read by orbax-checkpoint: {error}") from error
+    arrays = {name: np.asarray(array) for name, array in _flatten(nested).items()}
+    return Checkpoint(path, index["step"], arrays, index["record"])
+
+
+def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "") -> Any:
+    """Puts a checkpoint's arrays into the structure of a template.
+
+    Args:
+        checkpoint: what `load` returned.
+        template: a pytree with the structure, shapes and dtypes wanted; its values are not used.
+        prefix: take only the arrays below this path, such as `params/`.
+
+    Returns:
+        A pytree like the template, with the checkpoint's values on JAX's default device.
+
+    Raises:
+        CheckpointError: listing arrays that are missing, not expected, or of another shape or dtype.
+    """
+    expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
+    found = {
+        name: (array.shape, array.dtype)
+        for name, array in checkpoint.arrays.items()
+        if name.startswith(prefix)
+    }
+    differences = [
+        f"  {name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
+        for name in sorted(expected.keys() | found.keys())
+        if expected.get(name) != found.get(name)
+    ]
+    if differences:
+        more = [f"  and {len(differences) - 8} more"] if len(differences) > 8 else []
+        lines = "\n".join(differences[:8] + more)
+        raise CheckpointError(f"{checkpoint.path} holds another model or optimizer:\n{lines}")
+    leaves = [jax.numpy.asarray(checkpoint.arrays[name]) for name in expected]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by readable path, in the order of the tree."""
+    entries = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
+
+
+def _flatten(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries from paths, the form in which orbax stores readable names."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *folders, name = path.split("/")
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = leaf
+    return tree
+
+
+def _write_index(draft: Path, step: int, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
+    """Writes checkpoint.json: what is in the checkpoint and how each file must look."""
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "record": dict(record),
+        "arrays": {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()},
+        "files": {str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files},
+    }
+    text = json.dumps(body, allow_nan=False)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    with (draft / INDEX).open("w", encoding="utf-8") as file:
+        file.write(f'{{"sha256": "{seal}", "body": {text}}}\n')
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    """The body of checkpoint.json, checked against its own digest."""
+    index = path / INDEX
+    try:
+        sealed = json.loads(index.read_text(encoding="utf-8"))
+        body, seal = sealed["body"], sealed["sha256"]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a complete Regard checkpoint: it has no {INDEX}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index} is damaged: {error}") from error
+    if hashlib.sha256(json.dumps(body).encode()).hexdigest() != seal:
+        raise CheckpointError(f"{index} is damaged: its contents do not match their SHA-256")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{index} has format {body['format']}, this version of Regard reads {FORMAT}")
+    return body
+
+
+def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raises at the first file that is missing, cut short or changed."""
+    for name, (size, digest) in files.items():
+        file = path / name
+        if not file.is_file():
+            problem = "is missing"
+        elif file.stat().st_size != size:
+            problem = f"has {file.stat().st_size} bytes, {size} were written"
+        elif _digest(file) != digest:
+            problem = "does not match the SHA-256 taken when it was written"
+        else:
+            continue
+        raise CheckpointError(f"checkpoint {path} is damaged: {file} {problem}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(jax.numpy.dtype(name))
+
+
+def _describe(kind: tuple[tuple[int, ...], Any] | None) -> str:
+    return "nothing" if kind is None else f"{kind[1]}{list(kind[0])}"
+
+
+def _sync_folder(directory: Path) -> None:
+    """Makes a rename in this folder survive a power cut, where the system allows it."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

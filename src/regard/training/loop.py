@@ -1,0 +1,277 @@
+"""The training loop: one compiled step that makes its own batch, measured, saved, resumable bit for bit.
+
+The state is parameters and optimizer; everything random in step n is a function of (seed, n). So a run that was
+interrupted and resumed does exactly what an uninterrupted one does.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from regard.training import checkpoints, metrics
+from regard.training.presets import Optimization
+from regard.training.progress import Progress, Silent
+from regard.training.runs import Run
+from regard.training.tasks import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
+
+
+class State(NamedTuple):
+    """What one update turns into the next."""
+
+    params: Any
+    optimizer: optax.OptState
+
+
+@dataclass(frozen=True)
+class Program:
+    """The pure functions of a run, before compilation."""
+
+    initial: State
+    update: Callable[[State, jax.Array], tuple[State, Metrics]]
+    evaluate: Callable[[Any, Batch], Metrics]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended.
+
+    Attributes:
+        status: "finished", "interrupted", or "already finished" when there was nothing left to do.
+        step: updates done.
+        held_out: metrics of the last evaluation on held-out data; empty when there was none yet.
+        seconds: time spent updating, over all sessions of the run; compiling and evaluating left out.
+        compile_seconds: time spent compiling, over all sessions of the run.
+        elapsed_seconds: everything from start to end, over all sessions of the run.
+    """
+
+    status: Literal["finished", "interrupted", "already finished"]
+    step: int
+    held_out: dict[str, float]
+    seconds: float
+    compile_seconds: float
+    elapsed_seconds: float
+
+
+class DivergenceError(FloatingPointError):
+    """A metric became NaN or infinite.
+
+    Attributes:
+        metric: its name.
+        step: the first step at which it was not finite.
+    """
+
+    def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
+        kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
+        super().__init__(f"{metric} is {value} at step {step}; {kept}. A smaller --learning-rate may help.")
+        self.metric = metric
+        self.step = step
+
+
+def make_schedule(optimization: Optimization) -> optax.Schedule:
+    """Returns the learning rate as a function of the updates done: a linear rise, then a cosine or a constant."""
+    peak, rise = optimization.learning_rate, optimization.warmup_steps
+    if optimization.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
+    else:
+        after = optax.constant_schedule(peak)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
+
+
+def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
+    """Returns clipping by global norm, then Adam or AdamW with the schedule."""
+    clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
+    adam = optax.adamw(
+        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
+    )
+    return optax.chain(clip, adam)
+
+
+def make_program(task: Task, seed: int) -> Program:
+    """Builds the initial state and the pure functions that update and evaluate it.
+
+    Args:
+        task: what to learn.
+        seed: decides parameters, batches and dropout.
+    """
+    optimization = task.preset.optimization
+    optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
+    rngs = nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
+    model = task.make_model(rngs)
+    model.eval()
+    resting, _, _ = nnx.split(model, nnx.Param, ...)
+    model.train()
+    active, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        # Copied: random streams made outside this trace may not be reseeded inside it.
+        model = nnx.merge(active, params, jax.tree.map(jnp.asarray, rest))
+        nnx.reseed(model, dropout=rng)
+        return task.measure(model, batch)
+
+    def update(state: State, index: jax.Array) -> tuple[State, Metrics]:
+        batch = task.make_batch(jax.random.fold_in(make_stream(seed, TRAINING), index), optimization.batch_size)
+        rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
+        (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
+        change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, change)
+        norms = {"grad_norm": optax.global_norm(gradients), "parameter_norm": optax.global_norm(params)}
+        measured = {"loss": loss, **measured, "learning_rate": jnp.asarray(schedule(index)), **norms}
+        return State(params, optimizer_state), measured
+
+    def evaluate(params: Any, batch: Batch) -> Metrics:
+        return task.evaluate(nnx.merge(resting, params, rest), batch)
+
+    return Program(State(params, optimizer.init(params)), update, evaluate)
+
+
+def train(
+    task: Task, run: Run, *, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Trains to the last step, or until `stop` says so; saves, and can be called again to go on.
+
+    Args:
+        task: what to learn; made from the run's preset.
+        run: where to write and where to start.
+        progress: hears what happens; None means nobody does.
+        stop: asked after every step; True saves a checkpoint and returns.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
+        checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
+    """
+    if run.is_finished:
+        assert run.start is not None
+        return Outcome("already finished", run.start.step, **run.start.record)
+    program = make_program(task, run.seed)
+    state = checkpoints.fit(run.start, program.initial) if run.start else program.initial
+    run.begin()
+    return _Session(task, run, progress or Silent()).advance(program, state, stop)
+
+
+class _Session:
+    """One process's share of a run: its clocks, the metrics still on the device, what is on disk."""
+
+    def __init__(self, task: Task, run: Run, progress: Progress):
+        self.task, self.run, self.progress = task, run, progress
+        self.began = time.perf_counter()
+        self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
+        own = run.start.record if run.start and run.source is None else {}
+        self.seconds: float = own.get("seconds", 0.0)
+        self.compile_seconds: float = own.get("compile_seconds", 0.0)
+        self.elapsed_before: float = own.get("elapsed_seconds", 0.0)
+        self.held_out: dict[str, float] = own.get("held_out", {})
+        self.pending: list[tuple[int, Metrics]] = []
+        self.settled = (self.first, self.seconds)
+
+    def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
+        """Updates, measures and saves until the end or a stop."""
+        cadence, steps = self.task.preset.cadence, self.task.preset.optimization.steps
+        # Donated: the new state takes the old one's memory.
+        update = self._compile("train step", jax.jit(program.update, donate_argnums=0), state, np.int32(0))
+        evaluate = self._compile("evaluation", jax.jit(program.evaluate), state.params, self.task.held_out)
+        self.mark = time.perf_counter()
+        for step in range(self.first + 1, steps + 1):
+            state, measured = update(state, np.int32(step - 1))
+            self.pending.append((step, measured))
+            last = stop() or step == steps
+            if step % cadence.evaluate_every == 0 or step == steps:
+                self._evaluate(step, evaluate, state)
+            elif step % cadence.log_every == 0:
+                # Metrics are read one logging interval late: the device is never waited for while it has work.
+                self._settle(step - cadence.log_every)
+            if step % cadence.checkpoint_every == 0 or last:
+                self._save(step, state)
+            if last:
+                break
+        return Outcome("finished" if step == steps else "interrupted", step, **self._record())
+
+    def _compile(self, what: str, function: Any, *arguments: Any) -> Callable[..., Any]:
+        """Compiles ahead of the first call, so that compiling can be announced and timed apart."""
+        start = time.perf_counter()
+        with self.progress.compiling(what):
+            compiled = function.lower(*arguments).compile()
+        self.compile_seconds += time.perf_counter() - start
+        return compiled
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Waits for the steps under way, then stops the clock of training."""
+        jax.block_until_ready(self.pending)
+        self.seconds += time.perf_counter() - self.mark
+        self.mark = math.nan
+        yield
+        self.mark = time.perf_counter()
+
+    def _evaluate(self, step: int, evaluate: Callable[..., Metrics], state: State) -> None:
+        """Measures on held-out data and logs the result with this step."""
+        with self._pause():
+            self.held_out = _fetch(evaluate(state.params, self.task.held_out))
+            self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
+            self.progress.evaluated(step, self.held_out)
+
+    def _settle(self, last: int, extra: Mapping[str, float] | None = None) -> None:
+        """Fetches the metrics up to a step, checks each of them, and writes the lines that are due."""
+        ready = [entry for entry in self.pending if entry[0] <= last]
+        self.pending = self.pending[len(ready) :]
+        for step, measured in ready:
+            values = _fetch(measured) | (dict(extra) if extra and step == last else {})
+            bad = metrics.first_not_finite(values)
+            due = step == 1 or step % self.task.preset.cadence.log_every == 0 or bool(extra and step == last)
+            if due or bad:
+                line = {"step": step, **values, "seconds": round(self._training_seconds(), 3)}
+                metrics.append(self.run.metrics_path, [line])
+                self.progress.stepped(step, self.task.preset.optimization.steps, values, self._rate(step))
+            if bad:
+                raise DivergenceError(bad, values[bad], step, self.saved)
+
+    def _training_seconds(self) -> float:
+        running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
+        return self.seconds + running
+
+    def _rate(self, step: int) -> float:
+        """Steps per second of training since the last logged step."""
+        (before, then), now = self.settled, self._training_seconds()
+        self.settled = (step, now)
+        return (step - before) / (now - then) if now > then else math.nan
+
+    def _save(self, step: int, state: State) -> None:
+        """Saves a checkpoint, after every metric up to it proved finite."""
+        with self._pause():
+            self._settle(step)
+            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, self._record())
+            self.progress.saved(step)
+
+    def _record(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the state: the clocks and the last evaluation."""
+        return {
+            "held_out": self.held_out,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
+        }
+
+
+def _fetch(measured: Metrics) -> dict[str, float]:
+    """Metrics from the device as plain numbers, loss and accuracy first."""
+    values = jax.device_get(measured)
+    names = sorted(values, key=lambda name: (name != "loss", name != "accuracy", name))
+    # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.
+    return {name: float(str(values[name])) for name in names}
+
+
+def _select_matrices(params: Any) -> Any:
+    """True where weight decay applies."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -1,0 +1,94 @@
+"""metrics.jsonl: one JSON object per logged step, appended while training and cut back when a run resumes."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Appends one line per mapping; NaN and infinities, which JSON lacks, are written as null."""
+    text = "".join(json.dumps(_finite(line), allow_nan=False) + "\n" for line in lines)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def read(path: Path) -> list[Line]:
+    """Reads every complete line; a last line without its newline was cut off by a kill and is left out.
+
+    Args:
+        path: a metrics.jsonl; a missing file reads as no lines.
+
+    Returns:
+        The lines in file order. Values that were not finite when written are None.
+
+    Raises:
+        ValueError: where a line is not a JSON object with a step, naming file and line.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> append(path, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("nan")}])
+        >>> read(path)
+        [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': None}]
+    """
+    if not path.exists():
+        return []
+    complete = path.read_bytes().split(b"\n")[:-1]
+    return [_parse(path, number, line) for number, line in enumerate(complete, start=1)]
+
+
+def cut(path: Path, last_step: int) -> int:
+    """Drops the lines after `last_step` by replacing the file in one move.
+
+    Returns:
+        How many complete lines were dropped.
+    """
+    lines = read(path)
+    kept = [line for line in lines if line["step"] <= last_step]
+    if path.exists():
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
+        replace_text(path, text)
+    return len(lines) - len(kept)
+
+
+def columns(lines: Iterable[Line], name: str) -> tuple[list[int], list[float]]:
+    """Returns the steps at which `name` was logged and its values there (NaN where they were not finite)."""
+    points = [(line["step"], line[name]) for line in lines if name in line]
+    return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
+
+
+def first_not_finite(values: Mapping[str, float]) -> str | None:
+    """Returns the name of the first metric that is NaN or infinite, or None."""
+    return next((name for name, value in values.items() if not math.isfinite(value)), None)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or a kill, sees either the old text or the new one."""
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _finite(line: Mapping[str, Any]) -> Line:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+
+
+def _parse(path: Path, number: int, line: bytes) -> Line:
+    """One line as a mapping with a whole-number step."""
+    try:
+        parsed = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("step"), int):
+        raise ValueError(
+            f"{path}, line {number} must be an object with a whole-number step, got {line[:80]!r}"
+        )
+    return parsed

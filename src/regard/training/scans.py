@@ -1,0 +1,57 @@
+"""The digits' data: scikit-learn's 1,797 real 8x8 scans, their split, their patches."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+BRIGHTEST = 16.0  # scikit-learn stores counts of dark pixels in 4x4 cells, 0 to 16
+
+
+def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
+    """Reads the scans that scikit-learn ships (no download): pixels in [0, 1] and labels 0 to 9.
+
+    Raises:
+        ImportError: when scikit-learn is not installed, with the command that installs it.
+
+    Reference:
+        E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
+        1998 (its test set).
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn: pip install 'regard[train]'") from error
+    digits = load_digits()
+    return (digits.images / BRIGHTEST).astype(np.float32), digits.target.astype(np.int32)
+
+
+def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) -> Bool[np.ndarray, " N"]:
+    """Chooses the held-out examples: the same fraction of every class, at random.
+
+    Args:
+        labels: one class per example.
+        fraction: part of each class to hold out, in (0, 1), rounded to whole examples.
+        seed: fixes the choice.
+
+    Returns:
+        True where an example is held out.
+    """
+    generator = np.random.default_rng(seed)
+    held_out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        held_out[generator.permutation(members)[: round(fraction * len(members))]] = True
+    return held_out
+
+
+def cut_patches(scans: Float[Array, "B R C"], grid: tuple[int, int]) -> Float[Array, "B P W"]:
+    """Cuts each scan into a grid of equal patches, row by row, each flattened row by row.
+
+    Example:
+        >>> cut_patches(jnp.arange(16.0).reshape(1, 4, 4), (2, 2))[0, 1].tolist()
+        [2.0, 3.0, 6.0, 7.0]
+    """
+    batch, height, width = scans.shape
+    rows, columns = grid
+    blocks = scans.reshape(batch, rows, height // rows, columns, width // columns)
+    return blocks.transpose(0, 1, 3, 2, 4).reshape(batch, rows * columns, -1)

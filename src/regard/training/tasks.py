@@ -1,0 +1,311 @@
+"""Tasks: from a preset to a model, endless training batches, held-out data and their measure.
+
+Batches are pure functions of a random key, so the training step makes its own; held-out data are drawn once from a
+stream of their own. Accuracy always counts whole answers (a label, or a sequence right in every token);
+`token_accuracy` counts tokens.
+"""
+
+import abc
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from regard import masks
+from regard.models import Classifier, EncoderDecoder, TransformerConfig
+from regard.models.generate import greedy
+from regard.training import presets
+from regard.training.scans import cut_patches, load_scans, split_stratified
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+PresetT = TypeVar("PresetT", bound=presets.Preset)
+
+# Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
+INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
+
+
+def make_stream(seed: int, stream: int) -> jax.Array:
+    """Returns the key of one of the independent random streams of a seed."""
+    return jax.random.fold_in(jax.random.key(seed), stream)
+
+
+class Task(abc.ABC, Generic[PresetT]):
+    """What to learn: a model, data and a measure, all derived from one preset.
+
+    Attributes:
+        preset: the settings it was made from.
+        held_out: the held-out batch; depends on the preset alone, not on a run's seed.
+    """
+
+    def __init__(self, preset: PresetT):
+        self.preset = preset
+        self.held_out = self.make_held_out()
+
+    @property
+    def name(self) -> str:
+        return self.preset.name
+
+    @property
+    @abc.abstractmethod
+    def config(self) -> TransformerConfig:
+        """The model's configuration."""
+
+    @abc.abstractmethod
+    def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Builds the model with fresh parameters."""
+
+    @abc.abstractmethod
+    def make_held_out(self) -> Batch:
+        """Draws the held-out examples."""
+
+    @abc.abstractmethod
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        """Draws training examples; pure, so it may run inside a compiled step."""
+
+    @abc.abstractmethod
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Returns the mean loss on a batch, and metrics; the model's mode decides about dropout."""
+
+    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
+        """Returns the model's kinds of attention: numbers of queries and keys, and the mask."""
+        return {"self-attention": (self.config.max_length, self.config.max_length, None)}
+
+    def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Returns the metrics that count, `loss` and `accuracy` among them, of a model in evaluation mode."""
+        loss, metrics = self.measure(model, batch)
+        return {"loss": loss, **metrics}
+
+
+def _configure(sizes: presets.Sizes, max_length: int, **inputs: int) -> TransformerConfig:
+    """The transformer's configuration from a preset's sizes."""
+    return TransformerConfig(
+        d_model=sizes.d_model,
+        num_heads=sizes.num_heads,
+        d_ff=sizes.d_ff,
+        num_layers=sizes.num_layers,
+        dropout_rate=sizes.dropout_rate,
+        positions=sizes.positions,
+        norm=sizes.norm,
+        max_length=max_length,
+        **inputs,
+    )
+
+
+def _measure_labels(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> tuple[jax.Array, Metrics]:
+    """Cross-entropy in nats and accuracy of one label per example."""
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return loss, {"accuracy": jnp.mean(logits.argmax(-1) == labels, dtype=jnp.float32)}
+
+
+def _measure_tokens(
+    logits: Float[Array, "B T V"], targets: Int[Array, "B T"], real: Bool[Array, "B T"]
+) -> tuple[jax.Array, Metrics]:
+    """Cross-entropy in nats per real token, and accuracy by sequence and by token; padding counts nowhere."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    right = logits.argmax(-1) == targets
+    metrics = {
+        "accuracy": jnp.mean((right | ~real).all(-1), dtype=jnp.float32),
+        "token_accuracy": jnp.mean(right, where=real, dtype=jnp.float32),
+    }
+    return jnp.mean(losses, where=real), metrics
+
+
+class ThresholdTask(Task[presets.Threshold]):
+    """Label 1 when the sum of the tokens exceeds the threshold."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        return _configure(self.preset.model, self.preset.length, vocab_size=self.preset.vocab_size)
+
+    def make_model(self, rngs: nnx.Rngs) -> Classifier:
+        return Classifier(self.config, 2, pooling="mean", rngs=rngs)
+
+    def make_held_out(self) -> Batch:
+        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        tokens = jax.random.randint(rng, (batch_size, self.preset.length), 0, self.preset.vocab_size)
+        return {"inputs": tokens, "labels": (tokens.sum(-1) > self.preset.threshold).astype(jnp.int32)}
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        return _measure_labels(model(batch["inputs"]), batch["labels"])
+
+
+class CopyTask(Task[presets.Copy]):
+    """Inputs [SOS, tokens], targets [tokens, EOS], one prediction per position."""
+
+    @property
+    def start_token(self) -> int:
+        return self.preset.vocab_size
+
+    @property
+    def end_token(self) -> int:
+        return self.preset.vocab_size + 1
+
+    @property
+    def config(self) -> TransformerConfig:
+        return _configure(self.preset.model, self.preset.length + 1, vocab_size=self.preset.vocab_size + 2)
+
+    def make_model(self, rngs: nnx.Rngs) -> Classifier:
+        return Classifier(self.config, self.preset.vocab_size + 2, pooling=None, rngs=rngs)
+
+    def make_held_out(self) -> Batch:
+        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        tokens = jax.random.randint(rng, (batch_size, self.preset.length), 0, self.preset.vocab_size)
+        return {
+            "inputs": jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=self.start_token),
+            "targets": jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=self.end_token),
+        }
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        targets = batch["targets"]
+        return _measure_tokens(model(batch["inputs"]), targets, jnp.ones(targets.shape, bool))
+
+
+class ReverseTask(Task[presets.Reverse]):
+    """Sources of many lengths, padded; targets are the source backwards and an end mark."""
+
+    @property
+    def start_token(self) -> int:
+        return self.preset.vocab_size
+
+    @property
+    def end_token(self) -> int:
+        return self.preset.vocab_size + 1
+
+    @property
+    def pad_token(self) -> int:
+        return self.preset.vocab_size + 2
+
+    @property
+    def config(self) -> TransformerConfig:
+        return _configure(
+            self.preset.model, self.preset.max_length + 1, vocab_size=self.preset.vocab_size + 3
+        )
+
+    def make_model(self, rngs: nnx.Rngs) -> EncoderDecoder:
+        return EncoderDecoder(self.config, rngs=rngs)
+
+    def make_held_out(self) -> Batch:
+        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        length_rng, token_rng = jax.random.split(rng)
+        longest = self.preset.max_length
+        lengths = jax.random.randint(length_rng, (batch_size,), self.preset.min_length, longest + 1)
+        tokens = jax.random.randint(token_rng, (batch_size, longest), 0, self.preset.vocab_size)
+        source = jnp.where(jnp.arange(longest)[None] < lengths[:, None], tokens, self.pad_token)
+        return {"source": source, "lengths": lengths, "target": self._reverse(source, lengths)}
+
+    def _reverse(self, source: Int[Array, "B S"], lengths: Int[Array, " B"]) -> Int[Array, "B T"]:
+        """Tokens backwards, then the end mark, then padding; one longer than the source."""
+        place = jnp.arange(source.shape[1] + 1)[None]
+        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, source.shape[1] - 1)
+        tokens = jnp.take_along_axis(source, backwards, axis=1)
+        marks = jnp.where(place == lengths[:, None], self.end_token, self.pad_token)
+        return jnp.where(place < lengths[:, None], tokens, marks)
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        source, lengths, target = batch["source"], batch["lengths"], batch["target"]
+        # Teacher forcing: the decoder reads the right answer, moved one place to the right.
+        given = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token)
+        logits = model(source, given, source_lengths=lengths, target_lengths=lengths + 1)
+        return _measure_tokens(logits, target, target != self.pad_token)
+
+    def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """As measured, but sequences count as right only when greedy generation writes them alone."""
+        loss, _ = self.measure(model, batch)
+        right, real = self.generate(model, batch) == batch["target"], batch["target"] != self.pad_token
+        return {
+            "loss": loss,
+            "accuracy": jnp.mean((right | ~real).all(-1), dtype=jnp.float32),
+            "token_accuracy": jnp.mean(right, where=real, dtype=jnp.float32),
+        }
+
+    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
+        source, target = self.preset.max_length, self.preset.max_length + 1
+        padding = masks.lengths(self.held_out["lengths"][: self.preset.optimization.batch_size])
+        return {
+            "encoder self-attention": (source, source, padding),
+            "decoder self-attention": (target, target, masks.causal()),
+            "cross-attention": (target, source, padding),
+        }
+
+    def generate(self, model: Any, batch: Batch) -> Int[Array, "B T"]:
+        """The model's own answers, token by token; what follows an end mark means nothing."""
+        return greedy(
+            model,
+            batch["source"],
+            start_token=self.start_token,
+            num_tokens=self.preset.max_length + 1,
+            source_lengths=batch["lengths"],
+        )
+
+
+class DigitsTask(Task[presets.Digits]):
+    """Scans of 8x8 pixels in [0, 1], read as 4x4 patches of 2x2, row by row."""
+
+    NUM_CLASSES: ClassVar[int] = 10
+    PATCHES: ClassVar[tuple[int, int]] = (4, 4)
+
+    @property
+    def config(self) -> TransformerConfig:
+        rows, columns = self.PATCHES
+        return _configure(self.preset.model, rows * columns, input_width=64 // (rows * columns))
+
+    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
+        patches = self.config.max_length
+        return {"self-attention": (patches, patches, None), "pooling": (1, patches, None)}
+
+    def make_model(self, rngs: nnx.Rngs) -> Classifier:
+        return Classifier(self.config, self.NUM_CLASSES, pooling="attention", rngs=rngs)
+
+    def __init__(self, preset: presets.Digits):
+        self._scans, self._labels = load_scans()
+        self._is_held_out = split_stratified(self._labels, preset.held_out_fraction, preset.data_seed)
+        super().__init__(preset)
+
+    def make_held_out(self) -> Batch:
+        chosen = self._is_held_out
+        return self._pack(jnp.asarray(self._scans[chosen]), jnp.asarray(self._labels[chosen]))
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        scans, labels = self._scans[~self._is_held_out], self._labels[~self._is_held_out]
+        rows = jax.random.randint(rng, (batch_size,), 0, len(labels))
+        return self._pack(jnp.asarray(scans)[rows], jnp.asarray(labels)[rows])
+
+    def _pack(self, scans: jax.Array, labels: jax.Array) -> Batch:
+        return {"inputs": cut_patches(scans, self.PATCHES), "labels": labels, "scans": scans}
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        return _measure_labels(model(batch["inputs"]), batch["labels"])
+
+
+TASKS: dict[type[presets.Preset], type[Task]] = {
+    presets.Threshold: ThresholdTask,
+    presets.Copy: CopyTask,
+    presets.Reverse: ReverseTask,
+    presets.Digits: DigitsTask,
+}
+
+
+def make_task(preset: presets.Preset) -> Task:
+    """Builds the task that a preset describes.
+
+    Raises:
+        TypeError: for anything but a preset.
+
+    Example:
+        >>> make_task(presets.Copy(held_out_size=3)).held_out["inputs"].shape
+        (3, 9)
+    """
+    if type(preset) not in TASKS:
+        names = ", ".join(kind.__name__ for kind in TASKS)
+        raise TypeError(f"preset must be one of regard.training.presets.{{{names}}}, got {preset!r}")
+    return TASKS[type(preset)](preset)

@@ -1,0 +1,33 @@
+"""Strict arrays and shape checking while testing."""
+
+import os
+
+# One deterministic CPU device, and no pop-up windows.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+# Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
+# error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX
+# replaces by placeholders.
+CHECKED = ("regard.engine.dense", "regard.engine.dropout", "regard.layers", "regard.models")
+_hook = install_import_hook(list(CHECKED), "beartype.beartype")
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile(
+    "regard", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("regard")
+
+
+@pytest.fixture
+def x64():
+    """Float64 arrays within one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,95 @@
+"""The layers' definitions in float64 NumPy, one line of mathematics per line; the truth of the layer tests."""
+
+import jax
+import numpy as np
+from flax import nnx
+from scipy.special import erf
+
+EPSILON = 1e-6
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0.0),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: x / 2 * (1 + erf(x / np.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def float64(x):
+    return np.asarray(x, np.float64)
+
+
+def linear(layer: nnx.Linear, x):
+    y = float64(x) @ float64(layer.kernel[...])
+    return y if layer.bias is None else y + float64(layer.bias[...])
+
+
+def layer_norm(layer: nnx.LayerNorm, x):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + EPSILON) * float64(layer.scale[...]) + float64(layer.bias[...])
+
+
+def softmax_rows(scores, keep):
+    """Softmax over the kept keys; a row that keeps none is all zero."""
+    scores = np.where(keep, scores, -np.inf)
+    peak = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.where(keep, np.exp(scores - np.where(np.isfinite(peak), peak, 0.0)), 0.0)
+    total = weights.sum(-1, keepdims=True)
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0):
+    """Output (B, T, M) and weights (B, H, T, S) of batched inputs; keep and bias broadcast to the weights."""
+    key = query if key is None else key
+    value = key if value is None else value
+    q, k, v = (
+        linear(projection, x)
+        for projection, x in (
+            (layer.query_projection, query),
+            (layer.key_projection, key),
+            (layer.value_projection, value),
+        )
+    )
+    D, group = layer.head_dim, layer.num_heads // layer.num_key_heads
+    heads, weights = [], []
+    for h in range(layer.num_heads):
+        mine, theirs = slice(h * D, (h + 1) * D), slice(h // group * D, (h // group + 1) * D)
+        scores = np.einsum("btd,bsd->bts", q[..., mine], k[..., theirs]) / np.sqrt(D)
+        full = (scores.shape[0], layer.num_heads, *scores.shape[1:])
+        kept = np.broadcast_to(keep, full)[:, h]
+        weights.append(softmax_rows(scores + np.broadcast_to(bias, full)[:, h], kept))
+        heads.append(weights[-1] @ v[..., theirs])
+    out = np.concatenate(heads, axis=-1)
+    if layer.output_projection is not None:
+        out = linear(layer.output_projection, out)
+    return out, np.stack(weights, axis=1)
+
+
+def feed_forward(layer, x):
+    return linear(layer.narrow, ACTIVATIONS[layer.activation](linear(layer.widen, x)))
+
+
+def assert_close(actual, expected, ulps=128):
+    """Within some float32 roundings of the largest value: sums of a few hundred terms stay well inside."""
+    expected = float64(expected)
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    np.testing.assert_allclose(float64(actual), expected, rtol=0, atol=ulps * 2.0**-24 * scale)
+
+
+def count_parameters(module: nnx.Module) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def randomize(module: nnx.Module, seed=0):
+    """Replace every parameter by normal numbers, so that biases and norms take part."""
+    rng = np.random.default_rng(seed)
+    state = nnx.state(module, nnx.Param)
+    nnx.update(
+        module, jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), state)
+    )
+    return module

@@ -1,0 +1,104 @@
+"""How the source documents draw their inputs, so that their numbers can be had again.
+
+Random numbers are JAX's own; every draw below follows a document's order of splits, at the default width:
+float32, or float64 inside `jax.enable_x64(True)`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from regard.layers import EncoderBlock, FeedForward, MultiHeadAttention
+
+PROJECTIONS = ("query_projection", "key_projection", "value_projection", "output_projection")
+
+
+def default_float():
+    return jnp.zeros(()).dtype
+
+
+def draw_normal(rng, shape, fan):
+    """Deviation sqrt(2 / fan): Glorot's where fan = fan_in + fan_out; document 000 has its own idea of it."""
+    return jax.random.normal(rng, shape) * math.sqrt(2 / fan)
+
+
+def draw_uniform(rng, shape):
+    """Glorot's uniform numbers."""
+    limit = math.sqrt(6 / sum(shape))
+    return jax.random.uniform(rng, shape, minval=-limit, maxval=limit)
+
+
+def load_attention(layer, kernels):
+    for name, kernel in zip(PROJECTIONS, kernels, strict=True):
+        getattr(layer, name).kernel[...] = kernel
+    return layer
+
+
+def load_block(block, attention, widen, narrow):
+    load_attention(block.attention, attention)
+    block.feed_forward.widen.kernel[...] = widen
+    block.feed_forward.narrow.kernel[...] = narrow
+    return block
+
+
+def block_000(rng, d_model, num_heads, d_ff):
+    """Post-norm, relu; attention kernels from a fan of d_model + head_dim (B000-4)."""
+    attention, widen, narrow = jax.random.split(rng, 3)
+    shape, fan = (d_model, d_model), d_model + d_model // num_heads
+    return load_block(
+        EncoderBlock(
+            d_model, num_heads, d_ff, norm="post", activation="relu", attention_bias=False, rngs=nnx.Rngs(0)
+        ),
+        [draw_normal(rng, shape, fan) for rng in jax.random.split(attention, 4)],
+        draw_normal(widen, (d_model, d_ff), d_model + d_ff),
+        draw_normal(narrow, (d_ff, d_model), d_model + d_ff),
+    )
+
+
+def attention_kernels_003(rng, d_model):
+    return [draw_uniform(rng, (d_model, d_model)) for rng in jax.random.split(rng, 4)]
+
+
+def attention_003(rng, d_model, num_heads):
+    layer = MultiHeadAttention(
+        d_model, num_heads, use_bias=False, param_dtype=default_float(), rngs=nnx.Rngs(0)
+    )
+    return load_attention(layer, attention_kernels_003(rng, d_model))
+
+
+def feed_forward_003(rng, d_model, d_ff):
+    widen, narrow = jax.random.split(rng)
+    layer = FeedForward(d_model, d_ff, param_dtype=default_float(), rngs=nnx.Rngs(0))
+    layer.widen.kernel[...] = draw_uniform(widen, (d_model, d_ff))
+    layer.narrow.kernel[...] = draw_uniform(narrow, (d_ff, d_model))
+    return layer
+
+
+def block_003(rng, d_model, num_heads, d_ff):
+    """Post-norm, whatever the document calls it (B003-4), with the tanh GELU."""
+    attention, branch = jax.random.split(rng)
+    widen, narrow = jax.random.split(branch)
+    return load_block(
+        EncoderBlock(
+            d_model,
+            num_heads,
+            d_ff,
+            norm="post",
+            attention_bias=False,
+            param_dtype=default_float(),
+            rngs=nnx.Rngs(0),
+        ),
+        attention_kernels_003(attention, d_model),
+        draw_uniform(widen, (d_model, d_ff)),
+        draw_uniform(narrow, (d_ff, d_model)),
+    )
+
+
+def assert_golden(actual, golden, tolerance=2e-6):
+    """Equal to printed digits, relative to the largest of them or 1."""
+    golden = np.asarray(golden, np.float64)
+    scale = max(1.0, float(np.abs(golden).max()))
+    np.testing.assert_allclose(np.asarray(actual, np.float64), golden, rtol=0, atol=tolerance * scale)

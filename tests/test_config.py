@@ -1,0 +1,93 @@
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from regard.layers.feed_forward import ACTIVATIONS
+
+
+def load_unchecked():
+    """The config's module without the type checks of conftest, which would answer before its own messages."""
+    spec = importlib.util.find_spec("regard.models.config")
+    spec = importlib.util.spec_from_file_location("unchecked_config", spec.origin)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+config_module = load_unchecked()
+TransformerConfig = config_module.TransformerConfig
+SIZES = {"d_model": 12, "num_heads": 6, "d_ff": 17, "num_layers": 2, "vocab_size": 19}
+
+
+def test_defaults():
+    config = TransformerConfig(**SIZES)
+    assert (config.positions, config.norm, config.activation) == ("sinusoidal", "pre", "gelu_tanh")
+    assert config.attention_bias
+    assert config.dropout_rate == config.attention_dropout_rate == 0.0
+    assert config.head_width == 2
+    assert dataclasses.replace(config, head_dim=5).head_width == 5
+
+
+def test_a_config_is_a_value():
+    config = TransformerConfig(**SIZES)
+    assert config == TransformerConfig(**SIZES)
+    assert hash(config) == hash(TransformerConfig(**SIZES))
+    assert TransformerConfig(**dataclasses.asdict(config)) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_model = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_model": 0}, "d_model: expected an integer of at least 1, got 0"),
+        ({"d_ff": 2.5}, "d_ff: expected an integer of at least 1, got 2.5"),
+        ({"num_layers": -1}, "num_layers: expected an integer of at least 0, got -1"),
+        ({"num_layers": True}, "num_layers: expected an integer"),
+        ({"max_length": 0}, "max_length: expected an integer of at least 1"),
+        ({"num_heads": 5}, "num_heads: expected a divisor of d_model = 12, got 5"),
+        ({"num_key_heads": 4}, "num_key_heads: expected a divisor of num_heads = 6, got 4"),
+        ({"num_key_heads": 0}, "num_key_heads: expected an integer of at least 1"),
+        ({"head_dim": 0}, "head_dim: expected an integer of at least 1"),
+        ({"vocab_size": None}, "vocab_size, input_width: expected exactly one"),
+        ({"input_width": 3}, "vocab_size, input_width: expected exactly one"),
+        ({"positions": "sinus"}, r"positions: expected one of .*\(nearest: sinusoidal\)"),
+        ({"norm": "Pre"}, r"norm: expected one of pre, post; got 'Pre' \(nearest: pre\)"),
+        ({"activation": "gelu"}, "'gelu' has two meanings: choose gelu_tanh.*or gelu_erf"),
+        ({"activation": "swilu"}, r"nearest: silu"),
+        ({"dropout_rate": 1.0}, r"dropout_rate: expected a rate in \[0, 1\), got 1.0"),
+        ({"attention_dropout_rate": -0.1}, r"attention_dropout_rate: expected a rate in \[0, 1\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**{**SIZES, **change})
+
+
+def test_own_head_width_lifts_the_divisibility():
+    config = TransformerConfig(**{**SIZES, "num_heads": 5, "head_dim": 7})
+    assert config.head_width == 7
+
+
+def test_activations_are_those_of_the_layers():
+    assert set(get_args(config_module.Activation)) == set(ACTIVATIONS)
+
+
+def test_the_file_imports_neither_jax_nor_flax():
+    path = importlib.util.find_spec("regard.models.config").origin
+    script = (
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='config');"
+        "print(sorted({'jax', 'flax', 'numpy'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_reading_a_config_does_not_load_flax():
+    script = "import sys; from regard.models import TransformerConfig; print('flax' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,332 @@
+"""One contract for every backend: values, statistics, gradients, empty rows, masked slots, dtypes, bits."""
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import plain
+import pytest
+
+from regard import attend, masks
+from regard.engine.problem import AUX
+from regard.engine.registry import BACKENDS
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: shapes without the widths' names, and what else is passed."""
+
+    query: tuple = (2, 3, 5, 7)
+    key: tuple = (2, 3, 11, 7)
+    value: tuple = (2, 3, 11, 13)
+    mask: object = None
+    offset: object = None
+    bias: tuple | None = None
+    bias_drops: bool = False
+    scale: float | None = None
+    size: float = 1.0
+    dtype: str = "float32"
+    poison: bool = False
+    notes: dict = field(default_factory=dict)
+
+    def arrays(self):
+        rng = np.random.default_rng(7)
+        draw = lambda shape: jnp.asarray(rng.normal(size=shape) * self.size, self.dtype)
+        query, key, value = draw(self.query), draw(self.key), draw(self.value)
+        bias = None if self.bias is None else draw(self.bias)
+        if self.bias_drops:
+            bias = jnp.where(
+                jnp.asarray(rng.random(self.bias) < 0.4), jnp.asarray(-jnp.inf, bias.dtype), bias
+            )
+        return query, key, value, bias
+
+    def leading(self):
+        query, key, value = self.query[:-2], self.key[:-2], self.value[:-2]
+        heads = max([shape[-1] for shape in (query, key, value) if shape], default=1)
+        batch = np.broadcast_shapes(query[:-1], key[:-1], value[:-1])
+        return (*batch, heads) if query or key or value else ()
+
+    def keep(self):
+        """The mask spelled out, for the oracle."""
+        T, S, leading = self.query[-2], self.key[-2], self.leading()
+        if self.mask is None:
+            return None
+        mask = self.mask if isinstance(self.mask, masks.Mask) else masks.from_array(self.mask)
+        offset = 0 if self.offset is None and not mask.reads_positions else self.offset
+        return np.asarray(mask.dense(T, S, query_offset=offset, leading_axes=len(leading)))
+
+
+def parity(query, key):
+    return (query + key) % 2 == 0
+
+
+def holes(*shape):
+    return np.random.default_rng(3).random(shape) < 0.5
+
+
+SQUARE = {"query": (2, 3, 11, 7)}
+CASES = {
+    "everything": Case(),
+    "rank 2": Case((5, 7), (11, 7), (11, 13)),
+    "one of each": Case((1, 1), (1, 1), (1, 1)),
+    "grouped": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.causal(), 6),
+    "grouped without batch": Case((6, 5, 7), (2, 11, 7), (2, 11, 13), masks.causal(), 3),
+    "multi-query": Case((2, 5, 3, 7), (2, 1, 11, 7), (2, 1, 11, 13)),
+    "shared keys": Case((2, 3, 5, 7), (11, 7), (11, 13), masks.lengths([4, 0])),
+    "shared queries": Case((1, 1, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.lengths([4, 0])),
+    "keys and values broadcast apart": Case((3, 5, 7), (2, 1, 11, 7), (1, 3, 11, 13)),
+    "three leading axes": Case((2, 3, 4, 5, 7), (3, 2, 11, 7), (2, 1, 2, 11, 13), masks.lengths([4, 0])),
+    "causal": Case(**SQUARE, mask=masks.causal()),
+    "causal with a cache": Case(mask=masks.causal(), offset=6),
+    "causal with offsets by row": Case(mask=masks.causal(), offset=np.array([6, -2])),
+    "window": Case(**SQUARE, mask=masks.sliding_window(2, 1)),
+    "prefix": Case(**SQUARE, mask=masks.prefix([3, 0]) | masks.causal()),
+    "documents": Case(**SQUARE, mask=masks.segments(np.arange(22).reshape(2, 11) // 4) & masks.causal()),
+    "two id lists": Case(mask=masks.segments([0, 1, 1, 2, 9], np.arange(11) // 5)),
+    "predicate": Case(mask=masks.predicate(parity) & ~masks.causal(), offset=2),
+    "chunks or globals": Case(**SQUARE, mask=masks.chunked(4) | masks.global_tokens(1) & masks.dilated(2)),
+    "stored": Case(mask=holes(2, 3, 5, 11)),
+    "stored by head": Case(mask=holes(3, 1, 11)),
+    "stored integers": Case(mask=holes(5, 11).astype(np.int32)),
+    "empty rows": Case(mask=masks.lengths([3, 0])),
+    "all rows empty": Case(mask=~masks.causal() & masks.causal(), offset=0),
+    "bias": Case(bias=(2, 3, 5, 11)),
+    "bias by head": Case(bias=(3, 1, 1), mask=masks.causal(), offset=4),
+    "bias by key": Case(bias=(2, 1, 1, 11)),
+    "bias that drops": Case(bias=(2, 1, 5, 11), bias_drops=True, mask=masks.causal(), offset=1),
+    "grouped with bias": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), bias=(6, 5, 11)),
+    "scale": Case(scale=0.3),
+    "large scores": Case(size=30.0),
+    "no keys": Case((2, 3, 5, 7), (2, 3, 0, 7), (2, 3, 0, 13)),
+    "no keys, masked": Case((2, 3, 5, 7), (2, 3, 0, 7), (2, 3, 0, 13), masks.causal(), 0),
+    "no queries": Case((2, 3, 0, 7), (2, 3, 11, 7), (2, 3, 11, 13)),
+    "no batch": Case((0, 3, 5, 7), (0, 3, 11, 7), (0, 3, 11, 13)),
+    "one key": Case((2, 3, 5, 7), (2, 3, 1, 7), (2, 3, 1, 13)),
+    "width one": Case((2, 3, 5, 1), (2, 3, 11, 1), (2, 3, 11, 1)),
+    "bfloat16": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.causal(), 6, dtype="bfloat16"),
+    "float16 with large scores": Case(mask=masks.causal(), offset=6, dtype="float16", size=30.0),
+    "float64": Case(mask=masks.causal(), offset=6, bias=(3, 5, 11), dtype="float64"),
+}  # fmt: skip
+
+
+def call(case, backend, arrays, aux=AUX, **kwargs):
+    query, key, value, bias = arrays
+    return attend(
+        query, key, value, mask=case.mask, bias=bias, scale=case.scale, query_offset=case.offset, aux=aux,
+        backend=backend, **kwargs,
+    )  # fmt: skip
+
+
+def serve(case, backend):
+    """The case's arrays, or none where the backend refuses with a reason."""
+    arrays = case.arrays()
+    try:
+        jax.eval_shape(lambda: call(case, backend, arrays, ()))
+    except NotImplementedError as refusal:
+        assert backend in str(refusal)
+        assert len(str(refusal)) > 30
+        return None
+    return arrays
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name, backend, request):
+    case = CASES[name]
+    if case.dtype == "float64":
+        request.getfixturevalue("x64")
+    arrays = serve(case, backend)
+    if arrays is None:
+        return
+    query, key, value, bias = arrays
+    output, aux = call(case, backend, arrays)
+    cotangent = np.random.default_rng(5).normal(size=output.shape).astype(np.float32)
+
+    def loss(arrays):
+        return jnp.sum(call(case, backend, arrays, ()) * jnp.asarray(cotangent, output.dtype))
+
+    grads = jax.grad(loss)(arrays)
+    spelled = {
+        "keep": case.keep(),
+        "bias": None if bias is None else np.asarray(bias, np.float64),
+        "scale": case.scale,
+        "cotangent": np.asarray(jnp.asarray(cotangent, output.dtype), np.float64),
+    }
+    inputs = [np.asarray(x, np.float64) for x in (query, key, value)]
+    if 0 in case.leading():
+        assert output.shape == (*case.leading(), case.query[-2], case.value[-1])
+        return
+    truth = oracle.batched(*inputs, **spelled)
+    working = np.float64 if case.dtype == "float64" else np.float32
+    same = plain.evaluate(*inputs, **spelled, dtype=working)
+
+    assert output.dtype == query.dtype
+    assert aux["lse"].dtype == working
+    plain.assert_as_exact(output, truth.output, same["output"], "output")
+    for stat in ("weights", "scores", "lse", "max_score", "entropy"):
+        assert aux[stat].shape == getattr(truth, stat).shape
+        plain.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
+    np.testing.assert_array_equal(aux["argmax"], truth.argmax)
+    for grad, part in zip(grads, ("d_query", "d_key", "d_value", "d_bias"), strict=True):
+        if grad is not None:
+            # A bias gradient summed over a row is a difference that comes to zero.
+            magnitude = 1.0 if part == "d_bias" else 0.0
+            plain.assert_as_exact(grad, getattr(truth, part), same[part], part, magnitude)
+
+
+POISON = {
+    "lengths": Case(mask=masks.lengths([4, 0])),
+    "causal": Case(mask=masks.causal(), offset=2),
+    "grouped": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.lengths([4, 0])),
+    "keys shared by rows": Case((2, 3, 5, 7), (11, 7), (11, 13), masks.lengths([4, 2])),
+    "stored": Case(mask=np.arange(11)[None] * np.array([1, 1, 0, 1, 1])[:, None] % 3 == 1),
+    "bias": Case(bias=(1, 1, 1, 11), bias_drops=True),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", POISON)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
+    case = POISON[name]
+    query, key, value, bias = case.arrays()
+    keep = np.broadcast_to(True if case.mask is None else case.keep(), (*case.leading(), 5, 11))
+    if bias is not None:
+        keep = keep & (np.asarray(bias) != -np.inf)
+    answers = keep.any(-2)
+    if case.key[:-2] == ():
+        answers = answers.any((0, 1))
+    elif case.key[1] != answers.shape[1]:
+        answers = answers.reshape(2, case.key[1], -1, 11).any(2)
+    assert not answers.all(), "the case must leave a key that nobody may attend to"
+    spoil = lambda x: jnp.where(jnp.asarray(answers)[..., None], x, jnp.asarray(poison, x.dtype))
+    asks = jnp.asarray(keep.any(-1))[..., None]
+    spoiled = (jnp.where(asks, query, jnp.asarray(poison, query.dtype)), spoil(key), spoil(value), bias)
+
+    def outcome(arrays):
+        def loss(arrays):
+            output, aux = call(case, backend, arrays, ("lse",))
+            return jnp.sum(output**2) + jnp.sum(jnp.where(aux["lse"] > -jnp.inf, aux["lse"], 0.0))
+
+        return *call(case, backend, arrays), jax.grad(loss)(arrays)
+
+    for clean, dirty in zip(
+        jax.tree.leaves(outcome((query, key, value, bias))), jax.tree.leaves(outcome(spoiled)), strict=True
+    ):
+        np.testing.assert_array_equal(dirty, clean)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
+    query, key, value, _ = Case().arrays()
+    mask = np.ones((5, 11), bool)
+    mask[2] = False
+    bad_key, bad_value = key.at[..., 3, :].set(jnp.nan), value.at[..., 3, :].set(jnp.nan)
+    output, aux = attend(query, bad_key, bad_value, mask=mask, aux=AUX, backend=backend)
+    assert not np.asarray(output)[:, :, 2].any()
+    assert not np.asarray(aux["weights"])[:, :, 2].any()
+    assert np.isnan(np.asarray(output)[:, :, 0]).all()
+    row = lambda q, k, v: jnp.sum(attend(q, k, v, mask=mask, backend=backend)[:, :, 2])
+    d_query = jax.grad(row)(query, bad_key, bad_value)
+    assert not np.asarray(d_query)[:, :, 2].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_have_gradients(backend, x64):
+    """lse, entropy, max_score, scores and weights against central differences."""
+    case = replace(
+        CASES["causal with a cache"], dtype="float64", query=(2, 5, 7), key=(2, 11, 7), value=(2, 11, 3)
+    )
+    query, key, value, _ = case.arrays()
+    for name in ("lse", "entropy", "max_score", "weights"):
+
+        def stat(query, name=name):
+            return jnp.sum(
+                jnp.sin(
+                    attend(query, key, value, mask=case.mask, query_offset=6, aux=(name,), backend=backend)[
+                        1
+                    ][name]
+                )
+            )
+
+        direction = jnp.asarray(np.random.default_rng(2).normal(size=query.shape))
+        step = 1e-6
+        numeric = (stat(query + step * direction) - stat(query - step * direction)) / (2 * step)
+        exact = jnp.vdot(jax.grad(stat)(query), direction)
+        np.testing.assert_allclose(exact, numeric, rtol=1e-7, atol=1e-8)
+    # An empty row's lse is -inf; its gradient is nevertheless zero, not NaN.
+    lse = lambda q: attend(q, key, value, mask=masks.lengths([0, 3]), aux=("lse",), backend=backend)[1]["lse"]
+    assert not np.asarray(jax.grad(lambda q: lse(q)[1].sum())(query))[0].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_statistics_of_large_scores(backend):
+    """Entropy by the difference lse - E[score] would lose three digits here."""
+    query, key, value, _ = Case().arrays()
+    _, aux = attend(query * 40, key * 40, value, aux=("entropy", "scores"), backend=backend)
+    scores = np.asarray(aux["scores"], np.float64)
+    assert np.abs(scores).max() > 2000
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    truth = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
+    np.testing.assert_allclose(aux["entropy"], truth, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["grouped", "bias that drops"])
+def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
+    case = CASES[name]
+    arrays = case.arrays()
+
+    def step(aux):
+        def loss(arrays):
+            output = call(case, backend, arrays, aux)
+            return jnp.sum((output[0] if aux else output).astype(jnp.float32) ** 2)
+
+        output = call(case, backend, arrays, aux)
+        return (output[0] if aux else output), jax.grad(loss)(arrays)
+
+    first = jax.tree.leaves(step(()))
+    for aux in ((), ("entropy", "argmax", "max_score"), AUX):
+        for a, b in zip(jax.tree.leaves(step(aux)), first, strict=True):
+            np.testing.assert_array_equal(a, b)
+    jitted = jax.jit(step, static_argnums=0)
+    for a, b in zip(jax.tree.leaves(jitted(AUX)), jax.tree.leaves(jitted(())), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_transform(backend):
+    """jit, vmap, jvp, linearize, Hessian-vector product and checkpoint agree with the plain call."""
+    query, key, value, _ = Case((3, 5, 7), (3, 11, 7), (3, 11, 13)).arrays()
+    lengths = jnp.array([4, 0, 11])
+    attend_to = lambda q, k, v, n: attend(
+        q, k, v, mask=masks.causal() & masks.lengths(n), query_offset=6, backend=backend
+    )
+    whole = attend_to(query, key, value, lengths)
+    np.testing.assert_allclose(jax.vmap(attend_to)(query, key, value, lengths), whole, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        jax.vmap(attend_to, in_axes=(1, 1, 1, None), out_axes=1)(
+            query[:, None], key[:, None], value[:, None], lengths
+        )[:, 0],
+        whole, rtol=1e-6, atol=1e-7,
+    )  # fmt: skip
+    f = lambda q: attend_to(q, key, value, lengths)
+    energy = lambda q: jnp.sum(f(q) ** 2)
+    tangent = jnp.cos(query)
+    _, forward = jax.jvp(energy, (query,), (tangent,))
+    np.testing.assert_allclose(forward, jnp.vdot(jax.grad(energy)(query), tangent), rtol=1e-5)
+    _, linear = jax.linearize(energy, query)
+    np.testing.assert_allclose(linear(tangent), forward, rtol=1e-5)
+    over_reverse = jax.jvp(jax.grad(energy), (query,), (tangent,))[1]
+    reverse_twice = jax.grad(lambda q: jnp.vdot(jax.grad(energy)(q), tangent))(query)
+    np.testing.assert_allclose(over_reverse, reverse_twice, rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(jax.checkpoint(energy))(query), jax.grad(energy)(query), rtol=1e-6)
+    traced_offset = jax.jit(
+        lambda n: attend(query, key, value, mask=masks.causal(), query_offset=n, backend=backend)
+    )
+    np.testing.assert_array_equal(
+        traced_offset(6), attend(query, key, value, mask=masks.causal(), query_offset=6, backend=backend)
+    )

@@ -1,0 +1,111 @@
+"""The dropout pattern: what it depends on, its rate, and its gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import attend, masks
+
+RNG = jax.random.key(3)
+
+
+def pattern(query_shape, key_length, rate=0.5, rng=RNG, **kwargs):
+    """Which weights survive, read off the output through an identity value."""
+    query = jnp.zeros(query_shape)
+    key = jnp.zeros((*query_shape[:-2], key_length, query_shape[-1]))
+    value = jnp.broadcast_to(jnp.eye(key_length), (*query_shape[:-2], key_length, key_length))
+    return np.asarray(attend(query, key, value, dropout_rate=rate, rng=rng, **kwargs)) != 0
+
+
+def test_a_smaller_pattern_is_a_corner_of_a_larger_one():
+    whole = pattern((3, 5, 7, 2), 11)
+    np.testing.assert_array_equal(pattern((2, 3, 5, 2), 7), whole[:2, :3, :5, :7])
+    np.testing.assert_array_equal(pattern((4, 6, 2), 10), whole[0, :4, :6, :10])
+    np.testing.assert_array_equal(pattern((6, 2), 10), whole[0, 0, :6, :10])
+
+
+def test_heads_rows_and_keys_differ():
+    whole = pattern((3, 5, 31, 2), 37)
+    for axis in range(4):
+        first, second = np.take(whole, 0, axis), np.take(whole, 1, axis)
+        agreement = (first == second).mean()
+        assert 0.4 < agreement < 0.6
+    other = pattern((3, 5, 31, 2), 37, rng=jax.random.key(4))
+    assert 0.45 < (whole == other).mean() < 0.55
+
+
+def test_the_pattern_follows_the_position_of_the_query():
+    whole = pattern((1, 1, 11, 2), 11)
+    np.testing.assert_array_equal(pattern((1, 1, 4, 2), 11, query_offset=7), whole[:, :, 7:])
+
+
+def test_pairs_quadruples_and_neighbours_are_independent():
+    """No product of signs at the corners of a rectangle leans either way, near or far."""
+    signs = np.where(pattern((1, 3, 256, 1), 256), 1, -1).reshape(3, 256, 256)
+    for rows in (1, 2, 16, 100):
+        for columns in (1, 2, 16, 100):
+            shifted = np.roll(signs, rows, 1)
+            for product in (
+                signs * shifted,
+                signs * np.roll(signs, columns, 2),
+                signs * shifted * np.roll(signs, columns, 2) * np.roll(shifted, columns, 2),
+            ):
+                # A sum of n fair signs, 48 sums looked at: five standard deviations.
+                assert abs(product.sum()) < 5 * product.size**0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_rate_is_the_rate(rate):
+    kept = pattern((1, 1, 499, 1), 503, rate).mean()
+    deviation = (rate * (1 - rate) / (499 * 503)) ** 0.5
+    assert abs(kept - (1 - rate)) < 4 * deviation
+
+
+def test_the_expectation_is_kept_and_weights_are_those_before():
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((5, 3), (7, 3), (7, 2)))
+    plain, aux = attend(query, key, value, aux=("weights", "lse"))
+    call = jax.jit(lambda r: attend(query, key, value, dropout_rate=0.3, rng=r, aux=("weights", "lse")))
+    outputs = jax.vmap(lambda r: call(r)[0])(jax.random.split(RNG, 4001))
+    spread = np.asarray(outputs).std(0) / 4001**0.5
+    assert (np.abs(outputs.mean(0) - plain) < 5 * spread).all()
+    dropped = call(RNG)
+    assert not np.array_equal(dropped[0], plain)
+    np.testing.assert_allclose(dropped[1]["weights"], aux["weights"], rtol=1e-6)
+    np.testing.assert_allclose(dropped[1]["lse"], aux["lse"], rtol=1e-6)
+
+
+def test_the_backward_pass_sees_the_same_pattern():
+    rng = np.random.default_rng(1)
+    query, key, value = (
+        jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 5, 3), (2, 7, 3), (2, 7, 2))
+    )
+    survives = jnp.asarray(pattern((2, 5, 3), 7))
+
+    def explicit(query, key, value):
+        weights = attend(query, key, value, aux=("weights",))[1]["weights"]
+        return jnp.sum(jnp.where(survives, weights / 0.5, 0.0) @ value) ** 2
+
+    def ours(query, key, value):
+        return jnp.sum(attend(query, key, value, dropout_rate=0.5, rng=RNG)) ** 2
+
+    for mine, theirs in zip(
+        jax.grad(ours, (0, 1, 2))(query, key, value),
+        jax.grad(explicit, (0, 1, 2))(query, key, value),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rng", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])
+def test_any_kind_of_key_serves_and_empty_rows_stay_empty(rng):
+    x = jnp.ones((2, 3, 5, 7))
+    out = attend(x, x, x, mask=masks.lengths([0, 5]), dropout_rate=0.4, rng=rng)
+    assert not np.asarray(out[0]).any()
+    assert np.asarray(out[1]).any()
+
+
+def test_rate_zero_needs_no_rng_and_ignores_one():
+    x = jax.random.normal(RNG, (5, 7))
+    np.testing.assert_array_equal(attend(x, x, x, dropout_rate=0.0, rng=RNG), attend(x, x, x))

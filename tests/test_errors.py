@@ -1,0 +1,150 @@
+"""What a wrong call is told: the argument, what was expected, what came, how to fix it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import attend, explain, masks
+
+Q, K, V = jnp.zeros((2, 3, 5, 7)), jnp.zeros((2, 3, 11, 7)), jnp.zeros((2, 3, 11, 13))
+
+
+def array(*shape, dtype=jnp.float32):
+    return jnp.zeros(shape, dtype)
+
+
+WRONG = {
+    "width": (ValueError, r"key: expected the head width of query, D = 7", {"key": array(2, 3, 11, 8)}),
+    "length": (ValueError, r"value: expected one row per key, S = 11", {"value": array(2, 3, 12, 13)}),
+    "no width": (
+        ValueError,
+        "query: expected a head width D of at least 1",
+        {"query": array(2, 3, 5, 0), "key": array(2, 3, 11, 0)},
+    ),
+    "rank": (ValueError, r"query: expected at least 2 axes .* got shape \(7,\)", {"query": array(7)}),
+    "integers": (TypeError, "query: expected a floating-point array, got int32", {"query": array(2, 3, 5, 7, dtype=jnp.int32)}),
+    "complex": (TypeError, "key: expected a floating-point array, got complex64", {"key": K.astype(jnp.complex64)}),
+    "text": (TypeError, "value: expected a floating-point array, got str", {"value": "v"}),
+    "heads": (ValueError, r"query heads \(3\) to be a multiple of key heads \(2\).*swap axes -3 and -2", {"key": array(2, 2, 11, 7), "value": array(2, 2, 11, 13)}),
+    "batch": (ValueError, r"expected leading axes that broadcast; got query \(2, 3, 5, 7\)", {"key": array(4, 3, 11, 7), "value": array(4, 3, 11, 13)}),
+    "key against value": (ValueError, "leading axes of key and value that broadcast", {"value": array(2, 2, 11, 13)}),
+    "float mask": (TypeError, "mask: .*pass additive masks as `bias=`", {"mask": array(5, 11)}),
+    "mask shape": (ValueError, r"mask: expected an array that broadcasts to \(\*B, T, S\) = \(2, 3, 5, 11\), got shape \(5, 12\)", {"mask": array(5, 12, dtype=bool)}),
+    "mask per batch": (ValueError, r"For one mask per batch row, add head axes: mask\[:, None\]", {"mask": array(2, 5, 11, dtype=bool)}),
+    "mask per key": (ValueError, r"use masks\.valid_keys\(mask\)", {"mask": array(2, 11, dtype=bool)}),
+    "mask rank": (ValueError, "mask: expected an array that broadcasts", {"mask": array(1, 2, 3, 5, 11, dtype=bool)}),
+    "mask text": (TypeError, "mask: expected a boolean or integer array", {"mask": "causal"}),
+    "lengths": (ValueError, r"lengths: expected leading axes that match the first leading axes of query, \(2, 3\); got \(4,\)", {"mask": masks.lengths([1, 2, 3, 4])}),
+    "segments": (ValueError, "segments query_ids: expected 5 entries on the last axis, one per query; got 6", {"mask": masks.segments(np.zeros(6, int), np.zeros(11, int))}),
+    "valid keys": (ValueError, "valid_keys: expected 11 entries on the last axis, one per key; got 10", {"mask": masks.valid_keys(np.ones((2, 10), bool))}),
+    "offset needed": (ValueError, "query_offset: expected where the queries sit, because T = 5 queries differ from S = 11", {"mask": masks.causal()}),
+    "offset per head": (ValueError, r"query_offset: expected one integer, or one per first leading axis of query \(2,\)", {"query_offset": np.zeros(3, int)}),
+    "offset float": (TypeError, "query_offset: expected integers, got float64", {"query_offset": 1.5}),
+    "bias bool": (TypeError, "bias: expected a floating-point array, got bool; pass boolean and 0/1 masks as `mask=`", {"bias": array(5, 11, dtype=bool)}),
+    "bias shape": (ValueError, r"bias: expected an array that broadcasts .* got shape \(11, 5\)", {"bias": array(11, 5)}),
+    "scale": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\)", {"scale": array(3)}),
+    "rate one": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
+    "rate negative": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
+    "rate nan": (ValueError, r"dropout_rate: expected a number in \[0, 1\)", {"dropout_rate": float("nan")}),
+    "rate text": (TypeError, "dropout_rate: expected a number", {"dropout_rate": "half"}),
+    "no rng": (ValueError, r"rng: expected a random key because dropout_rate = 0\.5, got None", {"dropout_rate": 0.5}),
+    "many rngs": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0), 3)}),
+    "rng number": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": 0}),
+    "aux text": (TypeError, r"aux: expected a sequence of names, got the string 'lse'; write aux=\('lse',\)", {"aux": "lse"}),
+    "aux name": (ValueError, "aux: expected names among weights, scores, .*; got 'weight'", {"aux": ("weight",)}),
+    "backend": (ValueError, "backend: expected one of dense.*did you mean 'dense'", {"backend": "dens"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_told_what_is_wrong(name):
+    kind, message, arguments = WRONG[name]
+    arguments = {"query": Q, "key": K, "value": V} | arguments
+    query, key, value = (arguments.pop(part) for part in ("query", "key", "value"))
+    with pytest.raises(kind, match=f"(?s){message}"):
+        attend(query, key, value, **arguments)
+    with pytest.raises(kind, match=f"(?s){message}"):
+        explain(query, key, value, **arguments)
+    if isinstance(query, jax.Array) and isinstance(value, jax.Array):
+        with pytest.raises(kind, match=f"(?s){message}"):
+            jax.jit(lambda q, k, v: attend(q, k, v, **arguments))(query, key, value)
+
+
+def test_a_mask_that_fits_two_axes_is_refused_rather_than_guessed():
+    x = jnp.ones((4, 4, 5, 3))
+    with pytest.raises(ValueError, match=r"the batch or the heads, both 4.*mask\[None\].*mask\[:, None\]"):
+        attend(x, x, x, mask=np.ones((4, 5, 5), bool))
+    y = jnp.ones((5, 2, 5, 3))
+    with pytest.raises(ValueError, match=r"the batch or the queries, both 5.*masks\.valid_keys\(mask\)"):
+        attend(y, y, y, mask=np.ones((5, 5), bool))
+    with pytest.raises(ValueError, match=r"bias: .*the batch or the heads"):
+        attend(x, x, x, bias=np.ones((4, 5, 5), np.float32))
+    for clear in (np.ones((1, 4, 5, 5), bool), np.ones((4, 1, 5, 5), bool), np.ones((5, 5), bool)):
+        attend(x, x, x, mask=clear)
+    attend(y, y, y, mask=np.ones((1, 5, 5), bool))
+    attend(y, y, y, mask=masks.from_array(np.ones((5, 5), bool)))
+    attend(x[:, 0], x[:, 0], x[:, 0], mask=np.ones((5, 5), bool))
+
+
+def test_traced_rates_are_refused_and_traced_scales_are_not():
+    with pytest.raises(TypeError, match="dropout_rate: expected a number known before tracing"):
+        jax.jit(lambda r: attend(Q, K, V, dropout_rate=r, rng=jax.random.key(0)))(0.5)
+    x = jax.random.normal(jax.random.key(0), (5, 3))
+    scaled = jax.jit(lambda s: attend(x, x, x, scale=s))
+    np.testing.assert_allclose(scaled(0.3), attend(x, x, x, scale=0.3), rtol=2e-6)
+    slope = jax.grad(lambda s: attend(x, x, x, scale=s).sum())(0.3)
+    step = 1e-2
+    numeric = (attend(x, x, x, scale=0.3 + step).sum() - attend(x, x, x, scale=0.3 - step).sum()) / (2 * step)
+    np.testing.assert_allclose(slope, numeric, rtol=1e-2)
+
+
+def test_numpy_and_lists_are_welcome():
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    expected = attend(jnp.asarray(x), jnp.asarray(x), jnp.asarray(x), mask=np.tril(np.ones((3, 3), bool)))
+    np.testing.assert_array_equal(attend(x, x, x, mask=[[1, 0, 0], [1, 1, 0], [1, 1, 1]]), expected)
+    np.testing.assert_array_equal(attend(x.tolist(), x.tolist(), x.tolist(), mask=masks.causal()), expected)
+
+
+def test_a_refusing_backend_says_why(monkeypatch):
+    from regard.engine import dense, registry
+
+    monkeypatch.setattr(dense, "refuses", lambda problem: "it serves nobody today")
+    with pytest.raises(NotImplementedError, match="'dense' cannot serve this call: it serves nobody today"):
+        attend(Q, K, V, backend="dense")
+    with pytest.raises(
+        NotImplementedError, match="no backend can serve this call:\n  dense: it serves nobody"
+    ):
+        attend(Q, K, V)
+
+    class Eager:
+        refuses = staticmethod(lambda problem: None)
+        run = staticmethod(dense.run)
+
+    monkeypatch.setattr(registry, "BACKENDS", {"dense": dense, "eager": Eager})
+    report = explain(Q, K, V)
+    assert (report.backend, report.refusals) == ("eager", {"dense": "it serves nobody today"})
+    assert "refused    dense: it serves nobody today" in str(report)
+
+
+def test_explain_reads_shapes_alone():
+    shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+    report = explain(
+        shape(1, 8, 1024, 64),
+        shape(1, 2, 4096, 64),
+        shape(1, 2, 4096, 32),
+        mask=masks.causal(),
+        query_offset=3072,
+    )
+    assert report.shapes["output"] == (1, 8, 1024, 32)
+    assert (report.query_heads, report.key_heads, report.backend) == (8, 2, "dense")
+    assert (report.tiles.empty, report.tiles.partial, report.tiles.full) == (28, 8, 220)
+    assert report.dense_flops == 2 * 8 * 1024 * 4096 * (64 + 32)
+    assert report.dtypes["sums"] == "float32"
+    text = str(report)
+    assert "causal()" in text
+    assert "8 query heads in 2 groups" in text
+    assert "28 empty, 8 partial, 220 full of 128 x 128; 89% hold work" in text
+    traced = []
+    jax.jit(lambda n: traced.append(str(explain(Q, K, V, mask=masks.lengths(n)))) or n)(jnp.array([1, 2]))
+    assert "not counted" in traced[0]

@@ -1,0 +1,163 @@
+"""The floors of the house: a module imports from lower floors, or from its own folder in the order listed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "regard"
+
+FLOORS = {
+    "axes": 0,
+    "masks": 1,
+    "positions": 1,
+    "theory": 1,
+    "scores": 2,
+    "cache": 2,
+    "engine": 3,
+    "attention": 4,
+    "linear": 4,
+    "readouts": 5,
+    "derivation": 5,
+    "parallel": 5,
+    "layers": 6,
+    "models": 7,
+    "training": 8,
+    "inspection": 8,
+    "interop": 8,
+    "cli": 9,
+}
+
+# Within a folder, a module may import those before it.
+FOLDERS = {
+    "masks": "grid picture algebra data positional keys documents stored conventions notation",
+    "engine": "problem dropout dense registry explanation",
+    "layers": "heads dropout multi_head feed_forward residual blocks",
+    "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
+    "training": "presets metrics progress scans tasks checkpoints runs loop",
+    "inspection": "palette canvas cells matrices heatmaps curves scans figures",
+    "cli": "",
+}
+
+BANNED = ("util", "utils", "common", "helper", "helpers", "misc")
+LINES = 400
+
+
+def modules():
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def place(path):
+    """('engine', 'dense') for src/regard/engine/dense.py; an __init__ has an empty second part."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return (parts[0], "") if len(parts) == 1 or parts[1] == "__init__" else parts[:2]
+
+
+def imports(source):
+    """Every regard module named by an import, lazy ones and those for type checking included."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name.split(".") for alias in node.names if alias.name.split(".")[0] == "regard"]
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "write imports from the package's root: `from regard.x import y`"
+            base = (node.module or "").split(".")
+            if base[0] == "regard":
+                found += [[*base, alias.name] for alias in node.names]
+    return [name[1:3] for name in found]
+
+
+def violations(path, source):
+    folder, module = place(path)
+    for target, *rest in imports(source):
+        if target not in FLOORS:
+            # `from regard import attend` resolves to the floor of attention.
+            target, rest = ("attention", []) if target in ("attend", "explain") else (target, rest)
+        if target not in FLOORS:
+            if target != "__version__":
+                yield f"{folder}.{module} imports unknown {target}"
+            continue
+        if target != folder:
+            if FLOORS[target] >= FLOORS[folder]:
+                yield f"{folder} (floor {FLOORS[folder]}) imports {target} (floor {FLOORS[target]})"
+            continue
+        order = FOLDERS.get(folder, "").split()
+        inner = rest[0] if rest and rest[0] in order else None
+        if module and inner and order.index(inner) >= order.index(module):
+            yield f"{folder}.{module} imports {folder}.{inner}, which is listed after it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: ".".join(place(p)))
+def test_a_module_imports_only_from_below(path):
+    folder, module = place(path)
+    assert folder in FLOORS, f"{folder} has no floor"
+    if module:
+        assert module in FOLDERS[folder].split(), f"{folder}.{module} is not in its folder's order"
+    assert not list(violations(path, path.read_text()))
+
+
+def test_the_guard_sees_a_violation():
+    up = ROOT / "masks" / "grid.py"
+    assert list(violations(up, "from regard.attention import attend"))
+    assert list(violations(up, "import regard.engine.dense"))
+    assert list(violations(up, "def f():\n    from regard.masks.algebra import Mask"))
+    assert list(violations(up, "from regard import attend"))
+    assert not list(violations(up, "from regard.axes import Array"))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: ".".join(place(p)))
+def test_a_module_is_of_one_size_and_name(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINES, "a second concept may live here"
+    assert not set(path.relative_to(ROOT).with_suffix("").parts) & set(BANNED)
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a module says what it is"
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert path.stem not in functions, "a function shares its module's name"
+
+
+def loaded_by(code):
+    """Top-level modules in a fresh process after running the code."""
+    script = f"{code}\nimport sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = {
+    "flax",
+    "optax",
+    "orbax",
+    "matplotlib",
+    "sklearn",
+    "tyro",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "scipy",
+}
+
+
+def test_importing_regard_is_light():
+    everything = (
+        "import regard; [getattr(regard, name) for name in ('attend', 'explain', 'masks', 'positions')]"
+    )
+    allowed = loaded_by("import jax, numpy, jaxtyping, jax.extend.random, jax.numpy") | {"regard"}
+    new = loaded_by(everything) - allowed
+    # What remains is the standard library.
+    assert not {name for name in new if name not in sys.stdlib_module_names and not name.startswith("_")}
+    assert not HEAVY & loaded_by(everything)
+    assert "jax" not in loaded_by("import regard"), "names load on first use, so that --help answers at once"
+
+
+def test_the_lightness_guard_can_fail():
+    assert "matplotlib" in loaded_by("import regard, matplotlib")
+
+
+def test_an_unknown_public_name_lists_the_known_ones():
+    import regard
+
+    with pytest.raises(AttributeError, match="it has attend, explain, masks, positions"):
+        _ = regard.attention_please
+    assert {"attend", "explain", "masks", "positions"} <= set(dir(regard))

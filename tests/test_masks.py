@@ -1,0 +1,336 @@
+"""The mask algebra: meaning, tiles against cells, notation, conventions."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mask_expressions import expressions
+from regard import masks
+from regard.masks import Tile
+
+
+def square_parity(query, key):
+    return (query * key) % 3 != 1
+
+
+def cells(mask, T, S=None, **kwargs):
+    return np.asarray(mask.dense(T, S, **kwargs))
+
+
+def by_hand(rule, T, S, offset=0):
+    return np.array([[bool(rule(t + offset, s)) for s in range(S)] for t in range(T)]).reshape(T, S)
+
+
+BUILT_IN = {
+    "causal()": lambda q, k: k <= q,
+    "sliding_window(2)": lambda q, k: q - 2 <= k <= q,
+    "sliding_window(1, 3)": lambda q, k: q - 1 <= k <= q + 3,
+    "sliding_window(0)": lambda q, k: k == q,
+    "sliding_window(None)": lambda q, k: k <= q,
+    "sliding_window(None, None)": lambda q, k: True,
+    "sliding_window(3, None)": lambda q, k: k >= q - 3,
+    "chunked(3)": lambda q, k: q // 3 == k // 3,
+    "dilated(1)": lambda q, k: True,
+    "dilated(3)": lambda q, k: (q - k) % 3 == 0,
+    "global_tokens(2)": lambda q, k: 0 <= q < 2 or k < 2,
+    "global_tokens(0)": lambda q, k: False,
+    "prefix(4)": lambda q, k: k < 4,
+    "lengths(0)": lambda q, k: False,
+    "~causal()": lambda q, k: k > q,
+    "causal() & ~sliding_window(1) | global_tokens(1)": lambda q, k: (
+        (k <= q and not q - 1 <= k <= q) or 0 <= q < 1 or k < 1
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BUILT_IN)
+@pytest.mark.parametrize(
+    ("T", "S", "offset"), [(7, 7, None), (3, 11, 8), (5, 2, -3), (7, 5, 13), (1, 1, None)]
+)
+def test_a_built_in_mask_means_its_formula(text, T, S, offset):
+    mask = masks.parse(text)
+    expected = by_hand(BUILT_IN[text], T, S, offset or 0)
+    np.testing.assert_array_equal(cells(mask, T, S, query_offset=offset), expected)
+
+
+def assert_tiles_are_safe(mask, T, S, blocks, offset, exact=False):
+    keep = cells(mask, T, S, query_offset=offset)
+    codes = np.asarray(mask.tiles(T, S, query_block=blocks[0], key_block=blocks[1], query_offset=offset))
+    assert codes.dtype == np.int8
+    assert codes.shape[-2:] == (-(-T // blocks[0]), -(-S // blocks[1]))
+    assert codes.shape[:-2] == keep.shape[:-2]
+    for *index, i, j in np.ndindex(*codes.shape):
+        tile = keep[
+            (*index, slice(i * blocks[0], (i + 1) * blocks[0]), slice(j * blocks[1], (j + 1) * blocks[1]))
+        ]
+        code = codes[(*index, i, j)]
+        if code == Tile.EMPTY:
+            assert not tile.any(), (mask, T, S, blocks, offset, i, j)
+        elif code == Tile.FULL:
+            assert tile.all(), (mask, T, S, blocks, offset, i, j)
+        elif exact:
+            assert tile.any(), f"{mask} calls an empty tile partial"
+            assert not tile.all(), f"{mask} calls a full tile partial"
+
+
+LEAVES = [
+    masks.causal(),
+    masks.sliding_window(2),
+    masks.sliding_window(1, 2),
+    masks.sliding_window(None, 1),
+    masks.chunked(3),
+    masks.global_tokens(2),
+    masks.prefix(3),
+    masks.lengths(np.array([0, 4])),
+    masks.valid_keys(np.arange(5)[None] % np.array([[2], [3]]) != 0),
+    masks.segments(np.array([1, 1, 2, 2, 2]), np.array([1, 2, 2, 2, 3])),
+    masks.segments(np.array([[0, 0, 1, 1, 1], [0, 1, 2, 3, 4]])),
+    masks.from_array(np.arange(25).reshape(5, 5) % 4 != 1),
+    masks.predicate(square_parity),
+]
+# Sorted ids have intervals that say all; a stride inside a large tile is always partial.
+EXACT = LEAVES[:9] + LEAVES[11:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", LEAVES, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("offset", [0, 2, -3])
+def test_tiles_agree_with_cells_on_every_small_blocking(mask, offset):
+    for blocks in itertools.product((1, 2, 3, 5), repeat=2):
+        assert_tiles_are_safe(mask, 5, 5, blocks, offset, exact=mask in EXACT)
+
+
+@pytest.mark.parametrize("mask", LEAVES, ids=lambda m: type(m).__name__)
+def test_tiles_agree_with_cells(mask):
+    assert_tiles_are_safe(mask, 5, 5, (2, 3), 1, exact=mask in EXACT)
+
+
+@pytest.mark.parametrize("T", range(1, 8))
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_dilated_tile_is_empty_exactly_when_no_multiple_fits(T, stride):
+    mask = masks.dilated(stride)
+    for blocks in itertools.product((1, 2, 4), repeat=2):
+        codes = np.asarray(mask.tiles(T, query_block=blocks[0], key_block=blocks[1]))
+        keep = cells(mask, T)
+        for i, j in np.ndindex(*codes.shape):
+            tile = keep[i * blocks[0] : (i + 1) * blocks[0], j * blocks[1] : (j + 1) * blocks[1]]
+            assert (codes[i, j] == Tile.EMPTY) == (not tile.any())
+            assert codes[i, j] != Tile.FULL or tile.all()
+
+
+@given(mask=expressions(batch=2, length=5), blocks=st.tuples(*[st.sampled_from([1, 2, 3, 5])] * 2))
+def test_tiles_of_random_expressions_are_safe(mask, blocks):
+    assert_tiles_are_safe(mask, 5, 5, blocks, None)
+
+
+def test_tiles_of_a_per_row_offset_and_a_traced_mask():
+    offsets = np.array([0, 3])
+    mask = masks.causal() & masks.lengths(np.array([4, 2]))
+    assert_tiles_are_safe(mask, 3, 7, (2, 2), offsets)
+    traced = jax.jit(lambda mask, offset: mask.tiles(3, 7, query_block=2, key_block=2, query_offset=offset))
+    np.testing.assert_array_equal(
+        traced(mask, offsets), mask.tiles(3, 7, query_block=2, key_block=2, query_offset=offsets)
+    )
+
+
+def test_tiling_a_long_mask_builds_no_square_array():
+    mask = masks.causal() & masks.sliding_window(1000) & masks.segments(np.arange(131_072) // 5000)
+    compiled = (
+        jax.jit(lambda mask: mask.tiles(131_072, query_block=1024, key_block=1024)).lower(mask).compile()
+    )
+    assert compiled.memory_analysis().temp_size_in_bytes < 8 * 2**20
+
+
+def test_zero_queries_and_zero_keys():
+    for mask in (masks.causal(), masks.prefix(1), masks.predicate(square_parity), masks.dilated(2)):
+        assert cells(mask, 0).shape == (0, 0)
+        assert cells(mask, 3, 0, query_offset=0).shape == (3, 0)
+        assert mask.tiles(0, 3, query_offset=0).shape == (0, 1)
+        assert mask.tiles(3, 0, query_offset=0).shape == (1, 0)
+    empty = masks.segments(np.zeros(0, int))
+    assert not cells(empty & masks.causal(), 3, 0, query_offset=2).any()
+    assert empty.tiles(3, 0, query_offset=2).shape == (1, 0)
+
+
+def test_per_row_data_keeps_to_the_first_leading_axis():
+    mask = masks.lengths([2, 0]) & masks.segments([[0, 1, 1], [0, 0, 0]])
+    assert cells(mask, 3).shape == (2, 3, 3)
+    assert cells(mask, 3, leading_axes=3).shape == (2, 1, 1, 3, 3)
+    np.testing.assert_array_equal(cells(mask, 3, leading_axes=2)[:, 0], cells(mask, 3))
+    with pytest.raises(ValueError, match="leading_axes: expected at least 1"):
+        mask.dense(3, leading_axes=0)
+
+
+def test_segments_by_position_are_read_where_the_query_sits():
+    ids = np.array([5, 5, 2, 2, 2])
+    tail = cells(masks.segments(ids), 2, 5, query_offset=3)
+    np.testing.assert_array_equal(tail, cells(masks.segments(ids), 5)[3:])
+    np.testing.assert_array_equal(tail, cells(masks.segments(ids[3:], ids), 2, 5))
+    beyond = cells(masks.segments(ids), 3, 5, query_offset=4)
+    assert beyond[0].any()
+    assert not beyond[1:].any()
+
+
+def test_new_data_does_not_retrace():
+    traces = []
+
+    @jax.jit
+    def dense(mask):
+        traces.append(1)
+        return mask.dense(5)
+
+    for ids in ([0, 0, 1, 1, 1], [0, 1, 2, 3, 4]):
+        mask = masks.causal() & masks.segments(ids)
+        np.testing.assert_array_equal(dense(mask), mask.dense(5))
+    assert len(traces) == 1
+
+
+def test_a_mask_can_be_mapped_over():
+    stacked = masks.lengths(jnp.array([1, 3]))
+    out = jax.vmap(lambda mask: mask.dense(1, 3))(stacked)
+    np.testing.assert_array_equal(out[:, 0], [[True, False, False], [True, True, True]])
+
+
+# Notation
+
+
+@given(mask=expressions(batch=2, length=5, opaque=False))
+def test_repr_reads_back(mask):
+    again = masks.parse(repr(mask))
+    assert repr(again) == repr(mask)
+    assert again == mask
+    assert hash(again) == hash(mask)
+
+
+def test_repr_reads_as_the_expression():
+    text = "causal() & (sliding_window(2, 1) | ~prefix(3)) & ~(chunked(2) | dilated(3))"
+    c, w, p = masks.causal(), masks.sliding_window(2, 1), masks.prefix(3)
+    assert repr(c & (w | ~p) & ~(masks.chunked(2) | masks.dilated(3))) == text
+    assert repr(c & (w & p)) == "causal() & (sliding_window(2, 1) & prefix(3))"
+    assert repr(masks.lengths(np.arange(100))) == "lengths(<int32[100]>)"
+    assert "square_parity" in repr(masks.predicate(square_parity))
+    assert jax.jit(lambda m: jnp.array(len(repr(m))))(masks.lengths([1, 2])) == len("lengths(<int32[2]>)")
+
+
+def test_masks_compare_by_what_they_say():
+    assert masks.causal() == masks.causal()
+    assert masks.causal() != masks.sliding_window(None, 1)
+    assert masks.lengths([1, 2]) == masks.lengths(jnp.array([1, 2]))
+    assert masks.lengths([1, 2]) != masks.lengths([1, 3])
+    assert masks.causal() != "causal()"
+    assert len({masks.causal() & masks.chunked(2), masks.causal() & masks.chunked(2)}) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "causal(", "causal", "import os", "__import__('os')", "causal() + prefix(1)", "prefix(x)",
+     "causal() & open('f')", "sliding_window(-1)", "prefix(1.5)", "lambda: 1", "(" * 500,
+     "~" * 9999 + "causal()",     "prefix(__builtins__)", "masks.causal()", "causal(**{'a': 1})"],
+)  # fmt: skip
+def test_parse_refuses_what_is_not_a_mask(text):
+    with pytest.raises(ValueError, match="mask: expected an expression"):
+        masks.parse(text)
+
+
+# Words for mistakes
+
+
+def test_mistakes_are_explained():
+    causal = masks.causal()
+    with pytest.raises(ValueError, match=r"query_offset=0 +query_offset=3\n  ■ · · · · +■ ■ ■ ■ ·"):
+        causal.dense(2, 5)
+    with pytest.raises(TypeError, match=r"combine masks with & \| ~"):
+        bool(causal)
+    with pytest.raises(TypeError, match=r"wrap a boolean array as masks.from_array"):
+        causal & np.ones((2, 2), bool)
+    with pytest.raises(TypeError, match=r"wrap a boolean array as masks.from_array"):
+        np.ones((2, 2), bool) & causal
+    with pytest.raises(TypeError, match=r"wrap a boolean array as masks.from_array"):
+        jnp.ones((2, 2), bool) | causal
+    with pytest.raises(ValueError, match="before: expected an integer of at least 0, got -1"):
+        masks.sliding_window(-1)
+    with pytest.raises(TypeError, match=r"stride: expected an integer known before tracing, got 1\.5"):
+        masks.dilated(1.5)
+    with pytest.raises(TypeError, match="key_lengths: expected integers, got float"):
+        masks.lengths([1.0, 2.0])
+    with pytest.raises(TypeError, match="pass additive masks as `bias=`"):
+        masks.from_array(np.zeros((2, 2), np.float32))
+    with pytest.raises(TypeError, match=r"use masks.valid_keys"):
+        masks.from_array([True, False])
+    with pytest.raises(TypeError, match="fn: expected a function"):
+        masks.predicate(3)
+    with pytest.raises(TypeError, match="expected fn to return booleans"):
+        masks.predicate(lambda q, k: q - k).dense(3)
+    with pytest.raises(ValueError, match="query_block: expected at least 1"):
+        causal.tiles(3, query_block=0)
+    with pytest.raises(TypeError, match="inside a trace"):
+        jax.jit(lambda m: m.picture(3))(masks.lengths([1]))
+
+
+# Pictures
+
+
+def test_pictures():
+    assert masks.causal().picture(2, 3, query_offset=9).splitlines() == [
+        "2 queries x 3 keys   ■ may attend  · may not",
+        " 9 ■ ■ ■",
+        "10 ■ ■ ■",
+    ]
+    large = masks.causal().picture(640)
+    assert large.splitlines()[0].startswith("640 queries x 640 keys, one mark per 20 x 20")
+    assert len(large.splitlines()) == 33
+    assert large.splitlines()[2] == "█ ▒" + " ·" * 30
+    assert masks.lengths([1, 0]).picture(2).splitlines()[1] == "0 ■ ·"
+    assert masks.causal().picture(0).splitlines() == ["0 queries x 0 keys   ■ may attend  · may not"]
+
+
+# Conventions of others
+
+
+def test_torch_multi_head_attention_drops_where_true():
+    drop = np.triu(np.ones((3, 3), bool), 1)
+    np.testing.assert_array_equal(cells(masks.from_torch_mha(drop), 3), cells(masks.causal(), 3))
+    padding = np.array([[False, False, True], [False, True, True]])
+    both = masks.from_torch_mha(drop, padding)
+    assert both == masks.from_torch_mha(drop) & masks.valid_keys(~padding)
+    np.testing.assert_array_equal(cells(both, 3), cells(masks.causal() & masks.lengths([2, 1]), 3))
+    per_head = np.arange(2 * 5 * 3 * 3).reshape(10, 3, 3) % 2 == 0  # batch 2, heads 5
+    kept = cells(masks.from_torch_mha(per_head, num_heads=5), 3)
+    np.testing.assert_array_equal(kept[1, 3], ~per_head[1 * 5 + 3])
+    with pytest.raises(ValueError, match="num_heads: expected a divisor"):
+        masks.from_torch_mha(per_head, num_heads=3)
+    with pytest.raises(TypeError, match="pass additive masks as `bias=`"):
+        masks.from_torch_mha(np.zeros((3, 3), np.float32))
+    with pytest.raises(ValueError, match="got none"):
+        masks.from_torch_mha()
+    assert masks.from_torch_mha(is_causal=True) == masks.causal()
+
+
+def test_windows_count_as_their_libraries_do():
+    assert masks.from_flash_window(-1, 0) == masks.sliding_window(None, 0)
+    np.testing.assert_array_equal(cells(masks.from_flash_window(2, 1), 5).sum(1), [2, 3, 4, 4, 3])
+    np.testing.assert_array_equal(cells(masks.from_hf_window(2), 5).sum(1), [1, 2, 2, 2, 2])
+    assert masks.from_jax_window((3, 1)) == masks.sliding_window(3, 1)
+    assert masks.from_jax_window(2) == masks.sliding_window(2, 2)
+    with pytest.raises(ValueError, match="at least 1 key"):
+        masks.from_hf_window(0)
+    with pytest.raises(ValueError, match="before: expected"):
+        masks.from_flash_window(-2, 0)
+
+
+def test_zero_one_masks_and_padding():
+    keep = np.array([[1, 0, 2], [0, 0, 1]])
+    np.testing.assert_array_equal(cells(masks.from_array(keep), 2, 3), keep != 0)
+    np.testing.assert_array_equal(cells(masks.from_drop(keep), 2, 3), keep == 0)
+    np.testing.assert_array_equal(cells(masks.from_hf_attention_mask(keep), 1, 3)[:, 0], keep != 0)
+    with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch, S\)"):
+        masks.from_hf_attention_mask(keep[None])
+    # Document 003 had lengths of shape (batch,) and no way to broadcast them to heads.
+    np.testing.assert_array_equal(
+        cells(masks.lengths([2, 3]), 1, 3, leading_axes=2)[:, 0, 0], [[True, True, False], [True] * 3]
+    )

@@ -1,0 +1,78 @@
+"""Position tables against float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import positions
+
+
+def truth(position, d_model, base=10000.0):
+    position = np.asarray(position, np.float64)[..., None]
+    column = np.arange(d_model)
+    angle = position * base ** -((column // 2 * 2) / d_model)
+    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+
+
+@pytest.mark.parametrize("d_model", [1, 2, 5, 7, 64])
+def test_the_table_is_correctly_rounded_at_any_width(d_model):
+    table = positions.sinusoidal(53, d_model)
+    assert table.dtype == jnp.float32
+    np.testing.assert_array_equal(table, truth(np.arange(53), d_model).astype(np.float32))
+
+
+def test_the_table_is_exact_a_million_positions_away():
+    table = positions.sinusoidal(3, 63, start=1_000_000)
+    np.testing.assert_array_equal(table, truth(1_000_000 + np.arange(3), 63).astype(np.float32))
+
+
+@pytest.mark.parametrize("d_model", [1, 6, 7, 63])
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+def test_traced_positions_are_exact_everywhere(d_model, base):
+    position = np.array([[0, 1, 31, 32, 1023, 1024], [-1, -77, 10**6, 10**6 + 1, 2**30 + 12345, 2**31 - 1]])
+    values = jax.jit(lambda p: positions.sinusoidal_at(p, d_model, base=base))(position.astype(np.int32))
+    assert values.shape == (2, 6, d_model)
+    np.testing.assert_allclose(values, truth(position, d_model, base), atol=2e-6)
+
+
+def test_a_shift_is_a_rotation():
+    """PE[p + k] is a fixed linear map of PE[p]: each (sin, cos) pair turns by k times its frequency."""
+    d_model, shift = 6, 5
+    table = np.asarray(positions.sinusoidal(17, d_model), np.float64)
+    turn = np.zeros((d_model, d_model))
+    for pair in range(d_model // 2):
+        angle = shift * 10000.0 ** (-2 * pair / d_model)
+        block = slice(2 * pair, 2 * pair + 2)
+        turn[block, block] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+    np.testing.assert_allclose(table[:-shift] @ turn.T, table[shift:], atol=2e-7)
+
+
+def test_no_positions_and_dtypes():
+    assert positions.sinusoidal(0, 5).shape == (0, 5)
+    assert positions.sinusoidal_at(jnp.zeros((2, 0), jnp.int32), 5).shape == (2, 0, 5)
+    assert positions.sinusoidal(3, 4, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    assert jax.jit(lambda: positions.sinusoidal(3, 4))().shape == (3, 4)
+
+
+def test_a_learned_table_starts_small_and_random():
+    table = positions.learned(jax.random.key(0), 211, 97, stddev=0.1)
+    assert table.shape == (211, 97)
+    assert abs(float(table.std()) - 0.1) < 0.002
+    assert abs(float(table.mean())) < 0.003
+    assert positions.learned(jax.random.key(0), 3, 5, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, "d_model: expected at least 1", lambda: positions.sinusoidal(3, 0)),
+        (ValueError, "length: expected at least 0", lambda: positions.sinusoidal(-1, 4)),
+        (ValueError, "base: expected a positive number", lambda: positions.sinusoidal(3, 4, base=0.0)),
+        (TypeError, "position: expected integers", lambda: positions.sinusoidal_at(jnp.zeros(3), 4)),
+        (ValueError, "length: expected", lambda: positions.learned(jax.random.key(0), -1, 4)),
+    ],
+)
+def test_mistakes_are_explained(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()
