@@ -1,4 +1,4 @@
-"""The layers' definitions in float64 NumPy, one line of mathematics per line; the truth of the layer tests."""
+"""The layers' definitions in float64 NumPy, one line of mathematics per line: the truth of their tests."""
 
 import jax
 import numpy as np
@@ -83,6 +83,11 @@ def count_parameters(module: nnx.Module) -> int:
 
 def draw(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def compiled(module: nnx.Module, *arrays, **options):
+    """The module's call as one program, which compiles sooner than its operations one by one."""
+    return jax.jit(lambda *arrays: module(*arrays, **options))(*arrays)
 
 
 def randomize(module: nnx.Module, seed=0):

@@ -6,6 +6,7 @@ from flax import nnx
 
 from layer_oracle import (
     assert_close,
+    compiled,
     count_parameters,
     draw,
     feed_forward,
@@ -111,7 +112,7 @@ def test_golden_000_block():
     # F000-20 counts 49,728: query, key, value, output kernels, the branch with its biases, two norms.
     assert count_parameters(block) == 49_728
     x = jax.random.normal(data, (2, 10, 64)) + positions.sinusoidal(10, 64)[None]
-    out = block(x)
+    out = compiled(block, x)
     golden = [-0.8290756, -0.8102037, -1.2327372, -0.6967073]
     np.testing.assert_allclose(out[0, 0, :4], golden, atol=5e-6)
     assert float(jnp.abs(out).sum()) == pytest.approx(1042.0353, rel=1e-6)
@@ -132,7 +133,7 @@ def test_golden_003_layer_is_post_norm_whatever_the_document_says():
         jax.random.uniform(second, (1024, 256), minval=-wide, maxval=wide),
     )
     x = jax.random.normal(branch_key, (2, 12, 256)) + positions.sinusoidal(12, 256)[None]
-    out = block(x)
+    out = compiled(block, x)
     golden = [-0.3060983, 1.2597383, -1.2039535, 1.4429665]
     np.testing.assert_allclose(out[0, 0, :4], golden, atol=1e-5)
     assert float(jnp.abs(out).sum()) == pytest.approx(4886.694, rel=1e-6)
@@ -263,7 +264,7 @@ def test_b003_2_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
         )
         return jnp.sum(out**2)
 
-    grads = nnx.grad(loss, argnums=(0, 1))(block, x)
+    grads = nnx.jit(nnx.grad(loss, argnums=(0, 1)))(block, x)
     leaves = jax.tree.leaves(grads)
     assert leaves
     assert all(np.all(np.isfinite(leaf)) for leaf in leaves)

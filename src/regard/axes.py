@@ -10,9 +10,14 @@ One letter, one meaning, in every signature and docstring of the package:
     G   query heads per key head, H = K * G          L  layers
 """
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped
+import jax.typing
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+# What a caller may pass where an array is expected: jax, NumPy, numbers, nested lists.
+ArrayLike: TypeAlias = jax.typing.ArrayLike | Sequence[Any]
 
 Query: TypeAlias = Float[Array, "*B T D"]
 Key: TypeAlias = Float[Array, "*#B S D"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,28 +94,30 @@ def learned(
 ) -> Float[Array, "T M"]:
     """Draw the starting values of a learned position table.
 
-    table[p, i] ~ Normal(0, stddev^2)
+        table[p, i] ~ Normal(0, stddev^2)
 
-    Args:
-        rng: random key.
-        length: number of positions, at least 0; a learned table ends there.
-        d_model: M, at least 1.
-        stddev: standard deviation of the entries.
-        dtype: of the result.
+        Args:
+            rng: random key.
+            length: number of positions, at least 0; a learned table ends there.
+            d_model: M, at least 1.
+            stddev: standard deviation of the entries.
+            dtype: of the result.
 
-    Returns:
-        The table, to be used as a parameter.
+        Returns:
+            The table, to be used as a parameter.
 
-    Raises:
-        ValueError: a length below 0 or d_model below 1.
+        Raises:
+            ValueError: a length below 0 or d_model below 1.
 
-    Example:
-        >>> import jax
-        >>> from regard import positions
-        >>> positions.learned(jax.random.key(0), 7, 4).shape
-        (7, 4)
+        Example:
+            >>> from typing import Any
 
-    Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
+    import jax
+            >>> from regard import positions
+            >>> positions.learned(jax.random.key(0), 7, 4).shape
+            (7, 4)
+
+        Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
     """
     if length < 0:
         raise ValueError(f"length: expected at least 0, got {length}")
@@ -152,7 +156,7 @@ def _check_width(d_model: int) -> None:
         raise ValueError(f"d_model: expected at least 1, got {d_model}")
 
 
-def _interleave(sine, cosine):
+def _interleave(sine: Any, cosine: Any) -> Any:
     """Columns s0 c0 s1 c1 ...; NumPy or JAX alike."""
     stack = jnp.stack if isinstance(sine, jax.Array) else np.stack
     return stack((sine, cosine), axis=-1).reshape((*sine.shape[:-1], 2 * sine.shape[-1]))

@@ -82,6 +82,7 @@ def _zero_unless(used: Array, array: Array) -> Array:
 
 def _survivors(problem: Problem) -> Array:
     grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
+    assert problem.rng is not None  # pose asks for it
     seeds = dropout.head_seeds(problem.rng, problem.leading)
     survivors = dropout.survivors(
         dropout.query_words(seeds, grid.query_position),

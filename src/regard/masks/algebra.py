@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +33,15 @@ def verdict(empty: Array, full: Array) -> Array:
 M = TypeVar("M", bound=type)
 
 
+def static() -> Any:
+    """A dataclass field that is part of the tree structure, not a leaf."""
+    return dataclasses.field(metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))
 def mask_class(cls: M) -> M:
     """Make a Mask subclass a frozen dataclass and a pytree; `static` fields go to the tree structure."""
     return jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False, repr=False)(cls))
-
-
-def static(**kwargs: Any) -> Any:
-    """A dataclass field that is part of the tree structure, not a leaf."""
-    return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
 class Mask:

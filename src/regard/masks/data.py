@@ -7,20 +7,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array, ArrayLike
+from regard.axes import Array
 from regard.masks.grid import is_concrete
 
 
-def integers(name: str, value: ArrayLike) -> Any:
+def integers(name: str, value: Any) -> Any:
     """An int32 array; NumPy stays NumPy, so that what is known while tracing stays known."""
-    array = value if hasattr(value, "dtype") else np.asarray(value)
+    array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     return array if array.dtype == np.int32 else array.astype(np.int32)
 
 
-def booleans(name: str, value: ArrayLike) -> Any:
-    array = value if hasattr(value, "dtype") else np.asarray(value)
+def booleans(name: str, value: Any) -> Any:
+    array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
         return array != 0
     if array.dtype != bool:

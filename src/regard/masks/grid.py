@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from regard.axes import Array
 
@@ -164,4 +165,4 @@ def _both_alignments(num_queries: int, num_keys: int) -> str:
 
 def is_concrete(tree: Any) -> bool:
     """Whether every leaf has values now, outside a trace."""
-    return not any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return not any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))

@@ -80,6 +80,12 @@ class Task(abc.ABC, Generic[PresetT]):
         return {"loss": loss, **metrics}
 
 
+def _draw_held_out(task: Task, size: int) -> Batch:
+    """Draws a task's held-out batch from the stream that training never touches."""
+    rng = make_stream(task.preset.data_seed, HELD_OUT)
+    return jax.jit(task.make_batch, static_argnums=1)(rng, size)
+
+
 def _configure(sizes: presets.Sizes, max_length: int, **inputs: int) -> TransformerConfig:
     """The transformer's configuration from a preset's sizes."""
     return TransformerConfig(
@@ -125,7 +131,7 @@ class ThresholdTask(Task[presets.Threshold]):
         return Classifier(self.config, 2, pooling="mean", rngs=rngs)
 
     def make_held_out(self) -> Batch:
-        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+        return _draw_held_out(self, self.preset.held_out_size)
 
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
         tokens = jax.random.randint(rng, (batch_size, self.preset.length), 0, self.preset.vocab_size)
@@ -154,7 +160,7 @@ class CopyTask(Task[presets.Copy]):
         return Classifier(self.config, self.preset.vocab_size + 2, pooling=None, rngs=rngs)
 
     def make_held_out(self) -> Batch:
-        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+        return _draw_held_out(self, self.preset.held_out_size)
 
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
         tokens = jax.random.randint(rng, (batch_size, self.preset.length), 0, self.preset.vocab_size)
@@ -193,7 +199,7 @@ class ReverseTask(Task[presets.Reverse]):
         return EncoderDecoder(self.config, rngs=rngs)
 
     def make_held_out(self) -> Batch:
-        return self.make_batch(make_stream(self.preset.data_seed, HELD_OUT), self.preset.held_out_size)
+        return _draw_held_out(self, self.preset.held_out_size)
 
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
         length_rng, token_rng = jax.random.split(rng)

@@ -1,0 +1,146 @@
+"""`regard demo`: four tasks trained, what they attend to drawn, the goals checked, everything summed up."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from regard.cli.commands import Demo
+from regard.cli.console import Console
+from regard.cli.overview import describe_devices
+from regard.cli.training import advance_run, expected_errors
+from regard.training import loop, metrics, presets, runs, tasks
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trained task of the demo."""
+
+    task: tasks.Task
+    run: runs.Run
+    outcome: loop.Outcome
+
+    @property
+    def reused(self) -> bool:
+        return self.outcome.status == "already finished"
+
+    @property
+    def accuracy(self) -> float:
+        return self.outcome.held_out["accuracy"]
+
+    @property
+    def reached(self) -> bool:
+        return self.accuracy >= self.task.preset.goal
+
+    def summarise(self) -> dict[str, Any]:
+        """The task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
+        return {
+            "steps": self.outcome.step,
+            "accuracy": self.accuracy,
+            "goal": self.task.preset.goal,
+            "reached": self.reached,
+            "seconds": round(self.outcome.seconds, 3),
+            "compile_seconds": round(self.outcome.compile_seconds, 3),
+            "elapsed_seconds": round(self.outcome.elapsed_seconds, 3),
+            "held_out": self.outcome.held_out,
+            "reused": self.reused,
+            "run": self.run.directory.name,
+        }
+
+
+def run_demonstration(command: Demo, console: Console) -> int:
+    """Trains, draws and sums up; 1 when a task misses its goal or diverges, 130 when interrupted."""
+    start = time.perf_counter()
+    out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
+    console.say(f"Four tasks on {describe_devices()}; results go to {out}")
+    entries: list[Entry] = []
+    for kind in presets.PRESETS.values():
+        preset = presets.shrink(kind()) if command.smoke else kind()
+        with expected_errors():
+            run = runs.open_run(out / preset.name, preset, seed=command.seed, force=command.force)
+            task = tasks.make_task(preset)
+        outcome = advance_run(console, task, run)
+        if outcome is None:
+            return 1
+        if outcome.status == "interrupted":
+            console.say("stopped with a checkpoint; the same command goes on from there")
+            return 130
+        entries.append(Entry(task, run, outcome))
+    console.say("drawing figures ...")
+    figures = draw_figures(entries, out / "figures")
+    seconds = time.perf_counter() - start
+    write_summary(out / "summary.json", entries, figures, seconds, smoke=command.smoke)
+    console.emit("end", **json.loads((out / "summary.json").read_text()))
+    return report(console, out, entries, figures, seconds, smoke=command.smoke)
+
+
+def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
+    """Draws the figures of every task, then masks; returns the files."""
+    from regard.cli import pictures
+
+    def draw_all() -> Iterator[pictures.Picture]:
+        for entry in entries:
+            task, model = runs.load_run(entry.run.directory)
+            drawn = pictures.draw_run(task, model, metrics.read(entry.run.metrics_path))
+            yield from ((f"{task.name}-{name}", drawing) for name, drawing in drawn)
+
+    return pictures.save_pictures(itertools.chain(draw_all(), pictures.draw_masks()), folder, "png")
+
+
+def write_summary(path: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool) -> None:
+    """Writes summary.json in one move."""
+    summary = {
+        "tasks": {entry.task.name: entry.summarise() for entry in entries},
+        "seconds": round(seconds, 3),
+        "smoke": smoke,
+        "figures": [str(figure.relative_to(path.parent)) for figure in figures],
+        "versions": runs.read_versions(),
+    }
+    metrics.replace_text(path, json.dumps(summary, indent=2) + "\n")
+
+
+def report(
+    console: Console, out: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool
+) -> int:
+    """Prints the table and what to try next; returns the exit code."""
+    table = Table(title=None, box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("task")
+    for header in ("steps", "held-out accuracy", "goal", "training", "compiling", ""):
+        table.add_column(header, justify="right" if header else "left")
+    for entry in entries:
+        verdict = "" if smoke else "reached" if entry.reached else "MISSED"
+        table.add_row(
+            entry.task.name,
+            str(entry.outcome.step),
+            f"{entry.accuracy:.4f}",
+            f"{entry.task.preset.goal:g}",
+            f"{entry.outcome.seconds:.1f} s",
+            f"{entry.outcome.compile_seconds:.1f} s",
+            " ".join(filter(None, [verdict, "(reused)" if entry.reused else ""])),
+        )
+    console.say()
+    console.say(table)
+    console.say()
+    console.say(f"{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
+    console.say(f"{seconds:.1f} s in all" + (", a smoke test: goals are not checked" if smoke else ""))
+    if any(entry.reused for entry in entries):
+        console.say("Reused runs were trained before; --force trains them again.")
+    console.say(
+        "\nNext:\n"
+        "  regard train copy --seed 1 --out out/copy-1\n"
+        f"  regard plot {out / 'copy'} out/copy-1\n"
+        "  regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'"
+    )
+    missed = [entry for entry in entries if not entry.reached]
+    if missed and not smoke:
+        names = ", ".join(
+            f"{entry.task.name} ({entry.accuracy:.4f} < {entry.task.preset.goal:g})" for entry in missed
+        )
+        console.fail(f"missed the goal: {names}")
+        return 1
+    return 0
