@@ -232,11 +232,12 @@ def _check_broadcast(
         raise ValueError(f"{spelled}{per_key}.{per_row}")
     # A first axis that fits both where it stands and the batch axis is refused: guessing is how masks of one
     # example land on a head, or on the queries, of another.
-    if 2 <= len(shape) < len(full) and shape[0] > 1 and shape[:1] == leading[:1]:
+    first = next(iter(shape), 1)
+    if 2 <= len(shape) < len(full) and first > 1 and first in leading[:1]:
         meant = "heads" if len(shape) > 2 else "queries"
         spread = ", None" * (len(full) - len(shape))
         raise ValueError(
-            f"{spelled}: its first axis could be the batch or the {meant}, both {shape[0]}. Write"
+            f"{spelled}: its first axis could be the batch or the {meant}, both {first}. Write"
             f" {name}[None] if it is the {meant}; {name}[:{spread}] if it is the batch{per_key}"
         )
 
