@@ -73,7 +73,7 @@ def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None)
     inputs = [x.reshape((1,) * (max(rank, 3) - x.ndim) + x.shape) for x in (query, key, value)]
     key_heads = max(inputs[1].shape[-3], inputs[2].shape[-3])
     heads = max(inputs[0].shape[-3], key_heads)
-    full = np.broadcast_shapes(*(x.shape[:-3] for x in inputs)) + (heads,)
+    full = (*np.broadcast_shapes(*(x.shape[:-3] for x in inputs)), heads)
     T, S, E = query.shape[-2], key.shape[-2], value.shape[-1]
     out_shape = (*full, T, E)
     cotangent = np.ones(out_shape) if cotangent is None else np.asarray(cotangent).reshape(out_shape)

@@ -49,6 +49,7 @@ def evaluate(query, key, value, keep=None, bias=None, scale=None, cotangent=None
         "d_key": _ungroup(grads[1], own[1], shapes[1]),
         "d_value": _ungroup(grads[2], own[2], shapes[2]),
         "d_bias": reduce_to(d_s, np.shape(bias)),
+        "d_bias_terms": reduce_to(np.abs(d_s), np.shape(bias)),
     }
 
 

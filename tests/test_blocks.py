@@ -74,12 +74,12 @@ def test_post_norm_decoder_block_is_the_definition():
 
 def test_layer_norm_keeps_its_digits_far_from_zero():
     block = encoder("post")
-    x = draw(6, B, T, M) + 1000
+    x = draw(6, B, T, M) + 10_000
     y = float64(x)
     y = layer_norm(block.attention_residual.layer_norm, y + multi_head(block.attention, y)[0])
     y = layer_norm(block.feed_forward_residual.layer_norm, y + feed_forward(block.feed_forward, y))
-    # One rounding of 1000 is 2**-15; a variance from E[x^2] - E[x]^2 would be off by whole units.
-    assert float(np.abs(float64(block(x)) - y).max()) < 0.02
+    # One rounding of 10,000 is 2**-11; a variance from E[x^2] - E[x]^2 would be off by whole units.
+    assert float(np.abs(float64(block(x)) - y).max()) < 0.05
 
 
 def test_unknown_norms_are_refused():

@@ -85,6 +85,12 @@ def test_a_mask_that_fits_two_axes_is_refused_rather_than_guessed():
     attend(y, y, y, mask=np.ones((1, 5, 5), bool))
     attend(y, y, y, mask=masks.from_array(np.ones((5, 5), bool)))
     attend(x[:, 0], x[:, 0], x[:, 0], mask=np.ones((5, 5), bool))
+    with pytest.raises(ValueError, match="the batch or the heads"):
+        attend(x, x, x, mask=masks.causal() & masks.from_array(np.ones((4, 5, 5), bool)))
+    z = jnp.ones((2, 3, 3, 5, 7))
+    with pytest.raises(ValueError, match="the batch or the heads"):
+        attend(z, z, z, mask=np.ones((3, 5, 5), bool))
+    attend(z, z, z, mask=np.ones((1, 3, 5, 5), bool))
 
 
 def test_traced_rates_are_refused_and_traced_scales_are_not():

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
-import plain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
+import plain
 from mask_expressions import expressions
 from regard import attend
 

@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 from regard import attend, masks, positions
+from regard.training import presets
+from regard.training.tasks import TRAINING, make_stream, make_task
 from seed_documents import assert_golden, block_000
 
 B, H, T, S, D, E = 2, 3, 5, 7, 11, 13
@@ -104,6 +106,26 @@ def test_golden_000_training_as_written_and_b000_11_what_its_accuracy_is_worth()
     tokens, labels = draw_batch_000(jax.random.key(777), 20_000)
     assert not predict(params, tokens).any()
     assert float((labels == 0).mean()) == pytest.approx(0.5205, abs=5e-5)
+
+
+def test_f000_24_threshold_labels():
+    task = make_task(presets.Threshold())
+    tokens, labels = np.asarray(task.held_out["inputs"]), np.asarray(task.held_out["labels"])
+    assert tokens.shape == (10_000, 8)
+    assert (tokens.min(), tokens.max()) == (0, 99)
+    np.testing.assert_array_equal(labels, tokens.sum(1) > 400)
+    assert labels.mean() == pytest.approx(0.4784, abs=0.02)  # four deviations
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_b000_11_training_never_draws_what_is_held_out(seed):
+    task = make_task(presets.Threshold(data_seed=0, held_out_size=2_000))
+    held_out = {row.tobytes() for row in np.asarray(task.held_out["inputs"])}
+    assert len(held_out) == 2_000
+    stream = make_stream(seed, TRAINING)
+    for step in range(20):
+        batch = task.make_batch(jax.random.fold_in(stream, step), 1_009)
+        assert held_out.isdisjoint(row.tobytes() for row in np.asarray(batch["inputs"]))
 
 
 # B000-5: masks, batches and heads.

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.torch
 
 def heads(module, x):
     """torch's projected query, key and value as (batch, heads, length, width)."""
-    batch, length, width = x.shape
+    batch, length, _ = x.shape
     parts = (x @ module.in_proj_weight.T + module.in_proj_bias).reshape(
         batch, length, 3, module.num_heads, -1
     )

@@ -1,7 +1,7 @@
 """The command line: `regard demo | train | plot | explain | doctor`.
 
-Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at once. Exit
-codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
+Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at
+once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
 """
 
 import sys

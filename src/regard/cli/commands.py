@@ -10,6 +10,7 @@ import tyro
 
 from regard.training import presets
 
+
 def _option(metavar: str, default: str | None = None) -> Any:
     """How a flag shows its value, and a default that depends on other flags."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
@@ -62,8 +63,8 @@ class Train:
     smoke: bool = False
     """Tiny model, 20 steps: checks the plumbing. Settings you give yourself stay."""
     resume: Annotated[str, _option("auto|never|DIR")] = "auto"
-    """Where to start: auto goes on from this run's checkpoint; never refuses a directory that holds a run; DIR is
-    another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
+    """Where to start: auto goes on from this run's checkpoint; never refuses a directory that holds a run;
+    DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
     force: bool = False
     """Delete the run in the output directory and start again."""
     quiet: bool = False

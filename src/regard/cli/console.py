@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 
-
 LABEL_WIDTH = 11
 
 

@@ -85,14 +85,17 @@ def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
 
     def draw_all() -> Iterator[pictures.Picture]:
         for entry in entries:
-            task, model = runs.load_run(entry.run.directory)
-            drawn = pictures.draw_run(task, model, metrics.read(entry.run.metrics_path))
-            yield from ((f"{task.name}-{name}", drawing) for name, drawing in drawn)
+            model = runs.load_model(entry.task, entry.run.directory)
+            drawn = pictures.draw_run(entry.task, model, metrics.read(entry.run.metrics_path))
+            yield from ((f"{entry.task.name}-{name}", drawing) for name, drawing in drawn)
 
-    return pictures.save_pictures(itertools.chain(draw_all(), pictures.draw_masks()), folder, "png")
+    common = itertools.chain(pictures.draw_sinusoids(64), pictures.draw_masks())
+    return pictures.save_pictures(itertools.chain(draw_all(), common), folder, "png")
 
 
-def write_summary(path: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool) -> None:
+def write_summary(
+    path: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool
+) -> None:
     """Writes summary.json in one move."""
     summary = {
         "tasks": {entry.task.name: entry.summarise() for entry in entries},

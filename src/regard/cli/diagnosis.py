@@ -21,7 +21,13 @@ OPTIONAL = {
     "safetensors": ("published weights", "weights"),
     "tokenizers": ("published weights", "weights"),
 }
-SETTINGS = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
+SETTINGS = (
+    "JAX_PLATFORMS",
+    "JAX_ENABLE_X64",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "XLA_FLAGS",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 def run_diagnosis(command: Any, console: Console) -> int:
@@ -53,7 +59,11 @@ def collect_facts() -> dict[str, Any]:
         "devices": _list_devices(),
         "backends": _ask_backends(),
         "optional": {
-            name: {"version": _find_version(name), "gives": gives, "install": f"pip install 'regard[{extra}]'"}
+            name: {
+                "version": _find_version(name),
+                "gives": gives,
+                "install": f"pip install 'regard[{extra}]'",
+            }
             for name, (gives, extra) in OPTIONAL.items()
         },
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},

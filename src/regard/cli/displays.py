@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from regard.cli.console import Console
 from regard.training.progress import Progress as Listener
@@ -148,7 +155,7 @@ class Both:
 
 @contextmanager
 def open_display(console: Console, label: str, steps: int, done: int) -> Iterator[Listener]:
-    """Chooses how a training is shown: a bar where it can be redrawn, else lines; JSON lines on top when asked."""
+    """Chooses how a training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
     shown = Bar(console, label, steps, done) if console.is_live else Lines(console, label)
     with shown:
         yield Both(shown, JsonLines(console, label)) if console.json_lines else shown

@@ -28,7 +28,9 @@ def print_overview(console: Console, task: Task, run: runs.Run) -> None:
     console.say(_tabulate(arrays))
     for line in describe_attention(task):
         console.note("attention", line)
-    console.note("training", f"{optimization.steps:,} steps of {optimization.batch_size} examples, {_name_rate(task)}")
+    console.note(
+        "training", f"{optimization.steps:,} steps of {optimization.batch_size} examples, {_name_rate(task)}"
+    )
     console.note("held out", f"{len(jax.tree.leaves(task.held_out)[0]):,} examples")
     console.note("output", f"{run.directory} ({describe_start(run)})")
     if run.note:
@@ -75,8 +77,10 @@ def _tabulate(arrays: dict[str, Any]) -> Table:
     for path, leaf in arrays.items():
         modules.setdefault(_name_module(path), []).append(leaf)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for header, justify in (("", "left"), ("module", "left"), ("arrays", "right"), ("parameters", "right")):
-        table.add_column(header, justify=justify, min_width=LABEL_WIDTH - 3 if not header else None)
+    table.add_column("", min_width=LABEL_WIDTH - 3)
+    table.add_column("module")
+    table.add_column("arrays", justify="right")
+    table.add_column("parameters", justify="right")
     for module, leaves in modules.items():
         table.add_row("", module, str(len(leaves)), f"{sum(leaf.size for leaf in leaves):,}")
     return table

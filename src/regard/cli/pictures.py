@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard import masks, positions
 from regard.inspection import figures
 from regard.training import metrics, tasks
+from regard.training.compilation import run_once
 
 Picture = tuple[str, figures.Drawing]
 NUM_SCANS = 12
@@ -23,7 +23,8 @@ def draw_run(task: tasks.Task, model: Any, lines: list[metrics.Line]) -> Iterato
     if lines:
         yield "curves", figures.training_curves(lines, title=f"{task.name}: training and held-out data")
     yield from _PAINTERS[type(task)](task, model)
-    yield from draw_positions(task, model)
+    if task.config.positions == "learned":
+        yield from _draw_learned_positions(task, model)
 
 
 def draw_comparison(runs: Mapping[str, list[metrics.Line]]) -> figures.Drawing:
@@ -47,34 +48,36 @@ def draw_masks(size: int = 16) -> Iterator[Picture]:
         yield f"mask-{name}", figures.mask_picture(dense, title=titles.get(name, repr(mask)))
 
 
-def draw_positions(task: tasks.Task, model: Any) -> Iterator[Picture]:
-    """Draws the position vectors that a model adds to its inputs, sinusoidal or learned."""
-    d_model, kind = task.config.d_model, task.config.positions
-    if kind == "sinusoidal":
-        table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
-        yield "positions", figures.position_table(table, title=f"Sinusoidal positions, d_model = {d_model}")
-    if kind == "learned":
-        # The model reads its table times sqrt(d_model).
-        table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(d_model)
-        yield "positions", figures.position_table(table, title=f"{task.name}: learned positions")
-        yield "position-similarity", figures.position_similarity(table, title=f"{task.name}: learned positions")
+def draw_sinusoids(d_model: int) -> Iterator[Picture]:
+    """Draws the sinusoidal positions of one width."""
+    table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
+    title = f"Sinusoidal positions, d_model = {d_model}"
+    yield "sinusoidal-positions", figures.position_table(table, title=title)
+
+
+def _draw_learned_positions(task: tasks.Task, model: Any) -> Iterator[Picture]:
+    """The table that a model learned, and how alike its positions became."""
+    # The model reads its table times sqrt(d_model).
+    table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
+    title = f"{task.name}: learned positions"
+    yield "learned-positions", figures.position_table(table, title=title)
+    yield "learned-position-similarity", figures.position_similarity(table, title=title)
 
 
 def _draw_threshold(task: tasks.ThresholdTask, model: Any) -> Iterator[Picture]:
-    """One sequence whose sum is closest to the threshold: the hardest kind."""
-    tokens = task.held_out["inputs"]
-    row = int(jnp.argmin(jnp.abs(tokens.sum(-1) - task.preset.threshold)))
-    logits, aux = model(tokens[row : row + 1], aux=("weights",))
-    labels = [str(token) for token in np.asarray(tokens[row])]
+    """The first held-out sequence; every token weighs the same in a sum, and attention learns to be even."""
+    tokens = task.held_out["inputs"][:1]
+    logits, aux = run_once(lambda inputs: model(inputs, aux=("weights",)), tokens)
+    labels = [str(token) for token in np.asarray(tokens[0])]
     above = ("not above", "above")[int(logits[0].argmax())]
-    title = f"threshold: the sum is {int(tokens[row].sum())}, predicted {above} {task.preset.threshold}"
+    title = f"threshold: the sum is {int(tokens.sum())}, predicted {above} {task.preset.threshold}"
     yield from _draw_heads(np.asarray(aux["blocks"][-1]["weights"][0]), labels, labels, title)
 
 
 def _draw_copy(task: tasks.CopyTask, model: Any) -> Iterator[Picture]:
     """The first held-out sequence; a solved task looks one position to the right."""
     inputs = task.held_out["inputs"][:1]
-    logits, aux = model(inputs, aux=("weights",))
+    logits, aux = run_once(lambda inputs: model(inputs, aux=("weights",)), inputs)
     read = ["SOS" if token == task.start_token else str(token) for token in np.asarray(inputs[0])]
     written = ["EOS" if token == task.end_token else str(token) for token in np.asarray(logits[0].argmax(-1))]
     queries = [f"{before} → {after}" for before, after in zip(read, written, strict=True)]
@@ -84,26 +87,28 @@ def _draw_copy(task: tasks.CopyTask, model: Any) -> Iterator[Picture]:
 
 
 def _draw_reverse(task: tasks.ReverseTask, model: Any) -> Iterator[Picture]:
-    """The longest held-out sequence, written token by token, and where each new token looks in the source."""
+    """The longest held-out sequence, and where each written token looks in the source."""
     batch = task.held_out
     row = int(jnp.argmax(batch["lengths"]))
     example = {name: values[row : row + 1] for name, values in batch.items()}
     length = int(example["lengths"][0])
-    written = jax.jit(lambda: task.generate(model, example))()[:, : length + 1]
-    given = jnp.pad(written[:, :-1], ((0, 0), (1, 0)), constant_values=task.start_token)
-    _, aux = model(example["source"], given, source_lengths=example["lengths"], aux=("weights",))
+    logits, aux = run_once(lambda example: task.read(model, example, aux=("weights",)), example)
+    logits = logits[:, : length + 1]
     read = [str(token) for token in np.asarray(example["source"][0, :length])]
-    answers = ["EOS" if token == task.end_token else str(token) for token in np.asarray(written[0])]
-    weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, :, :length]
+    written = np.asarray(logits[0].argmax(-1))
+    answers = ["EOS" if token == task.end_token else str(token) for token in written]
+    weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
     focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
-    for name, drawing in _draw_heads(weights, answers, read, "reverse: source read (across), token written", focus):
+    for name, drawing in _draw_heads(
+        weights, answers, read, "reverse: each token written reads the source backwards", focus
+    ):
         yield name.replace("attention", "cross-attention"), drawing
 
 
 def _draw_digits(task: tasks.DigitsTask, model: Any) -> Iterator[Picture]:
     """Held-out scans, mistakes first, with the patches that the pooled prediction reads."""
     batch = task.held_out
-    logits, aux = jax.jit(lambda inputs: model(inputs, aux=("weights",)))(batch["inputs"])
+    logits, aux = run_once(lambda inputs: model(inputs, aux=("weights",)), batch["inputs"])
     predicted, labels = np.asarray(logits.argmax(-1)), np.asarray(batch["labels"])
     wrong, right = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
     # Mistakes fill at most a third: the picture shows what is usual as well as what is hard.
@@ -122,7 +127,7 @@ def _draw_digits(task: tasks.DigitsTask, model: Any) -> Iterator[Picture]:
         ),
     )
     patches = np.asarray(aux["blocks"][-1]["weights"])[rows[0]]
-    yield "heads", figures.head_grid(patches, title="digits: patches of the first scan, last block")
+    yield "attention-heads", figures.head_grid(patches, title="digits: patches of the first scan, last block")
 
 
 def _draw_heads(
@@ -136,7 +141,7 @@ def _draw_heads(
             weights[head], query_labels=queries, key_labels=keys, title=f"{title} (head {head})"
         ),
     )
-    yield "heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)
+    yield "attention-heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)
 
 
 _PAINTERS: dict[type, Callable[[Any, Any], Iterator[Picture]]] = {

@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.masks import Mask, from_array
-from regard.masks.data import booleans
+from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import Grid, is_concrete, place_queries
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
@@ -130,7 +130,7 @@ def pose(
     mask = _check_mask(mask, leading, num_queries, num_keys)
     if bias is not None:
         bias = _float_array("bias", bias, 0)
-        _check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
+        check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
     query_offset = _check_offset(query_offset, leading)
     offset = place_queries(num_queries, num_keys, query_offset, mask is not None and mask.reads_positions)
     rate = _check_rate(dropout_rate, rng)
@@ -213,33 +213,10 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
             array = booleans("mask", mask)
         except TypeError as error:
             raise TypeError(str(error)) from None
-        _check_broadcast("mask", array.shape, leading, num_queries, num_keys)
+        check_broadcast("mask", array.shape, leading, num_queries, num_keys)
         mask = from_array(array.reshape((*(1,) * (2 - array.ndim), *array.shape)))
     mask.check(leading, num_queries, num_keys)
     return mask
-
-
-def _check_broadcast(
-    name: str, shape: tuple[int, ...], leading: tuple[int, ...], num_queries: int, num_keys: int
-) -> None:
-    """NumPy's rule, except where it could be read in two ways that both fit."""
-    full = (*leading, num_queries, num_keys)
-    spelled = f"{name}: expected an array that broadcasts to (*B, T, S) = {full}, got shape {tuple(shape)}"
-    per_key = f"; for one entry per key use masks.valid_keys({name})" if name == "mask" else ""
-    tail = full[len(full) - len(shape) :]
-    if len(shape) > len(full) or any(n not in (1, m) for n, m in zip(shape, tail, strict=True)):
-        per_row = f" For one {name} per batch row, add head axes: {name}[:, None]" if len(leading) > 1 else ""
-        raise ValueError(f"{spelled}{per_key}.{per_row}")
-    # A first axis that fits both where it stands and the batch axis is refused: guessing is how masks of one
-    # example land on a head, or on the queries, of another.
-    first = next(iter(shape), 1)
-    if 2 <= len(shape) < len(full) and first > 1 and first in leading[:1]:
-        meant = "heads" if len(shape) > 2 else "queries"
-        spread = ", None" * (len(full) - len(shape))
-        raise ValueError(
-            f"{spelled}: its first axis could be the batch or the {meant}, both {first}. Write"
-            f" {name}[None] if it is the {meant}; {name}[:{spread}] if it is the batch{per_key}"
-        )
 
 
 def _check_scale(scale: Any, problem: Problem) -> Any:

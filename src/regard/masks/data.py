@@ -53,6 +53,37 @@ def check_width(name: str, what: str, got: int, expected: int) -> None:
         raise ValueError(f"{name}: expected {expected} entries on the last axis, one per {what}; got {got}")
 
 
+def check_broadcast(
+    name: str,
+    shape: tuple[int, ...],
+    leading: tuple[int, ...],
+    num_queries: int,
+    num_keys: int,
+    *,
+    wrapped: bool = False,
+) -> None:
+    """NumPy's rule, except where a shape could be read in two ways that both fit.
+
+    Guessing there is how the mask of one example lands on a head, or on the queries, of another. The last
+    two axes of an array that the caller `wrapped` are stated.
+    """
+    full = (*leading, num_queries, num_keys)
+    missing = len(full) - len(shape)
+    spelled = f"{name}: expected an array that broadcasts to (*B, T, S) = {full}, got shape {shape}"
+    per_key = f"; for one entry per key use masks.valid_keys({name})" if name == "mask" else ""
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, full[missing:], strict=True)):
+        per_row = f" For one {name} per batch row, add head axes: {name}[:, None]"
+        raise ValueError(f"{spelled}{per_key}.{per_row if len(leading) > 1 else ''}")
+    first, rank = next(iter(shape), 1), len(shape)
+    elsewhere = leading[:missing] if rank > 2 else leading[: rank == 2 and not wrapped]
+    if first > 1 and first in elsewhere:
+        meant = "heads" if rank > 2 else "queries"
+        raise ValueError(
+            f"{spelled}: its first axis could be the batch or the {meant}, both {first}. Write {name}[None]"
+            f" if it is the {meant}; {name}[:{', None' * missing}] if it is the batch{per_key}"
+        )
+
+
 def gather(array: Array, members: Array, axis: int = -1) -> Array:
     """Entries of `array` along `axis` at `members` (N, block), which replaces that axis by two."""
     if array.shape[axis] == 0:  # jnp.take gives an empty axis no block axis

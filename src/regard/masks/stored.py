@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, mask_class, verdict
-from regard.masks.data import booleans, gather, literal
+from regard.masks.data import booleans, check_broadcast, gather, literal
 from regard.masks.grid import Blocks, Grid
 
 
@@ -82,10 +82,7 @@ class FromArray(Mask):
         return verdict(empty=~some, full=every)
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        shape, full = np.shape(self.array), (*leading, num_queries, num_keys)
-        tail = full[len(full) - len(shape) :]
-        if len(shape) > len(full) or any(n not in (1, m) for n, m in zip(shape, tail, strict=True)):
-            raise ValueError(f"mask: expected an array that broadcasts to (*B, T, S) = {full}, got {shape}")
+        check_broadcast("mask", np.shape(self.array), leading, num_queries, num_keys, wrapped=True)
 
     def expression(self) -> str:
         return f"from_array({literal(self.array)})"

@@ -1,8 +1,8 @@
 """Checkpoints: whole training states on disk, complete or absent, verified byte by byte before they are used.
 
-A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which lists every
-array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved into place in one step,
-so a kill leaves either the old checkpoints or the old ones and the new one.
+A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which
+lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
+into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Saves a state so that it appears complete or not at all, then drops all but the newest `keep` checkpoints.
+    """Saves a state so that it appears complete or not at all, then drops all but the newest checkpoints.
 
     Args:
         directory: the folder of checkpoints; created when missing.

@@ -1,7 +1,7 @@
 """The training loop: one compiled step that makes its own batch, measured, saved, resumable bit for bit.
 
-The state is parameters and optimizer; everything random in step n is a function of (seed, n). So a run that was
-interrupted and resumed does exactly what an uninterrupted one does.
+The state is parameters and optimizer; everything random in step n is a function of (seed, n). So a run that
+was interrupted and resumed does exactly what an uninterrupted one does.
 """
 
 import math
@@ -19,6 +19,7 @@ import optax
 from flax import nnx
 
 from regard.training import checkpoints, metrics
+from regard.training.compilation import run_once
 from regard.training.presets import Optimization
 from regard.training.progress import Progress, Silent
 from regard.training.runs import Run
@@ -78,7 +79,7 @@ class DivergenceError(FloatingPointError):
 
 
 def make_schedule(optimization: Optimization) -> optax.Schedule:
-    """Returns the learning rate as a function of the updates done: a linear rise, then a cosine or a constant."""
+    """Returns the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
     peak, rise = optimization.learning_rate, optimization.warmup_steps
     if optimization.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
@@ -105,12 +106,18 @@ def make_program(task: Task, seed: int) -> Program:
     """
     optimization = task.preset.optimization
     optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
-    rngs = nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
-    model = task.make_model(rngs)
-    model.eval()
-    resting, _, _ = nnx.split(model, nnx.Param, ...)
-    model.train()
-    active, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def build() -> nnx.Module:
+        return task.make_model(
+            nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
+        )
+
+    shapes = nnx.eval_shape(build)
+    shapes.eval()
+    resting = nnx.graphdef(shapes)
+    shapes.train()
+    active = nnx.graphdef(shapes)
+    params, rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[1:])
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.
@@ -119,7 +126,9 @@ def make_program(task: Task, seed: int) -> Program:
         return task.measure(model, batch)
 
     def update(state: State, index: jax.Array) -> tuple[State, Metrics]:
-        batch = task.make_batch(jax.random.fold_in(make_stream(seed, TRAINING), index), optimization.batch_size)
+        batch = task.make_batch(
+            jax.random.fold_in(make_stream(seed, TRAINING), index), optimization.batch_size
+        )
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
         (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
         change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
@@ -190,7 +199,7 @@ class _Session:
             if step % cadence.evaluate_every == 0 or step == steps:
                 self._evaluate(step, evaluate, state)
             elif step % cadence.log_every == 0:
-                # Metrics are read one logging interval late: the device is never waited for while it has work.
+                # Read one logging interval late: the device is never waited for while it has work.
                 self._settle(step - cadence.log_every)
             if step % cadence.checkpoint_every == 0 or last:
                 self._save(step, state)

@@ -1,7 +1,7 @@
-"""What to train and how, as plain frozen dataclasses: no JAX here, so that the command line can read them fast.
+"""What to train and how, as frozen dataclasses: no JAX here, so that the command line can read them fast.
 
-Every default carries its receipt: the accuracy and the time that it was measured to give on two CPU cores. A field's
-docstring is what `regard train TASK --help` prints.
+Every task carries its receipt: the accuracy and the time that its defaults were measured to give on two CPU
+cores. A field's docstring is what `regard train TASK --help` prints.
 """
 
 import dataclasses
@@ -72,7 +72,8 @@ class Optimization:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if self.warmup_steps > self.steps:
             raise ValueError(
-                f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and steps={self.steps}"
+                f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and "
+                f"steps={self.steps}"
             )
 
 
@@ -115,7 +116,7 @@ class Threshold:
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
     model: Sizes = Sizes(d_model=32, num_heads=4, d_ff=128)
     optimization: Optimization = Optimization(steps=800, learning_rate=1e-2)
-    cadence: Cadence = Cadence()
+    cadence: Cadence = Cadence(evaluate_every=200)
 
     def __post_init__(self) -> None:
         _demand_at_least(self, 1, "length", "held_out_size")
@@ -173,8 +174,8 @@ class Reverse:
     data_seed: int = 0
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128)
-    optimization: Optimization = Optimization(steps=400)
-    cadence: Cadence = Cadence()
+    optimization: Optimization = Optimization(steps=500, batch_size=64, learning_rate=5e-3)
+    cadence: Cadence = Cadence(evaluate_every=250)
 
     def __post_init__(self) -> None:
         _demand_at_least(self, 1, "vocab_size", "min_length", "held_out_size")
@@ -189,7 +190,8 @@ class Reverse:
 class Digits:
     """Which digit is it? 1,797 real 8x8 scans read as 16 patches; a classifier with attention pooling.
 
-    A fifth of the scans, stratified, is held out. Expect 0.98 of them right after about 20 s on two CPU cores.
+    A fifth of the scans, stratified, is held out. Expect 0.98 of them right after about 20 s on two CPU
+    cores.
 
     Example: regard train digits --seed 1
     """
@@ -223,7 +225,7 @@ SMOKE: dict[str, dict[str, int]] = {
 
 
 def shrink(preset: Preset) -> Preset:
-    """Returns the preset at smoke-test size, for checking the plumbing; settings that differ from the defaults stay.
+    """Returns the preset at smoke-test size; settings that differ from the defaults stay.
 
     Example:
         >>> shrink(Copy(length=5)).optimization.steps, shrink(Copy(length=5)).length

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax import nnx
 
 from regard.training import checkpoints, metrics, presets, tasks
+from regard.training.compilation import run_once
 
 FORMAT = 1
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
@@ -48,7 +48,11 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether every step is done already."""
-        return self.start is not None and self.source is None and self.start.step >= self.preset.optimization.steps
+        return (
+            self.start is not None
+            and self.source is None
+            and self.start.step >= self.preset.optimization.steps
+        )
 
     @property
     def metrics_path(self) -> Path:
@@ -62,7 +66,9 @@ class Run:
         """Prepares the directory for training: settings written, metrics after the starting step dropped."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if not (self.directory / "config.json").exists():
-            metrics.replace_text(self.directory / "config.json", json.dumps(self._describe(), indent=2) + "\n")
+            metrics.replace_text(
+                self.directory / "config.json", json.dumps(self._describe(), indent=2) + "\n"
+            )
         if self.source is not None:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
@@ -93,7 +99,12 @@ def read_versions() -> dict[str, str]:
 
 
 def open_run(
-    directory: Path, preset: presets.Preset, *, seed: int = 0, resume: str | Path = "auto", force: bool = False
+    directory: Path,
+    preset: presets.Preset,
+    *,
+    seed: int = 0,
+    resume: str | Path = "auto",
+    force: bool = False,
 ) -> Run:
     """Decides how a training in this directory starts, without changing anything (but see `force`).
 
@@ -101,9 +112,9 @@ def open_run(
         directory: the run directory; may be missing or empty.
         preset: what to train.
         seed: seeds parameters, batches and dropout.
-        resume: "auto" goes on from the directory's latest checkpoint; "never" refuses a directory that holds a run; a
-            path (a run directory, or one of its checkpoints) is where to start when this directory has no checkpoint
-            of its own: same task and model, other steps, learning rates and seeds allowed.
+        resume: "auto" goes on from the directory's latest checkpoint; "never" refuses a directory that holds
+            a run; a path (a run directory, or one of its checkpoints) is where to start when this directory
+            has no checkpoint of its own: same task and model, other steps, rates and seeds allowed.
         force: delete the run that is there and start again. Never deletes what Regard did not write.
 
     Returns:
@@ -118,12 +129,14 @@ def open_run(
         _delete_run(directory)
         existing = None
     if existing is not None and resume == "never":
-        raise RunError(f"{directory} holds a run already; give another --out, or --force to delete it and start again")
+        raise RunError(
+            f"{directory} holds a run already; give another --out, or --force to delete it and start again"
+        )
     note = None
     if existing is not None:
         _demand_same(directory, existing, preset, seed)
         note = _compare_versions(existing["versions"])
-        own = _load_latest(directory)
+        own = load_checkpoint(directory)
         if own is not None:
             return Run(directory, preset, seed, own, note=note)
     if resume in ("auto", "never"):
@@ -144,28 +157,33 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    run = read_run(directory)
-    if run.start is None:
-        raise RunError(f"{directory} has no checkpoint yet; train it first: regard train {run.preset.name}")
-    task = tasks.make_task(run.preset)
-    model = task.make_model(nnx.Rngs(0))
-    parameters = nnx.state(model, nnx.Param)
-    nnx.update(model, checkpoints.fit(run.start, parameters, prefix="params/"))
-    model.eval()
-    return task, model
-
-
-def read_run(directory: Path) -> Run:
-    """Reads an existing run and its latest checkpoint.
-
-    Raises:
-        RunError: when the directory is missing or not a run.
-        checkpoints.CheckpointError: when the checkpoint is damaged.
-    """
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    return Run(directory, _restore_preset(directory, config), config["seed"], _load_latest(directory))
+    task = tasks.make_task(presets.from_settings(config["task"], config["settings"]))
+    return task, load_model(task, directory)
+
+
+def load_model(task: tasks.Task, directory: Path) -> Any:
+    """Builds a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
+
+    Raises:
+        RunError: when the run has no checkpoint yet.
+        checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
+    """
+    checkpoint = load_checkpoint(directory)
+    if checkpoint is None:
+        raise RunError(f"{directory} has no checkpoint yet; go on training it: regard train {task.name}")
+
+    def build() -> nnx.Module:
+        return task.make_model(nnx.Rngs(params=0, dropout=0))
+
+    shapes = nnx.eval_shape(build)
+    shapes.eval()
+    structure, params, _ = nnx.split(shapes, nnx.Param, ...)
+    params = checkpoints.fit(checkpoint, params, prefix="params/")
+    rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
+    return nnx.merge(structure, params, rest)
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
@@ -180,7 +198,9 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
     path = directory / "config.json"
     if not path.exists():
         shown = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "")
-        raise RunError(f"{directory} is not empty and not a Regard run (it holds {shown}); give another --out")
+        raise RunError(
+            f"{directory} is not empty and not a Regard run (it holds {shown}); give another --out"
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
@@ -195,15 +215,13 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
     return config
 
 
-def _restore_preset(directory: Path, config: dict[str, Any]) -> presets.Preset:
-    return presets.from_settings(config["task"], config["settings"])
-
-
 def _demand_same(directory: Path, config: dict[str, Any], preset: presets.Preset, seed: int) -> None:
     """Raises with every setting in which the run in the directory differs from the one asked for."""
     there = _flatten({"task": config["task"], "seed": config["seed"], **config["settings"]})
     asked = _flatten({"task": preset.name, "seed": seed, **presets.to_settings(preset)})
-    _demand_equal(directory, there, asked, "give another --out, or --force to delete that run and start again")
+    _demand_equal(
+        directory, there, asked, "give another --out, or --force to delete that run and start again"
+    )
 
 
 def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any], remedy: str) -> None:
@@ -223,16 +241,21 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path)
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
     if config is None:
-        raise RunError(f"--resume {path} is not a Regard run; give auto, never, a run directory or a checkpoint")
+        raise RunError(
+            f"--resume {path} is not a Regard run; give auto, never, a run directory or a checkpoint"
+        )
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
     there = {k: v for k, v in _flatten(config["settings"]).items() if not k.startswith(free)}
     asked = {k: v for k, v in _flatten(presets.to_settings(preset)).items() if not k.startswith(free)}
     _demand_equal(
-        source, {"task": config["task"], **there}, {"task": preset.name, **asked}, "ask for the same data and model"
+        source,
+        {"task": config["task"], **there},
+        {"task": preset.name, **asked},
+        "ask for the same data and model",
     )
-    start = checkpoints.load(path) if path != source else _load_latest(source)
+    start = checkpoints.load(path) if path != source else load_checkpoint(source)
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
     steps = preset.optimization.steps
@@ -241,7 +264,7 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path)
     return Run(directory, preset, seed, start, source=source, note=_compare_versions(config["versions"]))
 
 
-def _load_latest(directory: Path) -> checkpoints.Checkpoint | None:
+def load_checkpoint(directory: Path) -> checkpoints.Checkpoint | None:
     """The newest checkpoint, or an error that says how to do without it."""
     saved = checkpoints.list_checkpoints(directory / "checkpoints")
     if not saved:
@@ -250,18 +273,22 @@ def _load_latest(directory: Path) -> checkpoints.Checkpoint | None:
         return checkpoints.load(saved[-1])
     except checkpoints.CheckpointError as error:
         before = f"go on from step {int(saved[-2].name)}" if len(saved) > 1 else "start again"
-        raise checkpoints.CheckpointError(f"{error}\nnothing was changed; remove {saved[-1]} to {before}") from error
+        raise checkpoints.CheckpointError(
+            f"{error}\nnothing was changed; remove {saved[-1]} to {before}"
+        ) from error
 
 
 def _compare_versions(recorded: dict[str, str]) -> str | None:
     """A sentence about packages that changed since the run began, or None."""
     now = read_versions()
-    changed = [f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]]
+    changed = [
+        f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]
+    ]
     return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None
 
 
 def _delete_run(directory: Path) -> None:
-    """Deletes what Regard wrote in a run directory; config.json goes last, so a kill leaves a run to delete again."""
+    """Deletes what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
     for name in reversed(OWN_ENTRIES):
         path = directory / name
         if path.is_dir():

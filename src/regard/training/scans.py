@@ -1,6 +1,7 @@
 """The digits' data: scikit-learn's 1,797 real 8x8 scans, their split, their patches."""
 
-import jax.numpy as jnp
+from typing import Any
+
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -14,14 +15,14 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
         ImportError: when scikit-learn is not installed, with the command that installs it.
 
     Reference:
-        E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
-        1998 (its test set).
+        E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+        Repository, 1998 (its test set).
     """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'regard[train]'") from error
-    digits = load_digits()
+    digits: Any = load_digits()
     return (digits.images / BRIGHTEST).astype(np.float32), digits.target.astype(np.int32)
 
 
@@ -48,7 +49,7 @@ def cut_patches(scans: Float[Array, "B R C"], grid: tuple[int, int]) -> Float[Ar
     """Cuts each scan into a grid of equal patches, row by row, each flattened row by row.
 
     Example:
-        >>> cut_patches(jnp.arange(16.0).reshape(1, 4, 4), (2, 2))[0, 1].tolist()
+        >>> cut_patches(np.arange(16.0).reshape(1, 4, 4), (2, 2))[0, 1].tolist()
         [2.0, 3.0, 6.0, 7.0]
     """
     batch, height, width = scans.shape

@@ -1,8 +1,8 @@
 """Tasks: from a preset to a model, endless training batches, held-out data and their measure.
 
-Batches are pure functions of a random key, so the training step makes its own; held-out data are drawn once from a
-stream of their own. Accuracy always counts whole answers (a label, or a sequence right in every token);
-`token_accuracy` counts tokens.
+Batches are pure functions of a random key, so the training step makes its own; held-out data are drawn once
+from a stream of their own. Accuracy always counts whole answers (a label, or a sequence right in every
+token); `token_accuracy` counts tokens.
 """
 
 import abc
@@ -18,6 +18,7 @@ from regard import masks
 from regard.models import Classifier, EncoderDecoder, TransformerConfig
 from regard.models.generate import greedy
 from regard.training import presets
+from regard.training.compilation import run_once
 from regard.training.scans import cut_patches, load_scans, split_stratified
 
 Batch = dict[str, jax.Array]
@@ -83,10 +84,12 @@ class Task(abc.ABC, Generic[PresetT]):
 def _draw_held_out(task: Task, size: int) -> Batch:
     """Draws a task's held-out batch from the stream that training never touches."""
     rng = make_stream(task.preset.data_seed, HELD_OUT)
-    return jax.jit(task.make_batch, static_argnums=1)(rng, size)
+    return run_once(lambda rng: task.make_batch(rng, size), rng)
 
 
-def _configure(sizes: presets.Sizes, max_length: int, **inputs: int) -> TransformerConfig:
+def _configure(
+    sizes: presets.Sizes, max_length: int, *, vocab_size: int | None = None, input_width: int | None = None
+) -> TransformerConfig:
     """The transformer's configuration from a preset's sizes."""
     return TransformerConfig(
         d_model=sizes.d_model,
@@ -97,14 +100,15 @@ def _configure(sizes: presets.Sizes, max_length: int, **inputs: int) -> Transfor
         positions=sizes.positions,
         norm=sizes.norm,
         max_length=max_length,
-        **inputs,
+        vocab_size=vocab_size,
+        input_width=input_width,
     )
 
 
 def _measure_labels(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> tuple[jax.Array, Metrics]:
     """Cross-entropy in nats and accuracy of one label per example."""
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-    return loss, {"accuracy": jnp.mean(logits.argmax(-1) == labels, dtype=jnp.float32)}
+    return loss, {"accuracy": _measure_share(logits.argmax(-1) == labels)}
 
 
 def _measure_tokens(
@@ -113,11 +117,20 @@ def _measure_tokens(
     """Cross-entropy in nats per real token, and accuracy by sequence and by token; padding counts nowhere."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     right = logits.argmax(-1) == targets
-    metrics = {
-        "accuracy": jnp.mean((right | ~real).all(-1), dtype=jnp.float32),
+    return jnp.mean(losses, where=real), _count_right(right, real)
+
+
+def _count_right(right: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Metrics:
+    """Accuracy by sequence and by token."""
+    return {
+        "accuracy": _measure_share((right | ~real).all(-1)),
         "token_accuracy": jnp.mean(right, where=real, dtype=jnp.float32),
     }
-    return jnp.mean(losses, where=real), metrics
+
+
+def _measure_share(right: Bool[Array, " B"]) -> jax.Array:
+    """The share of right answers; exactly 1 when all are, where a mean times 1/n may round below."""
+    return jnp.where(right.all(), 1.0, jnp.mean(right, dtype=jnp.float32))
 
 
 class ThresholdTask(Task[presets.Threshold]):
@@ -218,21 +231,20 @@ class ReverseTask(Task[presets.Reverse]):
         return jnp.where(place < lengths[:, None], tokens, marks)
 
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
-        source, lengths, target = batch["source"], batch["lengths"], batch["target"]
-        # Teacher forcing: the decoder reads the right answer, moved one place to the right.
-        given = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token)
-        logits = model(source, given, source_lengths=lengths, target_lengths=lengths + 1)
-        return _measure_tokens(logits, target, target != self.pad_token)
+        target = batch["target"]
+        return _measure_tokens(self.read(model, batch), target, target != self.pad_token)
+
+    def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
+        """Logits with teacher forcing: the decoder is given the right answer, one place to the right."""
+        lengths = batch["lengths"]
+        given = jnp.pad(batch["target"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token)
+        return model(batch["source"], given, source_lengths=lengths, target_lengths=lengths + 1, aux=aux)
 
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """As measured, but sequences count as right only when greedy generation writes them alone."""
         loss, _ = self.measure(model, batch)
-        right, real = self.generate(model, batch) == batch["target"], batch["target"] != self.pad_token
-        return {
-            "loss": loss,
-            "accuracy": jnp.mean((right | ~real).all(-1), dtype=jnp.float32),
-            "token_accuracy": jnp.mean(right, where=real, dtype=jnp.float32),
-        }
+        right = self.generate(model, batch) == batch["target"]
+        return {"loss": loss, **_count_right(right, batch["target"] != self.pad_token)}
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         source, target = self.preset.max_length, self.preset.max_length + 1
