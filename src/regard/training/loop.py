@@ -131,11 +131,12 @@ def make_program(task: Task, seed: int) -> Program:
         )
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
         (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
-        change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
+            rate = jnp.asarray(schedule(index))
+            change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
-        norms = {"grad_norm": optax.global_norm(gradients), "parameter_norm": optax.global_norm(params)}
-        measured = {"loss": loss, **measured, "learning_rate": jnp.asarray(schedule(index)), **norms}
-        return State(params, optimizer_state), measured
+        norms = {"grad_norm": _measure_norm(gradients), "parameter_norm": _measure_norm(params)}
+        return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
 
     def evaluate(params: Any, batch: Batch) -> Metrics:
         return task.evaluate(nnx.merge(resting, params, rest), batch)
@@ -279,6 +280,11 @@ def _fetch(measured: Metrics) -> dict[str, float]:
     names = sorted(values, key=lambda name: (name != "loss", name != "accuracy", name))
     # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.
     return {name: float(str(values[name])) for name in names}
+
+
+def _measure_norm(tree: Any) -> jax.Array:
+    """The Euclidean norm of all leaves together."""
+    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
 
 def _select_matrices(params: Any) -> Any:
