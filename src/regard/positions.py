@@ -85,7 +85,7 @@ def sinusoidal_at(
     position = jnp.asarray(position)
     if not jnp.issubdtype(position.dtype, jnp.integer):
         raise TypeError(f"position: expected integers, got {position.dtype}")
-    sine, cosine = turns(position, _frequencies(d_model, base))
+    sine, cosine = _turns(position, _frequencies(d_model, base))
     return _interleave(sine, cosine)[..., :d_model]
 
 
@@ -126,7 +126,7 @@ def learned(
     return jax.random.normal(rng, (length, d_model), dtype) * jnp.asarray(stddev, dtype)
 
 
-def turns(
+def _turns(
     position: Int[Array, "*B T"], frequencies: np.ndarray
 ) -> tuple[Float[Array, "*B T F"], Float[Array, "*B T F"]]:
     """Sine and cosine of position * frequency, exact to float32 at any int32 position."""

@@ -1,4 +1,4 @@
-"""The sizes and choices that make a Transformer. Imports neither jax nor flax, so reading one is instant."""
+"""The sizes and choices that make a Transformer."""
 
 from __future__ import annotations
 

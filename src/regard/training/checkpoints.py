@@ -102,7 +102,7 @@ def load(path: Path) -> Checkpoint:
         )
     except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
         raise CheckpointError(f"{path} cannot be read by orbax-checkpoint: {error}") from error
-    arrays = {name: np.asarray(array) for name, array in _flatten(nested).items()}
+    arrays = template | _flatten(nested)
     return Checkpoint(path, index["step"], arrays, index["record"])
 
 
@@ -149,10 +149,12 @@ def _flatten(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
 
 
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Nested dictionaries from paths, the form in which orbax stores readable names."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
+        if not leaf.size:
+            continue  # orbax refuses them; the index knows their shapes
         *folders, name = path.split("/")
         node = tree
         for folder in folders:

@@ -1,0 +1,43 @@
+"""Tiny trainings for tests: presets that compile fast, and what a run directory holds byte for byte."""
+
+import dataclasses
+import hashlib
+import json
+
+from regard.training import loop, presets, runs, tasks
+
+SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
+CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7)
+
+
+def tiny_copy(**changes):
+    """A copy task of 17 steps; changes may name fields of the preset or of its optimization."""
+    optimization = {"steps": 17, "batch_size": 5, "schedule": "cosine", "learning_rate": 0.01}
+    names = {field.name for field in dataclasses.fields(presets.Optimization)}
+    optimization |= {name: changes.pop(name) for name in list(changes) if name in names}
+    settings = {"vocab_size": 11, "length": 3, "held_out_size": 13, "model": SIZES, "cadence": CADENCE, **changes}
+    return presets.Copy(optimization=presets.Optimization(**optimization), **settings)
+
+
+def train(directory, preset, *, seed=0, resume="auto", force=False, **options):
+    """Opens a run and trains it."""
+    run = runs.open_run(directory, preset, seed=seed, resume=resume, force=force)
+    return loop.train(tasks.make_task(preset), run, **options)
+
+
+def read_lines(directory):
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def snapshot(directory):
+    """Every file below a directory with the digest of its contents."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def stop_after(count):
+    """A stop function that answers yes from its count-th question on."""
+    asked = iter(range(1, 10**9))
+    return lambda: next(asked) >= count

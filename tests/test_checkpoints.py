@@ -1,0 +1,141 @@
+"""Checkpoints: complete or absent, bit for bit, and loud about damage."""
+
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard.training import checkpoints
+from regard.training.checkpoints import CheckpointError
+
+
+class Pair(NamedTuple):
+    left: jax.Array
+    right: list
+
+
+def make_state(seed=0):
+    a, b = jax.random.split(jax.random.key(seed))
+    return {
+        "params": {"head": {"kernel": jax.random.normal(a, (3, 5)), "bias": jnp.float32(0.1)}},
+        "optimizer": Pair(jnp.int32(7), [jax.random.normal(b, (11,), jnp.bfloat16), (jnp.zeros((2, 0)),)]),
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved")
+    checkpoints.save(directory, 7, make_state(), {"held_out": {"accuracy": 0.5}, "seconds": 1.25})
+    return directory
+
+
+def assert_same_bits(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_a_state_comes_back_bit_for_bit(saved):
+    checkpoint = checkpoints.load(checkpoints.list_checkpoints(saved)[-1])
+    assert checkpoint.step == 7
+    assert checkpoint.record == {"held_out": {"accuracy": 0.5}, "seconds": 1.25}
+    template = jax.tree.map(jnp.zeros_like, make_state(seed=3))
+    assert_same_bits(checkpoints.fit(checkpoint, template), make_state())
+
+
+def test_a_part_of_a_state_can_be_taken(saved):
+    checkpoint = checkpoints.load(saved / "00000007")
+    shapes = jax.eval_shape(lambda: make_state()["params"])
+    assert_same_bits(checkpoints.fit(checkpoint, shapes, prefix="params/"), make_state()["params"])
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (2, 11, 101):
+        checkpoints.save(tmp_path, step, make_state(step), {}, keep=2)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["00000011", "00000101"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000011", "00000101"]
+    restored = checkpoints.fit(checkpoints.load(tmp_path / "00000011"), make_state())
+    assert_same_bits(restored, make_state(11))
+
+
+def test_nothing_is_overwritten(saved):
+    before = (saved / "00000007" / "checkpoint.json").read_bytes()
+    with pytest.raises(CheckpointError, match="exists already"):
+        checkpoints.save(saved, 7, make_state(seed=5), {})
+    assert (saved / "00000007" / "checkpoint.json").read_bytes() == before
+
+
+def test_a_kill_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    checkpoints.save(tmp_path, 2, make_state(2), {})
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "_write_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(tmp_path, 3, make_state(3), {})
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["00000002"]
+    checkpoints.save(tmp_path, 3, make_state(3), {})
+    assert_same_bits(checkpoints.fit(checkpoints.load(tmp_path / "00000003"), make_state()), make_state(3))
+
+
+def list_files(saved):
+    folder = saved / "00000007"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short", "changed"])
+def test_every_damaged_file_is_named(saved, tmp_path, damage):
+    names = list_files(saved)
+    assert len(names) > 5
+    for number, name in enumerate(names):
+        copy = tmp_path / f"copy{number}" / "00000007"
+        shutil.copytree(saved / "00000007", copy)
+        file = copy / name
+        contents = file.read_bytes()
+        if damage == "missing":
+            file.unlink()
+        elif damage == "cut short":
+            file.write_bytes(contents[: len(contents) // 2])
+        else:
+            middle = len(contents) // 2
+            file.write_bytes(contents[:middle] + bytes([contents[middle] ^ 1]) + contents[middle + 1 :])
+        with pytest.raises(CheckpointError, match=str(copy)) as caught:
+            checkpoints.load(copy)
+        assert name in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "00000003").mkdir()
+    (tmp_path / "00000003" / "weights.bin").write_bytes(b"not ours")
+    with pytest.raises(CheckpointError, match=r"no checkpoint\.json"):
+        checkpoints.load(tmp_path / "00000003")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["params"]["head"].update(kernel=jnp.zeros((5, 3))), r"float32\[5, 3\], found float32\[3, 5\]"),
+        (lambda s: s["params"]["head"].update(bias=jnp.int32(0)), r"expected int32\[\], found float32\[\]"),
+        (lambda s: s["params"]["head"].update(extra=jnp.zeros(2)), r"extra: expected float32\[2\], found nothing"),
+        (lambda s: s["params"]["head"].pop("bias"), r"bias: expected nothing, found float32\[\]"),
+    ],
+)
+def test_a_state_of_another_model_is_refused(saved, change, message):
+    template = make_state()
+    change(template)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        checkpoints.fit(checkpoints.load(saved / "00000007"), template)
+    assert "params/head/" in str(caught.value)
+
+
+def test_no_directory_has_no_checkpoints(tmp_path):
+    assert checkpoints.list_checkpoints(tmp_path / "nowhere") == []
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / ".00000003.draft").mkdir()
+    assert checkpoints.list_checkpoints(tmp_path) == []
