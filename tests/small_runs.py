@@ -15,7 +15,14 @@ def tiny_copy(**changes):
     optimization = {"steps": 17, "batch_size": 5, "schedule": "cosine", "learning_rate": 0.01}
     names = {field.name for field in dataclasses.fields(presets.Optimization)}
     optimization |= {name: changes.pop(name) for name in list(changes) if name in names}
-    settings = {"vocab_size": 11, "length": 3, "held_out_size": 13, "model": SIZES, "cadence": CADENCE, **changes}
+    settings = {
+        "vocab_size": 11,
+        "length": 3,
+        "held_out_size": 13,
+        "model": SIZES,
+        "cadence": CADENCE,
+        **changes,
+    }
     return presets.Copy(optimization=presets.Optimization(**optimization), **settings)
 
 

@@ -73,13 +73,11 @@ def test_post_norm_decoder_block_is_the_definition():
 
 
 def test_layer_norm_keeps_its_digits_far_from_zero():
-    block = encoder("post")
+    residual = encoder("post").attention_residual
     x = draw(6, B, T, M) + 10_000
-    y = float64(x)
-    y = layer_norm(block.attention_residual.layer_norm, y + multi_head(block.attention, y)[0])
-    y = layer_norm(block.feed_forward_residual.layer_norm, y + feed_forward(block.feed_forward, y))
-    # One rounding of 10,000 is 2**-11; a variance from E[x^2] - E[x]^2 would be off by whole units.
-    assert float(np.abs(float64(block(x)) - y).max()) < 0.05
+    expected = layer_norm(residual.layer_norm, float64(x))
+    # The mean itself is rounded to 2**-11; E[x^2] - E[x]^2 would be off by whole units, one rounding being 8.
+    assert_close(residual.leave(jnp.asarray(x), jnp.zeros(x.shape)), expected, ulps=2**15)
 
 
 def test_unknown_norms_are_refused():
@@ -198,23 +196,19 @@ def test_wrong_widths_name_the_argument(bad):
 # Dropout.
 
 
-def test_b000_3_residual_dropout_really_drops_whole_entries_of_both_branches():
-    block = encoder("pre", dropout_rate=0.5)
-    x = jnp.asarray(draw(12, B, T, M))
-    # Silence one branch at a time: then x - block(x) is the other one, dropped or doubled.
-    for silent, name in ((block.feed_forward.narrow, "attention"), (None, "feed_forward")):
-        probe = encoder("pre", dropout_rate=0.5)
-        quiet = silent is not None
-        projection = probe.feed_forward.narrow if quiet else probe.attention.output_projection
-        projection.kernel[...] = jnp.zeros_like(projection.kernel[...])
-        projection.bias[...] = jnp.zeros_like(projection.bias[...])
-        probe.feed_forward.dropout.deterministic = True
-        added = np.asarray(probe(x) - x)
-        probe.eval()
-        branch = np.asarray(probe(x) - x)
-        dropped = added == 0
-        assert 0.3 < dropped.mean() < 0.7, name
-        np.testing.assert_allclose(added[~dropped], 2 * branch[~dropped], rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize("silent", ["attention", "feed_forward"])
+def test_b000_3_residual_dropout_really_drops_whole_entries_of_both_branches(silent):
+    block, x = encoder("pre", dropout_rate=0.5), jnp.asarray(draw(12, B, T, M))
+    # With one branch silenced, block(x) - x is the other one: each entry of it dropped or doubled.
+    last = block.feed_forward.narrow if silent == "feed_forward" else block.attention.output_projection
+    last.kernel[...], last.bias[...] = jnp.zeros_like(last.kernel[...]), jnp.zeros_like(last.bias[...])
+    block.feed_forward.dropout.deterministic = True
+    added = np.asarray(block(x) - x)
+    block.eval()
+    branch = np.asarray(block(x) - x)
+    dropped = added == 0
+    assert 0.3 < dropped.mean() < 0.7
+    np.testing.assert_allclose(added[~dropped], 2 * branch[~dropped], rtol=1e-3, atol=1e-4)
 
 
 def test_every_dropout_of_a_decoder_block_is_on_and_its_own():

@@ -120,9 +120,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s["params"]["head"].update(kernel=jnp.zeros((5, 3))), r"float32\[5, 3\], found float32\[3, 5\]"),
+        (
+            lambda s: s["params"]["head"].update(kernel=jnp.zeros((5, 3))),
+            r"float32\[5, 3\], found float32\[3, 5\]",
+        ),
         (lambda s: s["params"]["head"].update(bias=jnp.int32(0)), r"expected int32\[\], found float32\[\]"),
-        (lambda s: s["params"]["head"].update(extra=jnp.zeros(2)), r"extra: expected float32\[2\], found nothing"),
+        (
+            lambda s: s["params"]["head"].update(extra=jnp.zeros(2)),
+            r"extra: expected float32\[2\], found nothing",
+        ),
         (lambda s: s["params"]["head"].pop("bias"), r"bias: expected nothing, found float32\[\]"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_missing_file_has_no_lines(path):
 def test_values_that_json_lacks_become_null_and_then_nan(path, value):
     metrics.append(path, [{"step": 3, "loss": value}, {"step": 5, "loss": 0.25}])
     assert "null" in path.read_text()
-    assert [json.loads(line) for line in path.read_text().splitlines()][0] == {"step": 3, "loss": None}
+    assert json.loads(path.read_text().splitlines()[0]) == {"step": 3, "loss": None}
     steps, losses = metrics.columns(metrics.read(path), "loss")
     assert steps == [3, 5]
     assert math.isnan(losses[0])

@@ -70,8 +70,7 @@ class TokenEmbedding(nnx.Module):
             ValueError: outside jit, a token out of range; an input longer than `max_length` with learned
                 positions; inputs or lengths of the wrong shape.
         """
-        hidden = blank_padding(self.entry(inputs, lengths), lengths)
-        return self.dropout(self._add_positions(hidden))
+        return self.dropout(self._add_positions(self.entry(inputs, lengths)))
 
     def _add_positions(self, hidden: Array) -> Array:
         """Positions 0..T-1 on every row."""

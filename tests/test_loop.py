@@ -1,0 +1,287 @@
+"""The loop: reproducible bit for bit, across interruptions too; honest clocks; loud about divergence."""
+
+import contextlib
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import read_lines, snapshot, stop_after, tiny_copy, train
+
+from regard.training import checkpoints, loop, presets, runs, tasks
+from regard.training.loop import DivergenceError
+
+
+class Recorder:
+    """A listener that remembers; it may raise at a given event."""
+
+    def __init__(self, die_at=None):
+        self.events = []
+        self.die_at = die_at
+
+    def remember(self, *event):
+        self.events.append(event)
+        if event == self.die_at:
+            raise RuntimeError("killed")
+
+    def compiling(self, what):
+        self.remember("compiling", what)
+        return contextlib.nullcontext()
+
+    def stepped(self, step, steps, metrics, steps_per_second):
+        self.remember("stepped", step)
+
+    def evaluated(self, step, metrics):
+        self.remember("evaluated", step)
+
+    def saved(self, step):
+        self.remember("saved", step)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("loop") / "whole"
+    recorder = Recorder()
+    outcome = train(directory, tiny_copy(), progress=recorder)
+    return directory, outcome, recorder
+
+
+def last_arrays(directory):
+    return checkpoints.load(checkpoints.list_checkpoints(directory / "checkpoints")[-1]).arrays
+
+
+def assert_same_run(one, other):
+    """Parameters, optimizer and metrics, bit for bit."""
+    a, b = last_arrays(one), last_arrays(other)
+    assert a.keys() == b.keys()
+    assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+    assert read_lines(one) == read_lines(other)
+
+
+def test_a_run_reports_what_it_did(whole):
+    directory, outcome, _ = whole
+    assert outcome.status == "finished"
+    assert outcome.step == 17
+    assert set(outcome.held_out) == {"loss", "accuracy", "token_accuracy"}
+    lines = read_lines(directory)
+    assert [line["step"] for line in lines] == [1, 3, 5, 6, 9, 10, 12, 15, 17]
+    measured = {"step", "loss", "accuracy", "token_accuracy", "learning_rate", "grad_norm", "parameter_norm"}
+    held_out = {"held_out_loss", "held_out_accuracy", "held_out_token_accuracy"}
+    for line in lines:
+        assert set(line) == measured | (held_out if line["step"] in (5, 10, 15, 17) else set())
+    assert lines[-1]["held_out_loss"] == outcome.held_out["loss"]
+    assert [path.name for path in checkpoints.list_checkpoints(directory / "checkpoints")] == [
+        "00000014",
+        "00000017",
+    ]
+
+
+def test_training_learns(whole):
+    lines = read_lines(whole[0])
+    assert lines[-1]["held_out_loss"] < lines[0]["loss"] - 0.1
+
+
+def test_a_listener_hears_everything_in_order(whole):
+    events = whole[2].events
+    assert events[:2] == [("compiling", "train step"), ("compiling", "evaluation")]
+    assert [step for name, step in events if name == "evaluated"] == [5, 10, 15, 17]
+    assert [step for name, step in events if name == "saved"] == [7, 14, 17]
+    assert [step for name, step in events if name == "stepped"] == [1, 3, 5, 6, 9, 10, 12, 15, 17]
+    assert events[-2:] == [("evaluated", 17), ("saved", 17)]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, tmp_path):
+    train(tmp_path / "again", tiny_copy())
+    assert_same_run(whole[0], tmp_path / "again")
+    train(tmp_path / "other", tiny_copy(), seed=1)
+    assert read_lines(whole[0]) != read_lines(tmp_path / "other")
+
+
+@pytest.mark.parametrize("stop", [1, 5, 7, 16])
+def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
+    first = train(tmp_path / "run", tiny_copy(), stop=stop_after(stop))
+    assert (first.status, first.step) == ("interrupted", stop)
+    second = train(tmp_path / "run", tiny_copy())
+    assert second.status == "finished"
+    assert second.seconds > first.seconds
+    assert second.compile_seconds > first.compile_seconds
+    assert_same_run(whole[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "moment", [("stepped", 9), ("evaluated", 10), ("saved", 7), ("stepped", 3), ("evaluated", 17)]
+)
+def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
+    """Killed at any moment, a run has no more than its last checkpoint and some lines too many."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "run", tiny_copy(), progress=Recorder(die_at=moment))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "loss": 0.')
+    assert train(tmp_path / "run", tiny_copy()).status == "finished"
+    assert_same_run(whole[0], tmp_path / "run")
+
+
+def test_interrupted_many_times_is_uninterrupted(whole, tmp_path):
+    for _ in range(20):
+        if train(tmp_path / "run", tiny_copy(), stop=stop_after(4)).status == "finished":
+            break
+    assert_same_run(whole[0], tmp_path / "run")
+
+
+def test_a_finished_run_is_left_alone(whole):
+    directory, outcome, _ = whole
+    before = snapshot(directory)
+    recorder = Recorder()
+    again = train(directory, tiny_copy(), progress=recorder)
+    assert again == dataclasses.replace(
+        outcome, status="already finished", elapsed_seconds=again.elapsed_seconds
+    )
+    assert recorder.events == []
+    assert snapshot(directory) == before
+
+
+def test_a_stop_at_the_last_step_is_the_end(tmp_path):
+    assert train(tmp_path / "run", tiny_copy(), stop=stop_after(17)).status == "finished"
+
+
+def test_held_out_data_do_not_touch_training(whole, tmp_path):
+    """Other held-out data, another size of them, evaluated at other steps: the same parameters."""
+    cadence = presets.Cadence(log_every=3, evaluate_every=4, checkpoint_every=7)
+    train(tmp_path / "run", tiny_copy(data_seed=3, held_out_size=29, cadence=cadence))
+    a, b = last_arrays(whole[0]), last_arrays(tmp_path / "run")
+    assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+    assert read_lines(whole[0])[-1]["held_out_loss"] != read_lines(tmp_path / "run")[-1]["held_out_loss"]
+
+
+@pytest.mark.parametrize("stop", [None, 9])
+def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_path, monkeypatch, stop):
+    """A task whose loss turns infinite at step 9, found at the next look at the metrics."""
+    monkeypatch.setattr(tasks.CopyTask, "measure", explode_after(tasks.CopyTask.measure))
+    options = {"stop": stop_after(stop)} if stop else {}
+    with pytest.raises(DivergenceError, match=r"loss is inf at step 9; .*00000007") as caught:
+        train(tmp_path / "run", tiny_copy(), **options)
+    assert (caught.value.metric, caught.value.step) == ("loss", 9)
+    saved = checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in saved] == ["00000007"]
+    assert all(np.isfinite(array).all() for array in checkpoints.load(saved[0]).arrays.values())
+    assert read_lines(tmp_path / "run")[-1]["step"] == 9
+    assert read_lines(tmp_path / "run")[-1]["loss"] is None
+
+
+def explode_after(measure):
+    """Infinite loss once the batch is that of the ninth update."""
+
+    def wrapped(self, model, batch):
+        loss, metrics = measure(self, model, batch)
+        ninth = self.make_batch(jax.random.fold_in(tasks.make_stream(0, tasks.TRAINING), 8), 5)
+        if batch["inputs"].shape != ninth["inputs"].shape:
+            return loss, metrics
+        return jnp.where((batch["inputs"] == ninth["inputs"]).all(), jnp.inf, loss), metrics
+
+    return wrapped
+
+
+def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
+    preset = tiny_copy(learning_rate=1e38, schedule="constant", clip_norm=0.0)
+    with pytest.raises(DivergenceError, match=r"is (inf|nan) at step 1; no checkpoint had been saved yet"):
+        train(tmp_path / "run", preset)
+    assert checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_seconds_leave_compiling_out(tmp_path):
+    class Slow(Recorder):
+        def compiling(self, what):
+            import time
+
+            return contextlib.ExitStack() if time.sleep(0.5) else contextlib.nullcontext()
+
+    outcome = train(tmp_path / "run", tiny_copy(steps=3), progress=Slow())
+    assert outcome.compile_seconds > 1.0
+    assert outcome.seconds + outcome.compile_seconds <= outcome.elapsed_seconds
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["seconds"] < outcome.elapsed_seconds - 1.0
+
+
+def test_dropout_is_on_in_training_and_off_in_evaluation():
+    preset = tiny_copy()
+    with_dropout = loop.make_program(tasks.make_task(preset), 0)
+    without = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
+    dry = loop.make_program(tasks.make_task(without), 0)
+    held_out = tasks.make_task(preset).held_out
+    evaluated = with_dropout.evaluate(with_dropout.initial.params, held_out)
+    assert jax.tree.map(float, evaluated) == jax.tree.map(float, dry.evaluate(dry.initial.params, held_out))
+    losses = [
+        float(program.update(program.initial, np.int32(0))[1]["loss"]) for program in (with_dropout, dry)
+    ]
+    assert losses[0] != losses[1]
+    steps = [float(with_dropout.update(with_dropout.initial, np.int32(i))[1]["loss"]) for i in (0, 0, 1)]
+    assert steps[0] == steps[1] != steps[2], "the pattern is a function of seed and step"
+
+
+def test_schedules_in_closed_form():
+    cosine = loop.make_schedule(presets.Optimization(steps=10, learning_rate=0.5, warmup_steps=2))
+    assert [float(cosine(step)) for step in (0, 1, 2)] == pytest.approx([0.0, 0.25, 0.5])
+    assert float(cosine(6)) == pytest.approx(0.25)
+    assert float(cosine(4)) == pytest.approx(0.25 * (1 + math.cos(math.pi / 4)))
+    assert float(cosine(10)) == pytest.approx(0.0, abs=1e-8)
+    constant = loop.make_schedule(presets.Optimization(steps=10, learning_rate=0.5, schedule="constant"))
+    assert [float(constant(step)) for step in (0, 5, 10)] == [0.5, 0.5, 0.5]
+    everything = presets.Optimization(steps=3, learning_rate=0.5, warmup_steps=3)
+    assert float(loop.make_schedule(everything)(1)) == pytest.approx(0.5 / 3)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.5, 100.0])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
+def test_the_optimizer_is_adamw_after_clipping(clip_norm, weight_decay):
+    """Against the definition in float64; decay touches matrices alone."""
+    optimization = presets.Optimization(
+        steps=5, learning_rate=0.125, schedule="constant", clip_norm=clip_norm, weight_decay=weight_decay
+    )
+    optimizer = loop.make_optimizer(optimization)
+    rng = np.random.default_rng(7)
+    params = {"matrix": rng.normal(size=(2, 3)), "gain": rng.normal(size=5)}
+    state = optimizer.init(jax.tree.map(jnp.float32, params))
+    moving = jax.tree.map(jnp.float32, params)
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    for step in range(1, 4):
+        gradients = {name: rng.normal(size=value.shape) for name, value in params.items()}
+        with jax.numpy_dtype_promotion("standard"):
+            change, state = optimizer.update(jax.tree.map(jnp.float32, gradients), state, moving)
+        moving = jax.tree.map(jnp.add, moving, change)
+        norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
+        scale = min(1.0, clip_norm / norm) if clip_norm else 1.0
+        for name, gradient in gradients.items():
+            first, second = moments[name]
+            first, second = (
+                0.9 * first + 0.1 * scale * gradient,
+                0.999 * second + 0.001 * (scale * gradient) ** 2,
+            )
+            moments[name] = first, second
+            direction = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+            decay = weight_decay * params[name] if params[name].ndim > 1 else 0.0
+            params[name] = params[name] - 0.125 * (direction + decay)
+    for name, value in params.items():
+        np.testing.assert_allclose(moving[name], value, rtol=2e-5, atol=2e-6)
+
+
+def test_gradients_are_logged_before_clipping():
+    task = tasks.make_task(tiny_copy(clip_norm=1e-6))
+    free = tasks.make_task(tiny_copy(clip_norm=0.0))
+    norms = []
+    for variant in (task, free):
+        program = loop.make_program(variant, 0)
+        norms.append(float(program.update(program.initial, np.int32(0))[1]["grad_norm"]))
+    assert norms[0] == norms[1] > 1e-3
+
+
+def test_a_start_that_does_not_fit_writes_nothing(tmp_path):
+    train(tmp_path / "small", tiny_copy(), stop=stop_after(2))
+    run = runs.open_run(tmp_path / "small", tiny_copy())
+    wide = dataclasses.replace(tiny_copy(), vocab_size=13)
+    before = snapshot(tmp_path)
+    with pytest.raises(checkpoints.CheckpointError, match="another model"):
+        loop.train(tasks.make_task(wide), dataclasses.replace(run, preset=wide, directory=tmp_path / "new"))
+    assert snapshot(tmp_path) == before

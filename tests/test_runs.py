@@ -1,0 +1,239 @@
+"""Run directories: started, resumed, refused; nothing of the user's is ever lost."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small_runs import read_lines, snapshot, stop_after, tiny_copy, train
+
+from regard.training import checkpoints, presets, runs
+from regard.training.checkpoints import CheckpointError
+from regard.training.runs import RunError
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "finished"
+    train(directory, tiny_copy())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """Stopped after step 9, with checkpoints at 7 and 9."""
+    directory = tmp_path_factory.mktemp("runs") / "half"
+    train(directory, tiny_copy(), stop=stop_after(9))
+    return directory
+
+
+@pytest.fixture
+def run(half, tmp_path):
+    return shutil.copytree(half, tmp_path / "run")
+
+
+def refuse(directory, error, message, **options):
+    """Opening raises, and not a byte below the directory's parent changes."""
+    before = snapshot(directory.parent)
+    preset = options.pop("preset", tiny_copy())
+    with pytest.raises(error, match=message) as caught:
+        runs.open_run(directory, preset, **options)
+    assert snapshot(directory.parent) == before
+    return str(caught.value)
+
+
+def test_a_new_directory_starts_from_scratch(tmp_path):
+    for directory in (tmp_path / "missing", tmp_path):
+        run = runs.open_run(directory, tiny_copy())
+        assert run.start is None
+        assert not run.is_finished
+    assert not (tmp_path / "missing").exists(), "opening writes nothing"
+
+
+def test_a_run_directory_holds_settings_metrics_and_checkpoints(finished):
+    assert sorted(path.name for path in finished.iterdir()) == ["checkpoints", "config.json", "metrics.jsonl"]
+    config = json.loads((finished / "config.json").read_text())
+    assert config["task"] == "copy"
+    assert config["seed"] == 0
+    assert config["settings"]["model"]["d_model"] == 6
+    assert presets.from_settings("copy", config["settings"]) == tiny_copy()
+    assert config["versions"]["jax"] == jax.__version__
+    assert [path.name for path in (finished / "checkpoints").iterdir()].count("00000017") == 1
+
+
+def test_a_stopped_run_goes_on_from_its_last_checkpoint(run):
+    opened = runs.open_run(run, tiny_copy())
+    assert opened.start.step == 9
+    assert opened.start.record["seconds"] > 0
+    assert opened.note is None
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(run):
+    shutil.rmtree(run / "checkpoints")
+    opened = runs.open_run(run, tiny_copy())
+    assert opened.start is None
+    opened.begin()
+    assert (run / "metrics.jsonl").read_text() == ""
+
+
+def test_other_settings_are_listed_and_refused(run):
+    other = tiny_copy(steps=23, length=5, learning_rate=0.5)
+    message = refuse(run, RunError, "holds another run", preset=other, seed=3)
+    assert "optimization.steps: it has 17, asked for 23" in message
+    assert "length: it has 3, asked for 5" in message
+    assert "optimization.learning_rate: it has 0.01, asked for 0.5" in message
+    assert "seed: it has 0, asked for 3" in message
+    assert "--force" in message
+    assert "vocab_size" not in message
+
+
+def test_another_task_is_refused_without_comparing_its_settings(run):
+    message = refuse(run, RunError, "task: it has 'copy', asked for 'digits'", preset=presets.Digits())
+    assert "length" not in message
+
+
+def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
+    directory = tmp_path / "photos"
+    directory.mkdir()
+    (directory / "cat.jpg").write_bytes(b"cat")
+    for force in (False, True):
+        message = refuse(directory, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
+        assert "--out" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"model_type": "bert"}', '{"format": 1, "task": "copy", "seed": 0, "settings": {}}'],
+)
+def test_a_foreign_or_damaged_config_is_refused_also_with_force(run, text):
+    (run / "config.json").write_text(text)
+    for force in (False, True):
+        refuse(run, RunError, r"config\.json is damaged or not Regard's", force=force)
+
+
+def test_a_truncated_config_is_refused(run):
+    whole = (run / "config.json").read_text()
+    (run / "config.json").write_text(whole[: len(whole) // 2])
+    refuse(run, RunError, "damaged")
+
+
+def test_a_config_of_a_later_format_is_refused(run):
+    config = json.loads((run / "config.json").read_text()) | {"format": 2}
+    (run / "config.json").write_text(json.dumps(config))
+    refuse(run, RunError, "format 2")
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path):
+    (tmp_path / "run").write_text("x")
+    refuse(tmp_path / "run", RunError, "is a file")
+
+
+def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
+    file = next((run / "checkpoints" / "00000009").rglob("manifest.ocdbt"))
+    file.write_bytes(file.read_bytes()[:-1])
+    message = refuse(
+        run, CheckpointError, r"00000009 is damaged: .*manifest\.ocdbt has \d+ bytes, \d+ were written"
+    )
+    assert "nothing was changed" in message
+    assert "to go on from step 7" in message
+    shutil.rmtree(run / "checkpoints" / "00000009")
+    assert runs.open_run(run, tiny_copy()).start.step == 7
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run, tmp_path):
+    """As after copying checkpoints between runs: the settings say one thing, the arrays another."""
+    wide = dataclasses.replace(tiny_copy(), model=presets.Sizes(d_model=8, num_heads=2, d_ff=7))
+    train(tmp_path / "wide", wide, stop=stop_after(9))
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(tmp_path / "wide" / "checkpoints", run / "checkpoints")
+    before = snapshot(run)
+    with pytest.raises(
+        CheckpointError, match=r"another model or optimizer:\n.*expected float32\[6\], found float32\[8\]"
+    ):
+        train(run, tiny_copy())
+    with pytest.raises(CheckpointError, match="another model"):
+        runs.load_run(run)
+    assert snapshot(run) == before
+
+
+def test_never_refuses_what_is_there(run, tmp_path):
+    refuse(run, RunError, "holds a run already", resume="never")
+    assert runs.open_run(tmp_path / "new", tiny_copy(), resume="never").start is None
+
+
+def test_force_deletes_the_run_and_nothing_else(run):
+    (run / "figures").mkdir()
+    (run / "figures" / "curves.png").write_bytes(b"old")
+    (run / "notes.txt").write_text("mine")
+    opened = runs.open_run(run, tiny_copy(steps=23), force=True)
+    assert opened.start is None
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+
+
+def test_forcing_again_after_a_kill_in_between_works(run):
+    """Settings go last, so what a kill leaves behind is still known as a run."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    assert runs.open_run(run, tiny_copy(steps=23), force=True).start is None
+
+
+def test_a_finished_run_knows_it(finished):
+    assert runs.open_run(finished, tiny_copy()).is_finished
+
+
+def test_other_versions_are_mentioned(run):
+    config = json.loads((run / "config.json").read_text())
+    config["versions"]["jax"] = "0.4.1"
+    (run / "config.json").write_text(json.dumps(config))
+    assert f"jax 0.4.1 -> {jax.__version__}" in runs.open_run(run, tiny_copy()).note
+
+
+def test_a_branch_goes_on_elsewhere_with_other_steps(half, tmp_path):
+    before = snapshot(half)
+    longer = tiny_copy(steps=21, learning_rate=0.02)
+    for source in (half, half / "checkpoints" / "00000009"):
+        directory = tmp_path / f"branch-{source.name}"
+        opened = runs.open_run(directory, longer, seed=5, resume=str(source))
+        assert (opened.start.step, opened.source) == (9, half)
+        assert train(directory, longer, seed=5, resume=str(source)).step == 21
+        assert json.loads((directory / "config.json").read_text())["continued_from"] == str(half)
+        assert [line for line in read_lines(directory) if line["step"] <= 9] == read_lines(half)
+        assert runs.open_run(directory, longer, seed=5, resume=str(source)).is_finished, (
+            "own checkpoint first"
+        )
+    assert (
+        runs.open_run(tmp_path / "third", longer, resume=str(half / "checkpoints" / "00000007")).start.step
+        == 7
+    )
+    assert snapshot(half) == before
+
+
+def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    refuse(out, RunError, "is not a Regard run", resume=str(tmp_path / "nowhere"))
+    refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), preset=tiny_copy(length=5))
+    refuse(out, RunError, "is at step 9 already", resume=str(half), preset=tiny_copy(steps=9))
+    refuse(half, RunError, "holds another run", resume=str(half), preset=tiny_copy(steps=23))
+
+
+def test_loading_a_run_gives_its_task_and_model(finished):
+    task, model = runs.load_run(finished)
+    assert task.preset == tiny_copy()
+    saved = checkpoints.load(finished / "checkpoints" / "00000017")
+    kernel = np.asarray(model.head.kernel[...])
+    assert np.array_equal(kernel, saved.arrays["params/head/kernel/value"])
+    once, again = (model(task.held_out["inputs"]) for _ in range(2))
+    assert np.array_equal(once, again), "evaluation mode: dropout is off"
+    recorded = saved.record["held_out"]["loss"]
+    assert float(task.evaluate(model, task.held_out)["loss"]) == pytest.approx(recorded, rel=1e-6)
+
+
+def test_loading_needs_a_run_with_a_checkpoint(run, tmp_path):
+    with pytest.raises(RunError, match=r"no config\.json"):
+        runs.load_run(tmp_path / "nowhere")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        runs.load_run(run)
