@@ -13,10 +13,10 @@ demo: $(VENV)/.demo
 	$(BIN)/regard demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 quick-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

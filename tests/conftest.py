@@ -26,6 +26,13 @@ settings.register_profile(
 settings.load_profile("regard")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled():
+    """Thousands of compiled shapes would add up to gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Float64 arrays within one test."""

@@ -61,7 +61,9 @@ def _ungroup(grad, own, shape):
 
 
 def assert_as_exact(actual, truth, plain, name="", magnitude=0.0):
-    """Error at most twice that of the plain evaluation, and never asked to be below two roundings.
+    """Error at most twice that of the plain evaluation, which counts as four roundings at least.
+
+    In a small array the plain evaluation may be lucky: the largest of a few errors is a matter of chance.
 
     The roundings are those of the largest value, or of `magnitude` where a result is a difference of such.
     """
@@ -76,7 +78,7 @@ def assert_as_exact(actual, truth, plain, name="", magnitude=0.0):
     assert np.isfinite(actual[finite]).all(), f"{name}: not finite where the truth is"
     epsilon = float(_epsilon(dtype))
     rounding = epsilon * max(np.abs(truth[finite]).max(), magnitude, epsilon)
-    allowed = 2 * max(np.abs(plain[finite] - truth[finite]).max(), 2 * rounding)
+    allowed = 2 * max(np.abs(plain[finite] - truth[finite]).max(), 4 * rounding)
     error = np.abs(actual[finite] - truth[finite]).max()
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 

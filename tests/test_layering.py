@@ -38,8 +38,8 @@ FOLDERS = {
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
-    "cli": "console commands displays interruption overview training pictures plotting demonstration diagnosis"
-    " explaining",
+    "cli": "console commands displays interruption overview training pictures plotting demonstration"
+    " diagnosis explaining",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

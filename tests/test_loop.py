@@ -4,15 +4,23 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import read_lines, snapshot, stop_after, tiny_copy, train
 
 from regard.training import checkpoints, loop, presets, runs, tasks
 from regard.training.loop import DivergenceError
+from small_runs import (
+    compile_once,  # noqa: F401
+    read_lines,
+    snapshot,
+    stop_after,
+    tiny_copy,
+    train,
+)
 
 
 class Recorder:
@@ -100,7 +108,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, tmp_path)
     assert read_lines(whole[0]) != read_lines(tmp_path / "other")
 
 
-@pytest.mark.parametrize("stop", [1, 5, 7, 16])
+@pytest.mark.parametrize("stop", [1, 7, 16])
 def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
     first = train(tmp_path / "run", tiny_copy(), stop=stop_after(stop))
     assert (first.status, first.step) == ("interrupted", stop)
@@ -111,9 +119,7 @@ def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
     assert_same_run(whole[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "moment", [("stepped", 9), ("evaluated", 10), ("saved", 7), ("stepped", 3), ("evaluated", 17)]
-)
+@pytest.mark.parametrize("moment", [("stepped", 9), ("saved", 7), ("evaluated", 17)])
 def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
     """Killed at any moment, a run has no more than its last checkpoint and some lines too many."""
     with pytest.raises(RuntimeError, match="killed"):
@@ -126,7 +132,7 @@ def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
 
 def test_interrupted_many_times_is_uninterrupted(whole, tmp_path):
     for _ in range(20):
-        if train(tmp_path / "run", tiny_copy(), stop=stop_after(4)).status == "finished":
+        if train(tmp_path / "run", tiny_copy(), stop=stop_after(5)).status == "finished":
             break
     assert_same_run(whole[0], tmp_path / "run")
 
@@ -136,9 +142,7 @@ def test_a_finished_run_is_left_alone(whole):
     before = snapshot(directory)
     recorder = Recorder()
     again = train(directory, tiny_copy(), progress=recorder)
-    assert again == dataclasses.replace(
-        outcome, status="already finished", elapsed_seconds=again.elapsed_seconds
-    )
+    assert again == dataclasses.replace(outcome, status="already finished")
     assert recorder.events == []
     assert snapshot(directory) == before
 
@@ -194,11 +198,10 @@ def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
 def test_seconds_leave_compiling_out(tmp_path):
     class Slow(Recorder):
         def compiling(self, what):
-            import time
+            time.sleep(0.5)
+            return contextlib.nullcontext()
 
-            return contextlib.ExitStack() if time.sleep(0.5) else contextlib.nullcontext()
-
-    outcome = train(tmp_path / "run", tiny_copy(steps=3), progress=Slow())
+    outcome = train(tmp_path / "run", tiny_copy(), progress=Slow())
     assert outcome.compile_seconds > 1.0
     assert outcome.seconds + outcome.compile_seconds <= outcome.elapsed_seconds
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -207,18 +210,15 @@ def test_seconds_leave_compiling_out(tmp_path):
 
 def test_dropout_is_on_in_training_and_off_in_evaluation():
     preset = tiny_copy()
-    with_dropout = loop.make_program(tasks.make_task(preset), 0)
-    without = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
-    dry = loop.make_program(tasks.make_task(without), 0)
+    dry = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
+    programs = [loop.make_program(tasks.make_task(variant), 0) for variant in (preset, dry)]
     held_out = tasks.make_task(preset).held_out
-    evaluated = with_dropout.evaluate(with_dropout.initial.params, held_out)
-    assert jax.tree.map(float, evaluated) == jax.tree.map(float, dry.evaluate(dry.initial.params, held_out))
-    losses = [
-        float(program.update(program.initial, np.int32(0))[1]["loss"]) for program in (with_dropout, dry)
-    ]
-    assert losses[0] != losses[1]
-    steps = [float(with_dropout.update(with_dropout.initial, np.int32(i))[1]["loss"]) for i in (0, 0, 1)]
-    assert steps[0] == steps[1] != steps[2], "the pattern is a function of seed and step"
+    evaluated = [jax.jit(program.evaluate)(program.initial.params, held_out) for program in programs]
+    assert evaluated[0]["loss"] == evaluated[1]["loss"]
+    updates = [jax.jit(program.update) for program in programs]
+    losses = [float(updates[0](programs[0].initial, np.int32(i))[1]["loss"]) for i in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2], "the pattern is a function of seed and step"
+    assert losses[0] != float(updates[1](programs[1].initial, np.int32(0))[1]["loss"])
 
 
 def test_schedules_in_closed_form():
@@ -273,7 +273,7 @@ def test_gradients_are_logged_before_clipping():
     norms = []
     for variant in (task, free):
         program = loop.make_program(variant, 0)
-        norms.append(float(program.update(program.initial, np.int32(0))[1]["grad_norm"]))
+        norms.append(float(jax.jit(program.update)(program.initial, np.int32(0))[1]["grad_norm"]))
     assert norms[0] == norms[1] > 1e-3
 
 

@@ -56,7 +56,7 @@ calls = st.sampled_from([1, 3, 5]).flatmap(calls_with)
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(call=calls)
 def test_a_random_call_equals_the_truth(call):
     check(call)

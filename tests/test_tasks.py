@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from small_runs import SIZES
 
 from regard.training import presets, scans, tasks
+from small_runs import (
+    SIZES,
+    compile_once,  # noqa: F401
+)
 
 SMALL = {
     "threshold": presets.Threshold(vocab_size=13, length=5, threshold=29, held_out_size=17, model=SIZES),

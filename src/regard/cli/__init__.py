@@ -6,11 +6,14 @@ once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 i
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import Command, Demo, Doctor, Explain, Plot, Train, parse_arguments
-from regard.cli.console import Console, UsageError
+if TYPE_CHECKING:
+    from regard.cli.console import Console
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+# Packages that `pip install regard` leaves out, by the name they are imported under.
+EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,24 +34,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arrays ...
         0
     """
-    command = parse_arguments(arguments)
-    console = Console(json_lines=getattr(command, "json", False), quiet=getattr(command, "quiet", False))
     try:
-        return _run(command, console)
-    except UsageError as error:
-        console.fail(str(error))
+        return _run(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        sys.stderr.write(f"error: this needs {package}, which is not installed: pip install 'regard[all]'\n")
         return MISUSED
-    except KeyboardInterrupt:
-        console.fail("interrupted")
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; Python would complain once more while shutting down.
         sys.stderr.close()
         return OK
 
 
-def _run(command: Command, console: Console) -> int:
+def _run(arguments: Sequence[str] | None) -> int:
+    """Understands the arguments, then runs the command; expected errors become messages."""
+    from regard.cli.commands import parse_arguments
+    from regard.cli.console import Console, UsageError
+
+    command = parse_arguments(arguments)
+    console = Console(json_lines=getattr(command, "json", False), quiet=getattr(command, "quiet", False))
+    try:
+        return _dispatch(command, console)
+    except UsageError as error:
+        console.fail(str(error))
+        return MISUSED
+    except KeyboardInterrupt:
+        console.fail("interrupted")
+        return INTERRUPTED
+
+
+def _dispatch(command: Any, console: "Console") -> int:
     """Hands a command to its module, importing no other."""
+    from regard.cli.commands import Demo, Doctor, Explain, Plot, Train
+
     match command:
         case Train():
             from regard.cli.training import run_training
@@ -70,3 +90,4 @@ def _run(command: Command, console: Console) -> int:
             from regard.cli.diagnosis import run_diagnosis
 
             return run_diagnosis(command, console)
+    raise TypeError(f"command must be one of the dataclasses of regard.cli.commands, got {command!r}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from regard.cli import pictures
 from regard.cli.commands import Demo
 from regard.cli.console import Console
 from regard.cli.overview import describe_devices
@@ -59,11 +60,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
     console.say(f"Four tasks on {describe_devices()}; results go to {out}")
     entries: list[Entry] = []
-    for kind in presets.PRESETS.values():
-        preset = presets.shrink(kind()) if command.smoke else kind()
-        with expected_errors():
-            run = runs.open_run(out / preset.name, preset, seed=command.seed, force=command.force)
-            task = tasks.make_task(preset)
+    for task, run in open_all(command, out):
         outcome = advance_run(console, task, run)
         if outcome is None:
             return 1
@@ -79,9 +76,18 @@ def run_demonstration(command: Demo, console: Console) -> int:
     return report(console, out, entries, figures, seconds, smoke=command.smoke)
 
 
+def open_all(command: Demo, out: Path) -> list[tuple[tasks.Task, runs.Run]]:
+    """Every task with its run, refused together or not at all: nobody waits a minute for a refusal."""
+    chosen = [kind() for kind in presets.PRESETS.values()]
+    chosen = [presets.shrink(preset) for preset in chosen] if command.smoke else chosen
+    options = {"seed": command.seed, "force": command.force}
+    with expected_errors():
+        opened = [runs.open_run(out / preset.name, preset, **options) for preset in chosen]
+        return [(tasks.make_task(run.preset), run) for run in opened]
+
+
 def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
     """Draws the figures of every task, then masks; returns the files."""
-    from regard.cli import pictures
 
     def draw_all() -> Iterator[pictures.Picture]:
         for entry in entries:

@@ -36,7 +36,7 @@ def run_explaining(command: Explain, console: Console) -> int:
 def _parse_shape(flag: str, text: str) -> tuple[int, ...]:
     """A shape such as 1,8,4096,64."""
     try:
-        shape = tuple(int(word) for word in text.replace("x", ",").strip("()").split(",") if word.strip())
+        shape = tuple(int(word) for word in text.strip(" ()").split(",") if word.strip())
     except ValueError:
         shape = ()
     if len(shape) < 2 or min(shape) < 0:

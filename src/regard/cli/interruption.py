@@ -7,6 +7,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+INTERRUPTED = 130
+SHOW_CURSOR = b"\x1b[?25h"
+
 
 class Interruption:
     """Catches interrupts inside a `with` block; outside the main thread it catches nothing."""
@@ -26,7 +29,9 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            # No exception: half-finished saves on other threads would print their troubles over it.
+            os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
+            os._exit(INTERRUPTED)
         self.requested = True
         # Not through the console: the interrupted code may be in the middle of printing.
         os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again leaves at once\n")

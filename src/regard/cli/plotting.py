@@ -1,10 +1,14 @@
 """`regard plot`: curves and attention of runs as files."""
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
+from regard.cli import pictures
 from regard.cli.commands import Plot
 from regard.cli.console import Console, UsageError
 from regard.cli.training import expected_errors
+from regard.training import metrics, runs
 
 
 def run_plotting(command: Plot, console: Console) -> int:
@@ -12,22 +16,20 @@ def run_plotting(command: Plot, console: Console) -> int:
     if not command.runs:
         raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
     with expected_errors():
-        from regard.cli import pictures  # matplotlib may be missing: an expected error
-        from regard.training import metrics, runs
-
-        histories = {}
-        for directory in command.runs:
-            task, model = runs.load_run(directory)
-            lines = metrics.read(directory / "metrics.jsonl")
-            histories[str(directory)] = lines
-            drawn = pictures.draw_run(task, model, lines)
-            if task.config.positions == "sinusoidal":
-                drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
-            for path in pictures.save_pictures(drawn, directory / "figures", command.format):
-                console.say(str(path))
-        if len(histories) > 1:
-            folder = command.runs[0] / "figures"
-            comparison = iter([("comparison", pictures.draw_comparison(histories))])
-            for path in pictures.save_pictures(comparison, folder, command.format):
-                console.say(str(path))
+        loaded = [(directory, *runs.load_run(directory)) for directory in command.runs]
+        histories = {str(directory): metrics.read(directory / "metrics.jsonl") for directory in command.runs}
+    for directory, task, model in loaded:
+        drawn = pictures.draw_run(task, model, histories[str(directory)])
+        if task.config.positions == "sinusoidal":
+            drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
+        _save(drawn, directory, command, console)
+    if len(histories) > 1:
+        comparison = ("comparison", pictures.draw_comparison(histories))
+        _save(iter([comparison]), command.runs[0], command, console)
     return 0
+
+
+def _save(drawn: Iterator[pictures.Picture], directory: Path, command: Plot, console: Console) -> None:
+    """Writes pictures into a run's figures folder and prints their paths."""
+    for path in pictures.save_pictures(drawn, directory / "figures", command.format):
+        console.say(str(path))

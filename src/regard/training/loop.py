@@ -203,10 +203,10 @@ class _Session:
                 # Read one logging interval late: the device is never waited for while it has work.
                 self._settle(step - cadence.log_every)
             if step % cadence.checkpoint_every == 0 or last:
-                self._save(step, state)
+                record = self._save(step, state)
             if last:
                 break
-        return Outcome("finished" if step == steps else "interrupted", step, **self._record())
+        return Outcome("finished" if step == steps else "interrupted", step, **record)
 
     def _compile(self, what: str, function: Any, *arguments: Any) -> Callable[..., Any]:
         """Compiles ahead of the first call, so that compiling can be announced and timed apart."""
@@ -257,21 +257,19 @@ class _Session:
         self.settled = (step, now)
         return (step - before) / (now - then) if now > then else math.nan
 
-    def _save(self, step: int, state: State) -> None:
-        """Saves a checkpoint, after every metric up to it proved finite."""
+    def _save(self, step: int, state: State) -> dict[str, Any]:
+        """Saves a checkpoint once every metric up to it proved finite; returns what it records."""
         with self._pause():
             self._settle(step)
-            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, self._record())
+            record = {
+                "held_out": self.held_out,
+                "seconds": self.seconds,
+                "compile_seconds": self.compile_seconds,
+                "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
+            }
+            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, record)
             self.progress.saved(step)
-
-    def _record(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the state: the clocks and the last evaluation."""
-        return {
-            "held_out": self.held_out,
-            "seconds": self.seconds,
-            "compile_seconds": self.compile_seconds,
-            "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
-        }
+        return record
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:

@@ -1,0 +1,452 @@
+"""The command line: help before heavy imports, exit codes, words where they belong, files as promised."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from regard.cli import commands, main
+from regard.cli.console import Console
+from regard.cli.displays import Bar, describe_step
+from regard.cli.training import draw_sparkline
+from regard.training import checkpoints, presets
+from small_runs import (
+    compile_once,  # noqa: F401
+    snapshot,
+)
+
+TINY = ["--d-model", "6", "--num-heads", "2", "--d-ff", "7", "--held-out-size", "13", "--smoke"]
+
+
+def run(arguments, **options):
+    """`regard` in a process of its own."""
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A smoke run of copy and what it printed."""
+    directory = tmp_path_factory.mktemp("cli") / "copy"
+    done = run(["train", "copy", *TINY, "--out", directory])
+    assert done.returncode == 0, done.stderr
+    return directory, done.stdout
+
+
+# Help, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["train", "copy", "--help"], ["train", "copy", "--sed", "3"]],
+)
+def test_help_and_mistakes_answer_before_heavy_imports(arguments):
+    code = (
+        "import sys\nfrom regard.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: print('code', end.code)\n"
+        "heavy = {'jax', 'flax', 'optax', 'orbax', 'matplotlib', 'sklearn', 'numpy', 'scipy'}\n"
+        "print('loaded', sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert "loaded []" in done.stdout
+    assert f"code {2 if '--sed' in arguments else 0}" in done.stdout
+
+
+def test_the_import_guard_can_fail():
+    code = "import sys, regard.cli.overview; print('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+def read_help(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert end.value.code == 0
+    return " ".join(re.sub(r"[│╭╮╰╯─•]", " ", capsys.readouterr().out).split())
+
+
+def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
+    text = read_help(capsys)
+    examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
+    assert len(examples) == 5
+    for example in examples:
+        words = re.findall(r"'[^']*'|\S+", example)
+        parsed = commands.parse_arguments([word.strip("'") for word in words[1:]])
+        assert type(parsed).__name__.lower() == words[1]
+
+
+@pytest.mark.parametrize("task", list(presets.PRESETS))
+def test_every_setting_is_explained_with_its_default(capsys, task):
+    text = read_help(capsys, "train", task)
+    preset = presets.PRESETS[task]()
+    assert f"--learning-rate FLOAT Peak learning rate. (default: {preset.optimization.learning_rate})" in text
+    assert f"--d-model INT Width of the residual stream. (default: {preset.model.d_model})" in text
+    assert "(default: out/TASK, or out/TASK-smoke)" in text
+    assert f"Example: regard train {task}" in text
+
+
+def test_flags_reach_the_settings():
+    command = commands.parse_arguments(
+        [
+            "train",
+            "--seed",
+            "3",
+            "reverse",
+            "--steps",
+            "7",
+            "--norm",
+            "post",
+            "--max-length",
+            "11",
+            "--out",
+            "x",
+        ]
+    )
+    assert command.task.optimization.steps == 7
+    assert command.task.model.norm == "post"
+    assert command.task.max_length == 11
+    assert (command.seed, str(command.out)) == (3, "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "copy", "--sed", "3"], ["--sed", "--seed"]),
+        (["train", "copy", "--learning-rat", "3"], ["--learning-rate"]),
+        (["train", "coppy"], ["threshold, copy, reverse, digits"]),
+        (["trian"], ["demo, train, plot, explain, doctor"]),
+        (["train", "copy", "--steps", "many"], ["--steps", "many"]),
+        (["train", "copy", "--norm", "both"], ["norm", "pre", "post"]),
+        (["train", "copy", "--d-model", "7"], ["num_heads must divide d_model, got", "d_model=7"]),
+        (["train", "digits", "--held-out-fraction", "1"], ["held_out_fraction must be in (0, 1)"]),
+        (["explain"], ["--shape"]),
+        ([], ["demo, train, plot, explain, doctor"]),
+    ],
+)
+def test_mistakes_exit_with_2_and_name_what_is_near(capsys, arguments, words):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", captured.err).split())
+    assert all(word in text for word in words), text
+
+
+# Training
+
+
+def test_training_says_what_runs_where_and_what_to_do_next(finished):
+    directory, text = finished
+    assert re.search(r"devices +1 x cpu with \d+ cores, jax", text)
+    assert re.search(r"model +Classifier, [\d,]+ parameters, float32", text)
+    assert re.search(r"encoder\.stack\.blocks\.0\.feed_forward +4 +97\n", text)
+    assert re.search(r"attention +self-attention \(16, 2, 9, 3\) on 9 keys: dense", text)
+    assert f"{directory} (new run)" in text
+    assert re.search(r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n", text)
+    assert re.search(r"step +20 held out: +loss", text)
+    assert "goal 1" in text
+    assert text.rstrip().endswith(f"next: regard plot {directory}")
+    assert "\x1b" not in text, "no colours and no bar where nobody can see them"
+
+
+def test_the_parameter_table_adds_up(finished):
+    _, text = finished
+    total = int(re.search(r"Classifier, ([\d,]+) parameters", text)[1].replace(",", ""))
+    rows = re.findall(r"^ {8,}\S+ +\d+ +([\d,]+)\s*$", text, re.MULTILINE)
+    assert sum(int(row.replace(",", "")) for row in rows) == total
+
+
+def test_a_finished_run_says_so_and_does_nothing(finished, capsys):
+    directory, _ = finished
+    before = snapshot(directory)
+    assert main(["train", "copy", *TINY, "--out", str(directory)]) == 0
+    text = capsys.readouterr().out
+    assert "is finished already" in text
+    assert "--force" in text
+    assert snapshot(directory) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "copy", *TINY, "--seed", "1"], "seed: it has 0, asked for 1"),
+        (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
+        (["train", "copy", *TINY, "--resume", "never"], "holds a run already"),
+        (["train", "copy", *TINY, "--steps", "30"], "optimization.steps: it has 20, asked for 30"),
+    ],
+)
+def test_refusals_exit_with_2_and_change_nothing(finished, capsys, arguments, message):
+    directory, _ = finished
+    before = snapshot(directory)
+    assert main([*arguments, "--out", str(directory)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert snapshot(directory) == before
+
+
+def test_a_foreign_directory_is_refused(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years")
+    for extra in ([], ["--force"]):
+        assert main(["train", "copy", *TINY, "--out", str(tmp_path), *extra]) == 2
+        assert "it holds thesis.tex" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "years"
+
+
+def test_quiet_is_quiet_and_json_is_json(tmp_path, capsys):
+    assert main(["train", "copy", *TINY, "--quiet", "--out", str(tmp_path / "quiet")]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["train", "copy", *TINY, "--json", "--out", str(tmp_path / "json")]) == 0
+    captured = capsys.readouterr()
+    events = [json.loads(line) for line in captured.out.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[:2] == ["compiled", "compiled"]
+    assert kinds.count("step") == 5
+    assert [event["step"] for event in events if event["event"] == "evaluation"] == [10, 20]
+    assert kinds[-1] == "end"
+    assert events[-1]["status"] == "finished"
+    assert "compiling train step" in captured.err
+
+
+def test_a_divergence_exits_with_1(tmp_path, capsys):
+    arguments = [
+        "train",
+        "copy",
+        *TINY,
+        "--learning-rate",
+        "1e38",
+        "--clip-norm",
+        "0",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert re.search(r"error: copy: \S+ is (inf|nan) at step 1;", error)
+    assert "Traceback" not in error
+
+
+def test_force_starts_again(finished, tmp_path, capsys):
+    directory = shutil.copytree(finished[0], tmp_path / "run")
+    assert main(["train", "copy", *TINY, "--seed", "1", "--force", "--out", str(directory)]) == 0
+    assert "(new run)" in capsys.readouterr().out
+    assert json.loads((directory / "config.json").read_text())["seed"] == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    directory = tmp_path / "run"
+    arguments = ["train", "copy", *TINY, "--steps", "1000000", "--out", str(directory)]
+    ended = interrupt(arguments, "held out:", times=1)
+    assert ended.returncode == 130
+    assert "stopping after this step" in ended.stderr
+    stopped = int(re.search(r"stopped at step (\d+) with a checkpoint", ended.stdout)[1])
+    assert (directory / "checkpoints" / f"{stopped:08d}" / "checkpoint.json").exists()
+    ended = interrupt(arguments, "held out:", times=2)
+    assert ended.returncode == 130
+    assert f"goes on from step {stopped}" in ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
+    """Three processes: one killed, one that resumes, one that was never disturbed."""
+    arguments = ["train", "copy", *TINY, "--steps", "600", "--dropout-rate", "0.25", "--out"]
+    killed = interrupt([*arguments, str(tmp_path / "run")], "held out:", times=1, by=signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL
+    assert re.search(r"goes on from step \d+", run([*arguments, tmp_path / "run"]).stdout)
+    assert run([*arguments, tmp_path / "whole"]).returncode == 0
+    one, other = (checkpoints.load(tmp_path / name / "checkpoints" / "00000600") for name in ("run", "whole"))
+    assert all(one.arrays[name].tobytes() == array.tobytes() for name, array in other.arrays.items())
+    assert read_lines(tmp_path / "run") == read_lines(tmp_path / "whole")
+
+
+def interrupt(arguments, when, times, by=signal.SIGINT):
+    """Starts a training, waits for a word in its output and sends a signal."""
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **options)
+    read = ""
+    try:
+        for line in process.stdout:
+            read += line
+            if when in line:
+                break
+        for _ in range(times):
+            process.send_signal(by)
+            time.sleep(0.02)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, read + out, err)
+
+
+# Displays
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch):
+    console = Console()
+    monkeypatch.setattr(console, "human", make_terminal())
+    with Bar(console, "copy", 20, 0) as bar:
+        with bar.compiling("train step"):
+            pass
+        bar.stepped(5, 20, {"loss": 2.5, "accuracy": 0.25}, 50.0)
+        bar.evaluated(10, {"loss": 2.0, "accuracy": 0.5})
+        bar.stepped(20, 20, {"loss": 1.5, "accuracy": 0.75}, 50.0)
+    text = console.human.file.getvalue()
+    assert "compiled train step in" in text
+    assert "20/20" in text
+    assert "loss 1.5" in text
+    assert "\x1b[?25h" in text, "the cursor comes back"
+
+
+def make_terminal():
+    import io
+
+    from rich.console import Console as RichConsole
+
+    return RichConsole(file=io.StringIO(), force_terminal=True, width=100)
+
+
+def test_rates_and_what_is_left():
+    metrics = {"loss": 0.123456, "accuracy": 0.5, "grad_norm": 3.0}
+    assert describe_step(30, 90, metrics, 20.0) == "loss 0.1235  accuracy 0.5  50 ms/step  3 s left"
+    assert describe_step(30, 90, metrics, float("nan")) == "loss 0.1235  accuracy 0.5"
+
+
+def test_a_sparkline_shows_the_range():
+    assert draw_sparkline([0.0, 7.0]) == "▁█"
+    assert draw_sparkline([3.0, float("nan"), 3.0]) == "▁▁"
+    assert draw_sparkline([]) == ""
+    assert len(draw_sparkline([float(step) for step in range(1000)], width=60)) == 60
+
+
+# Plot, explain, doctor
+
+
+def test_plot_writes_curves_and_attention(finished, tmp_path, capsys):
+    one = shutil.copytree(finished[0], tmp_path / "one")
+    assert main(["plot", str(one), "--format", "svg"]) == 0
+    names = ["attention-heads", "attention", "curves", "sinusoidal-positions"]
+    assert sorted(path.name for path in (one / "figures").iterdir()) == sorted(
+        f"{name}.svg" for name in names
+    )
+    printed = capsys.readouterr().out.split()
+    assert sorted(printed) == sorted(str(path) for path in (one / "figures").iterdir())
+    assert (one / "figures" / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_two_runs_are_compared(finished, tmp_path):
+    one, two = (shutil.copytree(finished[0], tmp_path / name) for name in ("one", "two"))
+    assert main(["plot", str(one), str(two)]) == 0
+    assert (one / "figures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert not (two / "figures" / "comparison.png").exists()
+
+
+def test_plot_needs_runs(tmp_path, capsys):
+    assert main(["plot"]) == 2
+    assert "at least one run" in capsys.readouterr().err
+    assert main(["plot", str(tmp_path / "nowhere")]) == 2
+    assert "is not a Regard run" in capsys.readouterr().err
+
+
+def test_explain_says_which_backend_and_how_much_work(capsys):
+    mask = "causal() & sliding_window(256)"
+    assert main(["explain", "--shape", "1,8,4096,64", "--mask", mask, "--dtype", "bfloat16"]) == 0
+    text = capsys.readouterr().out
+    assert mask in text
+    assert "931 empty, 62 partial, 31 full" in text
+    assert "query bfloat16" in text
+    assert "dense" in text
+
+
+def test_explain_draws_the_mask(capsys):
+    shapes = ["--shape", "2,3,4,7", "--key-shape", "2,3,6,7", "--value-shape", "2,3,6,11"]
+    assert main(["explain", *shapes, "--mask", "causal()", "--query-offset", "2", "--picture"]) == 0
+    text = capsys.readouterr().out
+    assert "■ ■ ■ · · ·" in text
+    assert "output (2, 3, 4, 11)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "1,8,x"], "--shape must be whole numbers"),
+        (["--shape", "5"], "at least two"),
+        (["--shape", "3,5", "--mask", "causl()"], "Known: causal"),
+        (["--shape", "2,4,7", "--key-shape", "2,6,7", "--mask", "causal()"], "query_offset"),
+        (["--shape", "2,4,7", "--key-shape", "2,6,5"], "key"),
+        (["--shape", "4,7", "--backend", "fast"], "backend"),
+    ],
+)
+def test_explain_refuses_what_attend_would(capsys, arguments, message):
+    assert main(["explain", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, monkeypatch):
+    import importlib.metadata
+
+    from regard.cli import diagnosis
+
+    real = importlib.metadata.version
+
+    def pretend(package):
+        if package == "matplotlib":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(diagnosis.importlib.metadata, "version", pretend)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert f"jax {real('jax')}" in text
+    assert re.search(r"devices +0: cpu", text)
+    assert re.search(r"backend +dense: serves", text)
+    assert "matplotlib not installed; for figures: pip install 'regard[look]'" in text
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["packages"]["jax"] == real("jax")
+    assert facts["optional"]["matplotlib"]["version"] is None
+
+
+def test_words_with_brackets_are_printed_as_they_are(capsys):
+    """Rich would take [bold] or [/x] in a path or a message for markup."""
+    console = Console()
+    console.say("a [bold]path[/bold] [/x]")
+    console.note("mask", "x[0, 1] [red]")
+    console.fail("no [/such] thing")
+    captured = capsys.readouterr()
+    assert "a [bold]path[/bold] [/x]" in captured.out
+    assert "x[0, 1] [red]" in captured.out
+    assert "no [/such] thing" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [("tyro", "--help"), ("rich", "doctor"), ("flax", "train copy --smoke"), ("matplotlib", "plot out/copy")],
+)
+def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from regard.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: this needs {package}, which is not installed: pip install 'regard[all]'\n"
+    assert list(tmp_path.iterdir()) == []

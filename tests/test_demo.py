@@ -1,0 +1,123 @@
+"""The demo, small and whole."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from regard.cli import demonstration, main
+from regard.cli.console import Console
+from regard.training import loop, presets, runs, tasks
+from small_runs import (
+    compile_once,  # noqa: F401
+    snapshot,
+)
+
+FIGURES = {
+    "copy-attention",
+    "copy-attention-heads",
+    "copy-curves",
+    "digits-attention-heads",
+    "digits-curves",
+    "digits-learned-position-similarity",
+    "digits-learned-positions",
+    "digits-scans",
+    "mask-causal",
+    "mask-causal-window",
+    "mask-documents",
+    "mask-global-and-dilated",
+    "mask-prefix",
+    "reverse-cross-attention",
+    "reverse-cross-attention-heads",
+    "reverse-curves",
+    "sinusoidal-positions",
+    "threshold-attention",
+    "threshold-attention-heads",
+    "threshold-curves",
+}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "smoke"
+    assert main(["demo", "--smoke", "--out", str(out)]) == 0
+    return out
+
+
+def check_summary(out):
+    """The summary has the promised form and names figures that exist."""
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["tasks"]) == list(presets.PRESETS) == ["threshold", "copy", "reverse", "digits"]
+    for name, entry in summary["tasks"].items():
+        assert entry["goal"] == presets.PRESETS[name].goal
+        assert entry["reached"] == (entry["accuracy"] >= entry["goal"])
+        assert 0 < entry["seconds"] < entry["elapsed_seconds"]
+        assert entry["held_out"]["accuracy"] == entry["accuracy"]
+    assert summary["seconds"] > 0
+    assert {figure.removeprefix("figures/").removesuffix(".png") for figure in summary["figures"]} == FIGURES
+    for figure in summary["figures"]:
+        assert (out / figure).read_bytes().startswith(b"\x89PNG")
+    return summary
+
+
+def test_a_smoke_demo_does_everything_but_reach_the_goals(smoke):
+    summary = check_summary(smoke)
+    assert summary["smoke"]
+    assert {entry["steps"] for entry in summary["tasks"].values()} == {20}
+    assert not any(entry["reused"] for entry in summary["tasks"].values())
+
+
+def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
+    first = check_summary(smoke)
+    before = {name: snapshot(smoke / name) for name in presets.PRESETS}
+    assert main(["demo", "--smoke", "--out", str(smoke)]) == 0
+    second = check_summary(smoke)
+    assert before == {name: snapshot(smoke / name) for name in presets.PRESETS}
+    for name, entry in second["tasks"].items():
+        assert entry == first["tasks"][name] | {"reused": True}
+    text = capsys.readouterr().out
+    assert text.count("(reused)") == 4
+    assert "--force trains them again" in text
+
+
+def test_the_demo_tells_what_to_try_next(smoke, capsys):
+    main(["demo", "--smoke", "--out", str(smoke)])
+    text = capsys.readouterr().out
+    assert "regard train copy" in text
+    assert f"regard plot {smoke / 'copy'}" in text
+    assert "goals are not checked" in text
+
+
+def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):
+    before = snapshot(smoke)
+    assert main(["demo", "--smoke", "--seed", "1", "--out", str(smoke)]) == 2
+    assert "seed: it has 0, asked for 1" in capsys.readouterr().err
+    assert snapshot(smoke) == before
+
+
+def test_a_missed_goal_is_a_failure(smoke, capsys):
+    """The same small runs, taken for full-size ones."""
+    preset = presets.shrink(presets.Copy())
+    run, task = runs.open_run(smoke / "copy", preset), tasks.make_task(preset)
+    entry = demonstration.Entry(task, run, loop.train(task, run))
+    assert demonstration.report(Console(), smoke, [entry], [], 1.0, smoke=False) == 1
+    captured = capsys.readouterr()
+    assert "MISSED" in captured.out
+    assert "missed the goal: copy (0.0000 < 1)" in captured.err
+
+
+@pytest.mark.slow
+def test_the_whole_demo_reaches_its_goals(tmp_path):
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    summary = check_summary(tmp_path / "demo")
+    accuracies = {name: entry["accuracy"] for name, entry in summary["tasks"].items()}
+    assert accuracies["threshold"] >= 0.985
+    assert accuracies["copy"] == accuracies["reverse"] == 1.0
+    assert accuracies["digits"] >= 0.96
+    assert not summary["smoke"]
+    assert all(f"{name} " in done.stdout for name in presets.PRESETS)
