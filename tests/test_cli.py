@@ -18,6 +18,7 @@ from regard.cli.training import draw_sparkline
 from regard.training import checkpoints, presets
 from small_runs import (
     compile_once,  # noqa: F401
+    read_lines,
     snapshot,
 )
 
@@ -263,7 +264,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
 def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     """Three processes: one killed, one that resumes, one that was never disturbed."""
     arguments = ["train", "copy", *TINY, "--steps", "600", "--dropout-rate", "0.25", "--out"]
-    killed = interrupt([*arguments, str(tmp_path / "run")], "held out:", times=1, by=signal.SIGKILL)
+    killed = interrupt([*arguments, str(tmp_path / "run")], "step    50 held out", times=1, by=signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     assert re.search(r"goes on from step \d+", run([*arguments, tmp_path / "run"]).stdout)
     assert run([*arguments, tmp_path / "whole"]).returncode == 0
