@@ -16,9 +16,9 @@ CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7)
 
 @pytest.fixture(scope="module", autouse=True)
 def compile_once(tmp_path_factory):
-    """Keeps compiled programs on disk, as most tests of a module train the same tiny model."""
+    """Keeps compiled programs on disk, as most tests train the same tiny model."""
     options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -34,7 +34,7 @@ def compile_once(tmp_path_factory):
 
 def tiny_copy(**changes):
     """A copy task of 17 steps; changes may name fields of the preset or of its optimization."""
-    optimization = {"steps": 17, "batch_size": 5, "schedule": "cosine", "learning_rate": 0.01}
+    optimization = {"steps": 17, "batch_size": 5, "learning_rate": 0.01, "clip_norm": 0.125}
     names = {field.name for field in dataclasses.fields(presets.Optimization)}
     optimization |= {name: changes.pop(name) for name in list(changes) if name in names}
     settings = {

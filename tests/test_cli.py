@@ -263,8 +263,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     """Three processes: one killed, one that resumes, one that was never disturbed."""
-    arguments = ["train", "copy", *TINY, "--steps", "600", "--dropout-rate", "0.25", "--out"]
-    killed = interrupt([*arguments, str(tmp_path / "run")], "step    50 held out", times=1, by=signal.SIGKILL)
+    cadence = ["--steps", "600", "--evaluate-every", "50", "--checkpoint-every", "25"]
+    arguments = ["train", "copy", *TINY, *cadence, "--dropout-rate", "0.25", "--out"]
+    killed = interrupt([*arguments, str(tmp_path / "run")], "step   100 held out", times=1, by=signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     assert re.search(r"goes on from step \d+", run([*arguments, tmp_path / "run"]).stdout)
     assert run([*arguments, tmp_path / "whole"]).returncode == 0

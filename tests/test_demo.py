@@ -79,14 +79,9 @@ def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
     text = capsys.readouterr().out
     assert text.count("(reused)") == 4
     assert "--force trains them again" in text
-
-
-def test_the_demo_tells_what_to_try_next(smoke, capsys):
-    main(["demo", "--smoke", "--out", str(smoke)])
-    text = capsys.readouterr().out
-    assert "regard train copy" in text
-    assert f"regard plot {smoke / 'copy'}" in text
     assert "goals are not checked" in text
+    assert "regard train copy" in text, "what to try next"
+    assert f"regard plot {smoke / 'copy'}" in text
 
 
 def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):

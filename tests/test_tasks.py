@@ -19,7 +19,7 @@ SMALL = {
     "threshold": presets.Threshold(vocab_size=13, length=5, threshold=29, held_out_size=17, model=SIZES),
     "copy": presets.Copy(vocab_size=11, length=5, held_out_size=17, model=SIZES),
     "reverse": presets.Reverse(vocab_size=11, min_length=2, max_length=7, held_out_size=17, model=SIZES),
-    "digits": presets.Digits(model=SIZES),
+    "digits": presets.Digits(model=SIZES, distortion=0.0),
 }
 
 
@@ -219,6 +219,35 @@ def test_digits_train_on_no_held_out_scan():
     by_scan = {scan.tobytes(): label for scan, label in zip(pixels, labels, strict=True)}
     for scan, label in list(zip(np.asarray(drawn["scans"]), np.asarray(drawn["labels"]), strict=True))[:100]:
         assert by_scan[scan.tobytes()] == label
+
+
+def test_a_distortion_of_zero_changes_nothing_and_one_changes_little():
+    pixels, labels = (values[:101] for values in scans.load_scans())
+    rng = jax.random.key(0)
+    assert np.array_equal(scans.distort_scans(rng, pixels, 0.0), pixels)
+    distorted = np.asarray(scans.distort_scans(rng, pixels, 1.0))
+    assert (distorted.min(), distorted.max() <= 1.0) == (0.0, True)
+    # Still the same digits: most are nearest to an undistorted scan with their own label.
+    flat, original = distorted.reshape(101, 64), pixels.reshape(101, 64)
+    nearest = ((flat[:, None] - original[None]) ** 2).sum(-1).argmin(1)
+    assert (labels[nearest] == labels).mean() > 0.9
+    assert not np.array_equal(distorted[0], scans.distort_scans(jax.random.key(1), pixels, 1.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("amounts", "expected"),
+    [
+        ((0, 0, 0, 0, 1, 0), [[0, 0, 0], [3, 5, 7], [0, 0, 0]]),
+        ((0, 0, 0, 0, 0, -1), [[0, 0, 0], [0, 0, 0], [0, 3, 5]]),
+        ((0, 0, 0, 0, 0.5, 0), [[0, 0, 0], [1.5, 2.5, 3.5], [1.5, 2.5, 3.5]]),
+        ((np.pi / 2, 0, 0, 0, 0, 0), [[3, 0, 0], [5, 0, 0], [7, 0, 0]]),
+        ((0, 1, 0, 0, 0, 0), [[0, 0, 0], [0, 0, 0], [5, 7, 0]]),
+    ],
+)
+def test_distortions_by_hand(amounts, expected):
+    """A shift moves the window, so the scan the other way; turn and shear are about the centre."""
+    scan = jnp.array([[0.0, 0, 0], [0, 0, 0], [3, 5, 7]])
+    np.testing.assert_allclose(scans._distort(scan, jnp.array(amounts, jnp.float32)), expected, atol=1e-5)
 
 
 def test_patches_are_cut_row_by_row():

@@ -14,14 +14,13 @@ def run_explaining(command: Explain, console: Console) -> int:
 
     from regard import explain, masks
 
-    if command.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
     query, key, value = (jax.ShapeDtypeStruct(s, command.dtype) for s in (shape, key_shape, value_shape))
     try:
         mask = masks.parse(command.mask) if command.mask else None
-        report = explain(
-            query, key, value, mask=mask, query_offset=command.query_offset, backend=command.backend
-        )
+        with jax.enable_x64(command.dtype == "float64"):
+            report = explain(
+                query, key, value, mask=mask, query_offset=command.query_offset, backend=command.backend
+            )
         console.say(str(report))
         if command.picture and mask is not None:
             console.say(mask.picture(shape[-2], key_shape[-2], query_offset=command.query_offset))

@@ -19,7 +19,7 @@ from regard.models import Classifier, EncoderDecoder, TransformerConfig
 from regard.models.generate import greedy
 from regard.training import presets
 from regard.training.compilation import run_once
-from regard.training.scans import cut_patches, load_scans, split_stratified
+from regard.training.scans import cut_patches, distort_scans, load_scans, split_stratified
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -295,8 +295,10 @@ class DigitsTask(Task[presets.Digits]):
 
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
         scans, labels = self._scans[~self._is_held_out], self._labels[~self._is_held_out]
-        rows = jax.random.randint(rng, (batch_size,), 0, len(labels))
-        return self._pack(jnp.asarray(scans)[rows], jnp.asarray(labels)[rows])
+        row_rng, distortion_rng = jax.random.split(rng)
+        rows = jax.random.randint(row_rng, (batch_size,), 0, len(labels))
+        distorted = distort_scans(distortion_rng, jnp.asarray(scans)[rows], self.preset.distortion)
+        return self._pack(distorted, jnp.asarray(labels)[rows])
 
     def _pack(self, scans: jax.Array, labels: jax.Array) -> Batch:
         return {"inputs": cut_patches(scans, self.PATCHES), "labels": labels, "scans": scans}
