@@ -49,6 +49,8 @@ def evaluate(query, key, value, keep=None, bias=None, scale=None, cotangent=None
         "d_key": _ungroup(grads[1], own[1], shapes[1]),
         "d_value": _ungroup(grads[2], own[2], shapes[2]),
         "d_bias": reduce_to(d_s, np.shape(bias)),
+        "d_query_terms": np.abs(weights * d_p) @ np.abs(key) * scale,
+        "d_key_terms": np.swapaxes(np.abs(weights * d_p), -1, -2) @ np.abs(query) * scale,
         "d_bias_terms": reduce_to(np.abs(d_s), np.shape(bias)),
     }
 

@@ -32,8 +32,9 @@ FLOORS = {
 
 # Within a folder, a module may import those before it.
 FOLDERS = {
-    "masks": "grid picture algebra data positional keys documents stored conventions notation",
-    "engine": "problem dropout dense registry explanation",
+    "masks": "grid picture algebra data positional predicates keys documents stored conventions notation",
+    "engine": "problem exponential dropout online_softmax sparsity tiles flash primitives dense blocking tiled"
+    " registry explanation",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",

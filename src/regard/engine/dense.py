@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine import dropout
+from regard.engine.exponential import exp
 from regard.engine.problem import Problem
 from regard.masks.grid import Grid
 
@@ -22,40 +23,51 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     keep = problem.keep()
     query, key, value = _reachable(problem, keep)
-
-    scores = jnp.einsum("...td,...sd->...ts", query, key, precision=problem.precision) * problem.scale
-    if problem.bias is not None:
-        scores = scores + problem.fold(problem.bias).astype(scores.dtype)
-    if keep is not None:
-        scores = jnp.where(keep, scores, -jnp.inf)
+    scores = _scores(problem, query, key, keep)
 
     peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
     alive = peak != -jnp.inf  # a row with nothing to attend to stays zero
     shifted = jnp.where(scores == -jnp.inf, -jnp.inf, scores - jnp.where(alive, peak, 0))
-    unnormalised = jnp.exp(shifted)
-    total = jnp.where(alive, unnormalised.sum(-1, keepdims=True), 1)
-    weights = unnormalised / total
+    weights = exp(shifted)
+    total = jnp.where(alive, weights.sum(-1, keepdims=True), 1)
+    lse = jnp.where(alive, peak + jnp.log(total), -jnp.inf)
 
-    dropped = weights
+    kept, grown = weights, total
     if problem.dropout_rate:
-        dropped = jnp.where(_survivors(problem), weights / (1 - problem.dropout_rate), 0)
-    output = jnp.einsum("...ts,...se->...te", dropped, value, precision=problem.precision)
+        kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
+    # Divided after the product: T x E numbers instead of T x S.
+    output = jnp.einsum("...ts,...se->...te", kept, value, precision=problem.precision) / grown
     output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
 
     rows = {
-        "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
+        "lse": lambda: lse,
         "max_score": lambda: _pick(scores, alive),
         "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
-        "entropy": lambda: jnp.log(total) - _expectation(weights, shifted),
+        "entropy": lambda: jnp.log(total) - _expectation(weights / total, shifted),
     }
-    matrices = {"weights": weights, "scores": scores}
+    matrices = {"weights": lambda: weights / total, "scores": lambda: scores}
     aux = {}
     for name in problem.aux:
         if name in rows:
             aux[name] = problem.unfold(rows[name](), problem.T, 1)[..., 0]
         else:
-            aux[name] = problem.unfold(matrices[name], problem.T, problem.S)
+            aux[name] = problem.unfold(matrices[name](), problem.T, problem.S)
     return problem.unfold(output, problem.T, problem.E).astype(problem.query.dtype), aux
+
+
+def score_matrix(problem: Problem) -> Array:
+    """The T x S scores, folded, -inf where a query may not attend."""
+    keep = problem.keep()
+    query, key, _ = _reachable(problem, keep)
+    return _scores(problem, query, key, keep)
+
+
+def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
+    # Scaled before the product: T x D numbers instead of T x S.
+    scores = jnp.einsum("...td,...sd->...ts", query * problem.scale, key, precision=problem.precision)
+    if problem.bias is not None:
+        scores = scores + problem.fold(problem.bias).astype(scores.dtype)
+    return scores if keep is None else jnp.where(keep, scores, -jnp.inf)
 
 
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from regard.axes import Array
-from regard.engine import dense
+from regard.engine import dense, tiled
 from regard.engine.problem import Problem
 
 
@@ -24,7 +24,7 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: Mapping[str, Backend] = {"dense": dense}
+BACKENDS: Mapping[str, Backend] = {"dense": dense, "tiled": tiled}
 
 
 @dataclass(frozen=True)

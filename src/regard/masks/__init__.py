@@ -17,6 +17,6 @@ from regard.masks.positional import causal as causal
 from regard.masks.positional import chunked as chunked
 from regard.masks.positional import dilated as dilated
 from regard.masks.positional import global_tokens as global_tokens
-from regard.masks.positional import predicate as predicate
 from regard.masks.positional import sliding_window as sliding_window
+from regard.masks.predicates import predicate as predicate
 from regard.masks.stored import from_array as from_array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
@@ -31,6 +32,9 @@ def verdict(empty: Array, full: Array) -> Array:
 
 
 M = TypeVar("M", bound=type)
+
+# cut(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
+Cut = Callable[[Any, int], Array]
 
 
 def static() -> Any:
@@ -87,6 +91,16 @@ class Mask:
     def verdicts(self, blocks: Blocks) -> Int[Array, ...]:
         """`Tile` codes, broadcastable to the tiling, of its rank."""
         raise NotImplementedError
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        """The mask of one leading index, whose data keep their rank."""
+        del cut, leading_axes
+        return self
+
+    def hoist(self, grid: Grid) -> Mask:
+        """The mask with what its functions close over as leaves, for grids shaped as this one."""
+        del grid
+        return self
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         """Raise ValueError where the mask's data does not fit a call with these sizes."""
@@ -289,6 +303,15 @@ class Pair(Mask):
     def leading_axes(self) -> int:
         return max(self.left.leading_axes, self.right.leading_axes)
 
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return self._join(self.left.narrow(cut, leading_axes), self.right.narrow(cut, leading_axes))
+
+    def hoist(self, grid: Grid) -> Mask:
+        return self._join(self.left.hoist(grid), self.right.hoist(grid))
+
+    def _join(self, left: Mask, right: Mask) -> Mask:
+        return dataclasses.replace(self, left=left, right=right)  # type: ignore[type-var]
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         self.left.check(leading, num_queries, num_keys)
         self.right.check(leading, num_queries, num_keys)
@@ -350,6 +373,12 @@ class Not(Mask):
 
     def verdicts(self, blocks: Blocks) -> Array:
         return jnp.int8(Tile.FULL) - self.operand.verdicts(blocks)
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return Not(self.operand.narrow(cut, leading_axes))
+
+    def hoist(self, grid: Grid) -> Mask:
+        return Not(self.operand.hoist(grid))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         self.operand.check(leading, num_queries, num_keys)

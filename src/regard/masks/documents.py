@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, Tile, mask_class, verdict
+from regard.masks.algebra import Cut, Mask, Tile, mask_class, verdict
 from regard.masks.data import check_rows, check_width, gather, integers, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.positional import same_value_verdict
@@ -67,10 +67,8 @@ class Segments(Mask):
         return max(np.ndim(self.query_ids), np.ndim(self.key_ids)) - 1
 
     def keep(self, grid: Grid) -> Array:
-        queries, keys = jnp.asarray(self.query_ids), jnp.asarray(self.key_ids)
-        if not grid.whole:
-            queries = jnp.take(queries, grid.query_index.reshape(-1), axis=-1)
-            keys = jnp.take(keys, grid.key_index.reshape(-1), axis=-1)
+        queries = grid.take_rows(jnp.asarray(self.query_ids))
+        keys = grid.take_columns(jnp.asarray(self.key_ids))
         rank = grid.leading_axes + 2
         return spread(queries[..., None], rank, trailing=2) == spread(keys, rank, trailing=1)
 
@@ -81,6 +79,9 @@ class Segments(Mask):
         query_low, query_high = (spread(ids[..., None], rank, trailing=2) for ids in queries)
         key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
         return same_value_verdict(query_low, query_high, key_low, key_high)
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return Segments(cut(self.query_ids, 1), cut(self.key_ids, 1))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("segments query_ids", np.shape(self.query_ids)[:-1], leading)
@@ -119,9 +120,7 @@ class Documents(Mask):
         return jnp.take_along_axis(ids, place, axis=-1)[..., None], inside
 
     def keep(self, grid: Grid) -> Array:
-        keys = jnp.asarray(self.ids)
-        if not grid.whole:
-            keys = jnp.take(keys, grid.key_index.reshape(-1), axis=-1)
+        keys = grid.take_columns(jnp.asarray(self.ids))
         queries, inside = self._at(grid.query_position, grid.leading_axes)
         return inside & (queries == spread(keys, grid.leading_axes + 2, trailing=1))
 
@@ -139,6 +138,9 @@ class Documents(Mask):
         code = same_value_verdict(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
         return verdict(empty=none_inside | (code == Tile.EMPTY), full=all_inside & (code == Tile.FULL))
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return Documents(cut(self.ids, 1))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("segments", np.shape(self.ids)[:-1], leading)

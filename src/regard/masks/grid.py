@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,24 @@ Offset = Any  # an int, a traced scalar, or an integer array (batch,)
 
 
 @dataclass(frozen=True)
+class Run:
+    """Consecutive indices; data that has one entry per index can be sliced instead of gathered."""
+
+    start: Any  # None: from the first to the last, so nothing needs to be taken out
+    size: int
+
+    @property
+    def members(self) -> Array:
+        index = jnp.arange(self.size, dtype=jnp.int32)
+        return index if self.start is None else self.start + index
+
+    def take(self, data: Array, axis: int) -> Array:
+        if self.start is None:
+            return data
+        return jax.lax.dynamic_slice_in_dim(data, self.start, self.size, axis)
+
+
+@dataclass(frozen=True)
 class Grid:
     """Cells at which a mask is evaluated. Every array has `leading_axes + 2` axes."""
 
@@ -23,18 +42,22 @@ class Grid:
     query_position: Array  # (*b, ..., T, 1): where those rows sit
     key_index: Array  # (1, ..., 1, S): rows of the key array, which is where keys sit
     leading_axes: int
-    whole: bool  # all rows and all columns, so stored arrays need no slicing
+    rows: Run | None  # None: the indices have no order to rely on
+    columns: Run | None
 
     @classmethod
     def cover(cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int) -> Grid:
         """All T x S cells."""
-        rows = jnp.arange(num_queries, dtype=jnp.int32)
-        return cls.at(rows, jnp.arange(num_keys, dtype=jnp.int32), offset, leading_axes, whole=True)
+        return cls.tile(Run(None, num_queries), Run(None, num_keys), offset, leading_axes)
 
     @classmethod
-    def at(
-        cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, *, whole: bool = False
-    ) -> Grid:
+    def tile(cls, rows: Run, columns: Run, offset: Offset, leading_axes: int) -> Grid:
+        """The cells of consecutive rows and columns."""
+        cells = cls.at(rows.members, columns.members, offset, leading_axes)
+        return dataclasses.replace(cells, rows=rows, columns=columns)
+
+    @classmethod
+    def at(cls, rows: Array, columns: Array, offset: Offset, leading_axes: int) -> Grid:
         """The cells in the given rows and columns, both one-dimensional index arrays."""
         ones = (1,) * leading_axes
         query_index = rows.reshape((*ones, rows.size, 1))
@@ -43,8 +66,17 @@ class Grid:
             query_index + offset_column(offset, leading_axes),
             columns.reshape((*ones, 1, columns.size)),
             leading_axes,
-            whole,
+            None,
+            None,
         )
+
+    def take_rows(self, data: Array, axis: int = -1) -> Array:
+        """Entries of per-query data at the grid's rows."""
+        return self.rows.take(data, axis) if self.rows else jnp.take(data, self.query_index.ravel(), axis)
+
+    def take_columns(self, data: Array, axis: int = -1) -> Array:
+        """Entries of per-key data at the grid's columns."""
+        return self.columns.take(data, axis) if self.columns else jnp.take(data, self.key_index.ravel(), axis)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, mask_class, verdict
+from regard.masks.algebra import Cut, Mask, mask_class, verdict
 from regard.masks.data import booleans, check_rows, check_width, gather, integers, literal
 from regard.masks.grid import Blocks, Grid, spread
 
@@ -106,6 +107,9 @@ class KeysBelow(Mask):
         bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
         return verdict(empty=blocks.key_first >= bound, full=blocks.key_last < bound)
 
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return dataclasses.replace(self, bound=cut(self.bound, 0))  # type: ignore[type-var]
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows(type(self).__name__.lower(), np.shape(self.bound), leading)
 
@@ -136,10 +140,7 @@ class ValidKeys(Mask):
         return np.ndim(self.valid) - 1
 
     def keep(self, grid: Grid) -> Array:
-        valid = jnp.asarray(self.valid)
-        if not grid.whole:
-            valid = jnp.take(valid, grid.key_index.reshape(-1), axis=-1)
-        return spread(valid, grid.leading_axes + 2, trailing=1)
+        return spread(grid.take_columns(jnp.asarray(self.valid)), grid.leading_axes + 2, trailing=1)
 
     def verdicts(self, blocks: Blocks) -> Array:
         cells = gather(jnp.asarray(self.valid), blocks.columns)  # (..., K, key_block)
@@ -147,6 +148,9 @@ class ValidKeys(Mask):
             spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
         )
         return verdict(empty=~some, full=every)
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return ValidKeys(cut(self.valid, 1))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("valid_keys", np.shape(self.valid)[:-1], leading)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, mask_class, verdict
+from regard.masks.algebra import Cut, Mask, mask_class, verdict
 from regard.masks.data import booleans, check_broadcast, gather, literal
 from regard.masks.grid import Blocks, Grid
 
@@ -58,18 +58,14 @@ class FromArray(Mask):
         array = jnp.asarray(self.array)
         return array.reshape((*(1,) * (leading_axes + 2 - array.ndim), *array.shape))
 
-    def _take(self, rows: Array, columns: Array, leading_axes: int) -> Array:
-        array = self._full_rank(leading_axes)
-        if array.shape[-2] != 1:
-            array = jnp.take(array, rows, axis=-2)
-        if array.shape[-1] != 1:
-            array = jnp.take(array, columns, axis=-1)
-        return array
-
     def keep(self, grid: Grid) -> Array:
-        if grid.whole:
-            return self._full_rank(grid.leading_axes)
-        return self._take(grid.query_index.reshape(-1), grid.key_index.reshape(-1), grid.leading_axes)
+        array = self._full_rank(grid.leading_axes)
+        if array.shape[-2] != 1:
+            array = grid.take_rows(array, -2)
+        return array if array.shape[-1] == 1 else grid.take_columns(array)
+
+    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+        return FromArray(cut(self._full_rank(leading_axes), 2))
 
     def verdicts(self, blocks: Blocks) -> Array:
         # Reduced one axis at a time, so that nothing larger than the stored array is made.

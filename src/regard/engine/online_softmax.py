@@ -1,0 +1,127 @@
+"""Running: softmax-weighted sums over keys that arrive in parts. A monoid: parts may come in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.exponential import exp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Running:
+    """What some keys contribute to each query, shifted by the largest score among them.
+
+    total = sum_s e^(score_s - peak), weighted = sum_s e^(score_s - peak) value_s,
+    moment = sum_s e^(score_s - peak) (score_s - peak), argmax = the first key whose score is peak.
+    The last two are None where nobody asks for them.
+    """
+
+    peak: Array  # (..., R)
+    total: Array  # (..., R)
+    weighted: Array  # (..., R, E)
+    moment: Array | None = None  # (..., R)
+    argmax: Array | None = None  # (..., R) int32, -1 before the first key
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], width: int, dtype: Any, *, moment: bool, argmax: bool) -> Running:
+        """No keys yet."""
+        zeros = jnp.zeros(shape, dtype)
+        return cls(
+            jnp.full(shape, -jnp.inf, dtype),
+            zeros,
+            jnp.zeros((*shape, width), dtype),
+            zeros if moment else None,
+            jnp.full(shape, -1, jnp.int32) if argmax else None,
+        )
+
+    def block(
+        self, scores: Array, value: Array, survivors: Array | None, first_key: Any, precision: Any
+    ) -> Running:
+        """This and a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum."""
+        block_peak = scores.max(-1)
+        peak = jnp.maximum(self.peak, block_peak)
+        base = jnp.where(peak == -jnp.inf, 0, peak)
+        shrink = exp(self.peak - base)
+        shifted = scores - base[..., None]
+        weights = exp(shifted)
+        # A product with ones sums faster than a reduction on the CPU.
+        ones = jnp.ones((*scores.shape[:-2], scores.shape[-1], 1), scores.dtype)
+        moment, argmax = self.moment, self.argmax
+        if moment is not None:
+            fall = jnp.where(self.total > 0, self.peak - base, 0)
+            spread = jnp.sum(weights * jnp.where(weights > 0, shifted, 0), -1)
+            moment = shrink * (moment + fall * self.total) + spread
+        if argmax is not None:
+            argmax = _first_largest(self.peak, argmax, block_peak, scores, first_key)
+        kept = weights if survivors is None else jnp.where(survivors, weights, 0)
+        return Running(
+            peak,
+            self.total * shrink + product(weights, ones, precision)[..., 0],
+            self.weighted * shrink[..., None] + product(kept, value, precision),
+            moment,
+            argmax,
+        )
+
+    def merge(self, other: Running) -> Running:
+        """This and the keys of another."""
+        peak = jnp.maximum(self.peak, other.peak)
+        base = jnp.where(peak == -jnp.inf, 0, peak)
+        mine, theirs = self._onto(base), other._onto(base)
+        moment = argmax = None
+        if mine.moment is not None and theirs.moment is not None:
+            moment = mine.moment + theirs.moment
+        if self.argmax is not None and other.argmax is not None:
+            earlier = (other.peak == self.peak) & (other.argmax < self.argmax)
+            argmax = jnp.where((other.peak > self.peak) | earlier, other.argmax, self.argmax)
+        return Running(peak, mine.total + theirs.total, mine.weighted + theirs.weighted, moment, argmax)
+
+    def _onto(self, base: Array) -> Running:
+        """The same sums, shifted by `base` instead."""
+        fall = jnp.where(self.total > 0, self.peak - base, 0)
+        shrink = exp(self.peak - base)
+        moment = None if self.moment is None else shrink * (self.moment + fall * self.total)
+        return dataclasses.replace(
+            self, total=self.total * shrink, weighted=self.weighted * shrink[..., None], moment=moment
+        )
+
+    @property
+    def alive(self) -> Array:
+        """Which queries have met a key."""
+        return self.peak != -jnp.inf
+
+    def output(self) -> Array:
+        """The weighted mean; 0 without keys."""
+        total = jnp.where(self.alive, self.total, 1)
+        return jnp.where(self.alive[..., None], self.weighted / total[..., None], 0)
+
+    def log_total(self) -> Array:
+        """The log of the sum of exponentials less the peak; 0 without keys."""
+        return jnp.log(jnp.where(self.alive, self.total, 1))
+
+    def entropy(self) -> Array:
+        """In nats; 0 without keys."""
+        assert self.moment is not None
+        total = jnp.where(self.alive, self.total, 1)
+        return jnp.where(self.alive, jnp.log(total) - self.moment / total, 0)
+
+
+def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array, first_key: Any) -> Array:
+    here = jnp.argmax(scores, -1).astype(jnp.int32) + first_key
+    # Blocks come in any order: among equal scores the smaller key wins.
+    better = (block_peak > peak) | ((block_peak == peak) & (here < argmax))
+    return jnp.where(better & (block_peak != -jnp.inf), here, argmax)
+
+
+def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
+    """Matrix product over the named axes, one of the last two each; axes before those are a batch."""
+    batch = tuple(range(a.ndim - 2))
+    axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
+    return jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, np.result_type(a, b))

@@ -1,0 +1,309 @@
+"""Flash attention as JAX primitives, so that every transform works and stays linear in memory.
+
+    forward   results(inputs);                 its jvp binds tangent
+    tangent   moves of results, linear in the moves of the inputs;  transposes to backward
+    backward  pulls on inputs, linear in the pulls on results;      transposes to tangent
+    second    how tangent or backward move when the inputs, rather than what they are linear in, move
+
+A custom_vjp would forbid forward mode, and differentiating the loops themselves would store every tile. `second`
+differentiates the loops forward, which stores nothing; only its transpose (reverse over reverse) runs the loops
+as checkpointed scans. vmap adds a leading axis, or, where masks differ along it, loops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from regard.axes import Array
+from regard.engine import flash
+from regard.engine.flash import Context, Inputs, Results
+from regard.engine.tiles import Layout
+
+Leaves = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a bind knows besides its arrays; static.
+
+    Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
+    context are folded arrays, with one leading rank.
+    """
+
+    layout: Layout
+    present: tuple[str, ...]  # of Inputs
+    context: Any  # tree structure
+    linear: tuple[str, ...] = ()  # of Inputs for tangent, of Results for backward
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the gradients backward returns
+    of: str = ""  # for second: which primitive moves
+    moving: tuple[int, ...] = ()  # for second: which operands of that primitive move
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Results that have tangents."""
+        return ("output", "log_total", "entropy")[: 3 if "entropy" in self.layout.looks else 2]
+
+    @property
+    def residuals(self) -> tuple[str, ...]:
+        """Results that tangent and backward need."""
+        return (*self.results, "peak")
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Results that forward returns."""
+        return (*self.residuals, "argmax") if "argmax" in self.layout.looks else self.residuals
+
+    def folded(self, name: str) -> int:
+        """How many operands are folded arrays."""
+        if name == "second":
+            return self.folded(self.of)
+        residuals = 0 if name == "forward" else len(self.residuals)
+        return len(self.present) + residuals + len(self.linear)
+
+
+def run(inputs: Inputs, context: Context, layout: Layout) -> Results:
+    """Attend; differentiable in the inputs."""
+    present = tuple(name for name, array in inputs._asdict().items() if array is not None)
+    leaves, structure = jax.tree.flatten(context)
+    spec = Spec(layout, present, structure)
+    found = forward_p.bind(*(getattr(inputs, name) for name in present), *leaves, spec=spec)
+    return Results(**dict(zip(spec.found, found, strict=True)))
+
+
+def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
+    """What a primitive computes, as ordinary JAX code."""
+    operands = list(operands)
+    take = lambda count: [operands.pop(0) for _ in range(count)]
+    inputs = Inputs(**dict(zip(spec.present, take(len(spec.present)), strict=True)))
+    residuals = None
+    if name != "forward":
+        residuals = Results(**dict(zip(spec.residuals, take(len(spec.residuals)), strict=True)))
+    linear = dict(zip(spec.linear, take(len(spec.linear)), strict=True))
+    context = jax.tree.unflatten(spec.context, operands)
+    if name == "forward":
+        found = flash.forward(inputs, context, spec.layout, reversible=reversible)
+        return [getattr(found, result) for result in spec.found]
+    assert residuals is not None
+    if name == "tangent":
+        moves = Inputs(**{field: linear.get(field) for field in Inputs._fields})  # pyright: ignore
+        found = flash.tangent(inputs, context, residuals, moves, spec.layout, reversible=reversible)
+        return [getattr(found, result) for result in spec.results]
+    pulls = Results(**linear)
+    shapes = Inputs(**{field: dict(spec.shapes).get(field) for field in Inputs._fields})  # pyright: ignore
+    grads = flash.backward(inputs, context, residuals, pulls, shapes, spec.layout, reversible=reversible)
+    return [getattr(grads, wanted) for wanted, _ in spec.shapes]
+
+
+def _evaluate_second(spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
+    count = len(operands) - len(spec.moving)
+    operands, moves = list(operands[:count]), list(operands[count:])
+    return jax.jvp(_as_function_of_moving(spec, operands, reversible), _pick(operands, spec.moving), moves)[1]
+
+
+def _as_function_of_moving(spec: Spec, operands: Leaves, reversible: bool) -> Any:
+    def function(*moving: Array) -> list[Array]:
+        everything = list(operands)
+        for place, value in zip(spec.moving, moving, strict=True):
+            everything[place] = value
+        return _evaluate(spec.of, spec, everything, reversible)
+
+    return function
+
+
+def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
+    return [operands[place] for place in places]
+
+
+def _shapes(name: str, spec: Spec) -> list[jax.core.ShapedArray]:
+    """What a primitive returns."""
+    layout = spec.layout
+    rows = (*layout.leading, layout.group, layout.num_queries)
+    kinds = {"output": (*rows, layout.value_width)}
+    if name == "second":
+        name = spec.of
+    if name == "backward":
+        return [jax.core.ShapedArray(shape, layout.dtype) for _, shape in spec.shapes]
+    names = spec.found if name == "forward" else spec.results
+    return [
+        jax.core.ShapedArray(kinds.get(look, rows), np.int32 if look == "argmax" else layout.dtype)
+        for look in names
+    ]
+
+
+# Derivatives.
+
+
+def _forward_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+    found = forward_p.bind(*operands, spec=spec)
+    count = len(spec.present)
+    linear = [place for place in range(count) if not isinstance(moves[place], ad.Zero)]
+    tangents = dict.fromkeys(spec.found)
+    if linear:
+        residuals = found[: len(spec.residuals)]
+        of = dataclasses.replace(spec, linear=tuple(spec.present[place] for place in linear))
+        moved = tangent_p.bind(
+            *operands[:count], *residuals, *_pick(moves, linear), *operands[count:], spec=of
+        )
+        tangents |= dict(zip(spec.results, moved, strict=True))
+    return found, [
+        ad.Zero(jax.typeof(value).to_tangent_aval()) if tangents[name] is None else tangents[name]
+        for name, value in zip(spec.found, found, strict=True)
+    ]
+
+
+def _linear_jvp(name: str, operands: Leaves, moves: Leaves, spec: Spec) -> tuple[list[Array], list[Any]]:
+    """The primitive is linear in some operands; for the rest, `second` differentiates its loops."""
+    primitive = {"tangent": tangent_p, "backward": backward_p}[name]
+    found = primitive.bind(*operands, spec=spec)
+    end = spec.folded(name)
+    first = end - len(spec.linear)
+    parts = []
+    moved = [not isinstance(move, ad.Zero) for move in moves]
+    if any(moved[first:end]):
+        linear = [
+            jnp.zeros_like(value) if isinstance(move, ad.Zero) else move
+            for value, move in zip(operands[first:end], moves[first:end], strict=True)
+        ]
+        parts.append(primitive.bind(*operands[:first], *linear, *operands[end:], spec=spec))
+    moving = tuple(place for place in range(first) if moved[place])
+    if moving:
+        of = dataclasses.replace(spec, of=name, moving=moving)
+        parts.append(second_p.bind(*operands, *_pick(moves, moving), spec=of))
+    if not parts:
+        return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
+    return found, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
+
+
+def _second_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+    """Third derivatives go through scans, which JAX can differentiate in every direction."""
+    varies = [place for place, move in enumerate(moves) if not isinstance(move, ad.Zero)]
+
+    def function(*varying: Array) -> list[Array]:
+        everything = list(operands)
+        for place, value in zip(varies, varying, strict=True):
+            everything[place] = value
+        return _evaluate_second(spec, everything, reversible=True)
+
+    return jax.jvp(function, _pick(operands, varies), _pick(moves, varies))
+
+
+def _instantiate(pulls: Leaves) -> list[Array]:
+    return [jnp.zeros(pull.aval.shape, pull.aval.dtype) if isinstance(pull, ad.Zero) else pull for pull in pulls]
+
+
+def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+    end = spec.folded("tangent")
+    first = end - len(spec.linear)
+    if all(isinstance(pull, ad.Zero) for pull in pulls):
+        return [None] * len(operands)
+    wanted = [
+        (name, operand.aval.shape)
+        for name, operand in zip(spec.linear, operands[first:end], strict=True)
+        if ad.is_undefined_primal(operand)
+    ]
+    of = dataclasses.replace(spec, linear=spec.results, shapes=tuple(wanted))
+    grads = backward_p.bind(*operands[:first], *_instantiate(pulls), *operands[end:], spec=of)
+    grads = dict(zip((name for name, _ in wanted), grads, strict=True))
+    linear = [
+        None if (grad := grads.get(name)) is None else grad.astype(operand.aval.dtype)
+        for name, operand in zip(spec.linear, operands[first:end], strict=True)
+    ]
+    return [None] * first + linear + [None] * (len(operands) - end)
+
+
+def _backward_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+    end = spec.folded("backward")
+    first = end - len(spec.linear)
+    given = [place for place, pull in enumerate(pulls) if not isinstance(pull, ad.Zero)]
+    if not given:
+        return [None] * len(operands)
+    of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
+    moves = tangent_p.bind(*operands[:first], *_pick(pulls, given), *operands[end:], spec=of)
+    linear = [
+        move if ad.is_undefined_primal(operand) else None
+        for move, operand in zip(moves, operands[first:end], strict=True)
+    ]
+    return [None] * first + linear + [None] * (len(operands) - end)
+
+
+def _second_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+    count = len(operands) - len(spec.moving)
+    if all(isinstance(pull, ad.Zero) for pull in pulls):
+        return [None] * len(operands)
+    function = _as_function_of_moving(spec, operands[:count], reversible=True)
+    _, pull_back = jax.vjp(function, *_pick(operands, spec.moving))
+    return [None] * count + list(pull_back(_instantiate(pulls)))
+
+
+# Batching.
+
+
+def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
+    """One more leading axis in front; where the context differs along it, a loop."""
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    end = spec.folded(name)
+    tail = len(operands) - len(spec.moving)
+    if any(axis is not None for axis in axes[end:tail]):
+        return _loop(primitive, operands, axes, spec)
+    operands = [
+        operand if end <= place < tail else _lead(operand, axis)
+        for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
+    ]
+    layout = dataclasses.replace(
+        spec.layout, leading=(size, *spec.layout.leading), added=spec.layout.added + 1
+    )
+    shapes = tuple((wanted, (size, *shape)) for wanted, shape in spec.shapes)
+    found = primitive.bind(*operands, spec=dataclasses.replace(spec, layout=layout, shapes=shapes))
+    return found, [0] * len(found)
+
+
+def _lead(operand: Array, axis: int | None) -> Array:
+    return operand[None] if axis is None else jnp.moveaxis(operand, axis, 0)
+
+
+def _loop(primitive: Primitive, operands: Leaves, axes: Leaves, spec: Spec) -> Any:
+    varying = [place for place, axis in enumerate(axes) if axis is not None]
+
+    def one(values: list[Array]) -> list[Array]:
+        everything = list(operands)
+        for place, value in zip(varying, values, strict=True):
+            everything[place] = value
+        return primitive.bind(*everything, spec=spec)
+
+    found = jax.lax.map(one, [jnp.moveaxis(operands[place], axes[place], 0) for place in varying])
+    return found, [0] * len(found)
+
+
+def _primitive(name: str) -> Primitive:
+    primitive = Primitive(f"regard_{name}")
+    primitive.multiple_results = True
+
+    def evaluate(*operands: Any, spec: Spec) -> list[Array]:
+        return _evaluate_second(spec, operands) if name == "second" else _evaluate(name, spec, operands)
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(lambda *operands, spec: _shapes(name, spec))
+    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
+    batching.primitive_batchers[primitive] = lambda operands, axes, *, spec: _batch(
+        name, primitive, operands, axes, spec=spec
+    )
+    return primitive
+
+
+forward_p, tangent_p, backward_p, second_p = map(_primitive, ("forward", "tangent", "backward", "second"))
+ad.primitive_jvps[forward_p] = _forward_jvp
+ad.primitive_jvps[tangent_p] = lambda operands, moves, *, spec: _linear_jvp("tangent", operands, moves, spec)
+ad.primitive_jvps[backward_p] = lambda operands, moves, *, spec: _linear_jvp("backward", operands, moves, spec)
+ad.primitive_jvps[second_p] = _second_jvp
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+ad.primitive_transposes[backward_p] = _backward_transpose
+ad.primitive_transposes[second_p] = _second_transpose

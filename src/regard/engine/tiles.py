@@ -1,0 +1,287 @@
+"""The walk over tiles: the only place that loops over blocks, and that takes blocks out of arrays.
+
+Arrays are folded: `(*leading, G, T, x)` on the query side, `(*leading, 1, S, x)` on the key side, where the last
+of `leading` is the key heads and any axis may have size 1. A tile is a matrix, or a batch of matrices when several
+heads go together: queries of a group are rows of one matrix, so that a key is never repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.engine.sparsity import TileLists
+from regard.masks import Mask
+from regard.masks.grid import Grid, Run
+
+Carry = TypeVar("Carry")
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How large a tile is."""
+
+    queries: int
+    keys: int
+    heads: int = 1
+
+    def fit(self, num_queries: int, num_keys: int, key_heads: int) -> Blocking:
+        """No larger than the arrays; heads must divide."""
+        return Blocking(
+            max(1, min(self.queries, num_queries)),
+            max(1, min(self.keys, num_keys)),
+            math.gcd(self.heads, key_heads),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a call and of its tiles; static."""
+
+    leading: tuple[int, ...]  # of the folded arrays: batch axes, key heads
+    added: int  # leading axes that vmap put in front, which mask and offset do not know
+    mask_leading: tuple[int, ...]  # the call's own leading axes, query heads unfolded
+    group: int
+    num_queries: int
+    num_keys: int
+    query_width: int
+    value_width: int
+    dtype: Any  # of sums
+    precision: Any
+    dropout_rate: float
+    masked: bool  # a mask or a ragged last key tile: some tiles are PARTIAL
+    forward: Blocking
+    backward: Blocking
+    looks: frozenset[str] = frozenset()  # statistics asked for
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where one tile lies: `index` counts leading positions, `blocking.heads` key heads at a time."""
+
+    layout: Layout
+    blocking: Blocking
+    index: Any
+    query_tile: Any
+    key_tile: Any
+
+    # A last tile that would stick out is moved back, and overlaps the one before it.
+
+    @property
+    def row_run(self) -> Run:
+        block = self.blocking.queries
+        return Run(jnp.minimum(self.query_tile * block, self.layout.num_queries - block), block)
+
+    @property
+    def column_run(self) -> Run:
+        block = self.blocking.keys
+        return Run(jnp.minimum(self.key_tile * block, self.layout.num_keys - block), block)
+
+    def leading_starts(self) -> list[Any]:
+        """The first leading position of the tile, axis by axis."""
+        *batch, key_heads = self.layout.leading
+        rest, starts = self.index, []
+        for size in (key_heads // self.blocking.heads, *reversed(batch)):
+            starts.append(rest % size)
+            rest = rest // size
+        starts[0] = starts[0] * self.blocking.heads
+        return starts[::-1]
+
+    # Tiles out of arrays.
+
+    def rows(self, array: Array) -> Array:
+        """Query-side rows (*leading, G, T, x) as (heads, G * queries, x)."""
+        return self._matrix(self._slice(array, self.row_run, None))
+
+    def columns(self, array: Array) -> Array:
+        """Key-side rows (*leading, 1, S, x) as (heads, keys, x)."""
+        return self._matrix(self._slice(array, self.column_run, None))
+
+    def row_vector(self, array: Array) -> Array:
+        """One number per query (*leading, G, T) as (heads, G * queries)."""
+        return self.rows(array[..., None])[..., 0]
+
+    def cells(self, array: Array) -> Array:
+        """An array over pairs (*leading, G | 1, T | 1, S | 1), to be combined with a tile of scores."""
+        return self.over_scores(self.slice_cells(array))
+
+    def slice_cells(self, array: Array) -> Array:
+        """The same as (heads | 1, G | 1, queries | 1, keys | 1)."""
+        return self._slice(array, self.row_run, self.column_run)
+
+    def fresh_rows(self) -> Array:
+        """Which rows (G * queries) the tile before does not hold."""
+        new = self.row_run.members >= self.query_tile * self.blocking.queries
+        return jnp.broadcast_to(new, (self.layout.group, new.size)).reshape(-1)
+
+    def grid(self, offset: Any) -> Grid:
+        """The tile's cells, for one leading position."""
+        rank = len(self.layout.mask_leading)
+        return Grid.tile(self.row_run, self.column_run, self._narrow(offset, 0), rank)
+
+    def keep(self, mask: Mask | None, offset: Any) -> Array:
+        """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
+        rank = len(self.layout.mask_leading)
+        grid = self.grid(offset)
+        keep = grid.key_index >= self.key_tile * self.blocking.keys
+        if mask is not None:
+            mask_keep = mask.narrow(self._narrow, rank).keep(grid)
+            keep = keep & mask_keep if self.layout.num_keys % self.blocking.keys else mask_keep
+        heads = keep.shape[-3] if rank else 1
+        group = self.layout.group if heads > 1 else 1
+        return self.over_scores(keep.reshape((heads // group, group, *keep.shape[-2:])))
+
+    def _narrow(self, data: Any, trailing: int) -> Array:
+        """This tile's part of a mask's data, whose leading axes are the first of the call's."""
+        data = jnp.asarray(data)
+        last = len(self.layout.mask_leading) - 1
+        starts = self.leading_starts()[self.layout.added :]
+        for axis in range(data.ndim - trailing):
+            if data.shape[axis] > 1:
+                unit = self.layout.group if axis == last else 1
+                size = unit * self.blocking.heads if axis == last else 1
+                data = jax.lax.dynamic_slice_in_dim(data, starts[axis] * unit, size, axis)
+        return data
+
+    def _slice(self, array: Array, rows: Run | None, columns: Run | None) -> Array:
+        """This tile of an array, as (heads | 1, G | 1, ...); None takes the whole axis, an axis of 1 stays."""
+        leading = array.ndim - 3
+        block = [*(1,) * (leading - 1), self.blocking.heads]
+        starts, sizes = self.leading_starts(), [min(n, m) for n, m in zip(array.shape, block, strict=False)]
+        starts = [0 if n == 1 else start for n, start in zip(array.shape, starts, strict=False)]
+        starts, sizes = [*starts, 0], [*sizes, array.shape[leading]]
+        for run, size in zip((rows, columns), array.shape[-2:], strict=True):
+            whole = run is None or size == 1
+            starts.append(0 if whole else run.start)
+            sizes.append(size if whole else run.size)
+        cut = jax.lax.dynamic_slice(array, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
+        return cut.reshape(sizes[leading - 1 :])
+
+    def _matrix(self, tile: Array) -> Array:
+        """(heads | 1, G | 1, n, x) with the group in the rows, and no axis for a single head."""
+        heads, group, length, width = tile.shape
+        if self.blocking.heads == 1:
+            return tile.reshape((group * length, width))
+        tile = tile.reshape((heads, group * length, width))
+        return jnp.broadcast_to(tile, (self.blocking.heads, *tile.shape[1:]))
+
+    def over_scores(self, tile: Array) -> Array:
+        """(heads | 1, G | 1, rows | 1, keys | 1) so that it broadcasts against a tile of scores."""
+        heads, group, length, width = tile.shape
+        if self.layout.group > 1 and (group > 1 or length > 1):
+            tile = jnp.broadcast_to(tile, (heads, self.layout.group, self.blocking.queries, width))
+            length = self.layout.group * self.blocking.queries
+        if self.blocking.heads == 1:
+            return tile.reshape((length, width))
+        return tile.reshape((heads, length, width))
+
+    # Tiles into arrays.
+
+    def put_rows(self, array: Array, tile: Array) -> Array:
+        """Overwrite query-side rows (*leading, G, T, x)."""
+        shape = (self.blocking.heads, self.layout.group, self.blocking.queries, tile.shape[-1])
+        return self._update(array, tile.reshape(shape), (0, self.row_run.start, 0), add=False)
+
+    def put_row_vector(self, array: Array, tile: Array) -> Array:
+        """Overwrite one number per query (*leading, G, T)."""
+        return self.put_rows(array[..., None], tile[..., None])[..., 0]
+
+    def add_columns(self, array: Array, tile: Array) -> Array:
+        """Add to key-side rows (*leading, 1, S, x)."""
+        tile = tile.reshape((self.blocking.heads, 1, self.blocking.keys, tile.shape[-1]))
+        return self._update(array, tile, (0, self.column_run.start, 0), add=True)
+
+    def add_rows_across(self, array: Array, tile: Array) -> Array:
+        """Add (heads, x, G * queries) to query-side rows kept as (*leading, x, G, T).
+
+        That way round, the product that makes the tile is two to three times as fast on the CPU.
+        """
+        width = array.shape[-3]
+        tile = tile.reshape((self.blocking.heads, width, self.layout.group, self.blocking.queries))
+        return self._update(array, tile, (0, 0, self.row_run.start), add=True)
+
+    def add_cells(self, array: Array, tile: Array) -> Array:
+        """Add a tile of scores to an array over pairs (*leading, G | 1, T | 1, S | 1)."""
+        shape = (self.blocking.heads, self.layout.group, self.blocking.queries, self.blocking.keys)
+        tile = tile.reshape(shape)
+        alike = tuple(axis for axis in (-3, -2, -1) if array.shape[axis] == 1)
+        tile = tile.sum(alike, keepdims=True)
+        starts = (0, *(0 if n == 1 else run.start for n, run in
+                       zip(array.shape[-2:], (self.row_run, self.column_run), strict=True)))  # fmt: skip
+        return self._update(array, tile, starts, add=True)
+
+    def _update(self, array: Array, tile: Array, place: tuple[Any, ...], *, add: bool) -> Array:
+        """Write (heads, a, b, c) at this tile's leading position and at `place` in the last three axes."""
+        sizes = array.shape[:-3]
+        if sizes[-1] == 1:
+            tile = tile.sum(0, keepdims=True)
+        starts = [0 if n == 1 else start for n, start in zip(sizes, self.leading_starts(), strict=True)]
+        starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
+        tile = tile.reshape((*(1,) * (len(sizes) - 1), *tile.shape))
+        if add:
+            tile = tile + jax.lax.dynamic_slice(array, starts, tile.shape)
+        return jax.lax.dynamic_update_slice(array, tile, starts)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How loops run: as loops over what is listed, or, for reverse-mode through them, as scans that skip.
+
+    A loop whose length is known only when it runs cannot be reversed by JAX; a scan can, and keeps no more
+    than one line of tiles because each is recomputed.
+    """
+
+    layout: Layout
+    blocking: Blocking
+    reversible: bool = False
+
+    def lines(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
+        """carry = body(leading index, line, carry) for every leading index and each of `count` lines."""
+        positions = math.prod(self.layout.leading) // self.blocking.heads
+
+        def step(carry: Carry, number: Any) -> tuple[Carry, None]:
+            return body(number // count, number % count, carry), None
+
+        if self.reversible:
+            step = jax.checkpoint(step)
+        return jax.lax.scan(step, carry, jnp.arange(positions * count, dtype=jnp.int32))[0]
+
+    def tiles(
+        self,
+        lists: TileLists,
+        index: Any,
+        line: Any,
+        body: Callable[[Any, bool, Carry], Carry],
+        carry: Carry,
+    ) -> Carry:
+        """carry = body(tile, whether PARTIAL, carry) for the listed tiles of one line."""
+        starts = Window(self.layout, self.blocking, index, 0, 0).leading_starts()[self.layout.added :]
+        place = [
+            0 if n == 1 else start for n, start in zip(lists.full.shape, (*starts, line), strict=True)
+        ]
+        place = [jnp.asarray(start, jnp.int32) for start in place]
+        ones = (1,) * len(place)
+        count = lists.order.shape[-1]
+        order = jax.lax.dynamic_slice(lists.order, [*place, jnp.int32(0)], (*ones, count)).reshape(-1)
+        full = jax.lax.dynamic_slice(lists.full, place, ones).reshape(())
+        kept = jax.lax.dynamic_slice(lists.kept, place, ones).reshape(())
+
+        def visit(partial: bool) -> Callable[[Any, Carry], Carry]:
+            return lambda slot, carry: body(order[slot], partial, carry)
+
+        if not self.reversible:
+            carry = jax.lax.fori_loop(0, full, visit(False), carry)
+            return jax.lax.fori_loop(full, kept, visit(True), carry) if self.layout.masked else carry
+
+        def step(carry: Carry, slot: Any) -> tuple[Carry, None]:
+            kind = (slot >= full).astype(jnp.int32) + (slot >= kept).astype(jnp.int32)
+            branches = [lambda c: visit(False)(slot, c), lambda c: visit(True)(slot, c), lambda c: c]
+            return jax.lax.switch(kind, branches, carry), None
+
+        return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))[0]

@@ -1,0 +1,106 @@
+"""Masks that a function of the two positions decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.masks.algebra import Mask, mask_class, static, verdict
+from regard.masks.grid import Blocks, Grid
+from regard.masks.positional import Positional
+
+
+def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
+    """Let `fn` decide from the two positions.
+
+    keep(q, k) = fn(q, k)
+
+    Args:
+        fn: called as `fn(query_position, key_position)` on int32 arrays that broadcast against each other;
+            returns a boolean array of their broadcast shape. It is part of the compiled program: define it
+            once, because a new function object compiles again.
+
+    Returns:
+        A mask on positions.
+
+    Raises:
+        TypeError: something that cannot be called, or (when evaluated) an answer that is not boolean.
+
+    Example:
+        >>> from regard import masks
+        >>> def same_parity(query, key):
+        ...     return query % 2 == key % 2
+        >>> masks.predicate(same_parity).dense(3).astype(int).tolist()
+        [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    """
+    if not callable(fn):
+        raise TypeError(f"fn: expected a function of (query_position, key_position), got {fn!r}")
+    return Predicate(fn)
+
+
+@mask_class
+class Predicate(Positional):
+    fn: Callable[[Array, Array], Array] = static()
+
+    def keep(self, grid: Grid) -> Array:
+        keep = jnp.asarray(self.fn(grid.query_position, grid.key_index))
+        if keep.dtype != bool:
+            raise TypeError(
+                f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
+            )
+        shape = np.broadcast_shapes(grid.query_position.shape, grid.key_index.shape)
+        return jnp.broadcast_to(keep, shape)
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        return verdicts_by_looking(self, blocks)
+
+    def hoist(self, grid: Grid) -> Mask:
+        program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_index)
+        if not program.consts:
+            return self
+        return HoistedPredicate(tuple(program.consts), program.jaxpr, self.expression())
+
+    def expression(self) -> str:
+        return f"predicate({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+@mask_class
+class HoistedPredicate(Positional):
+    """A predicate whose function closes over arrays: they are leaves here, and may be traced."""
+
+    constants: tuple[Any, ...]
+    program: Any = static()
+    text: str = static()
+
+    def keep(self, grid: Grid) -> Array:
+        (keep,) = jax.core.eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_index)
+        return keep
+
+    def verdicts(self, blocks: Blocks) -> Array:
+        return verdicts_by_looking(self, blocks)
+
+    def expression(self) -> str:
+        return self.text
+
+
+def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
+    """Evaluate every cell, one row of tiles at a time, so that memory stays at query_block x S."""
+    columns = blocks.columns
+    num_tiles, key_block = columns.shape
+    if blocks.query_first.size == 0 or num_tiles == 0:
+        ones = (1,) * blocks.leading_axes
+        return jnp.zeros((*ones, blocks.query_first.size, num_tiles), jnp.int8)
+
+    def look(rows: Array) -> Array:
+        offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
+        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes)
+        keep = mask.keep(grid)
+        keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, columns.size))
+        cells = keep.reshape((*keep.shape[:-2], rows.size, num_tiles, key_block))
+        return verdict(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
+
+    return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)
