@@ -43,7 +43,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         "lse": lambda: lse,
         "max_score": lambda: _pick(scores, alive),
         "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
-        "entropy": lambda: jnp.log(total) - _expectation(weights / total, shifted),
+        "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
     }
     matrices = {"weights": lambda: weights / total, "scores": lambda: scores}
     aux = {}
@@ -118,5 +118,5 @@ def _pick(scores: Array, alive: Array) -> Array:
 
 
 def _expectation(weights: Array, shifted: Array) -> Array:
-    """Mean of the shifted scores under the weights; a weight of 0 contributes 0."""
+    """Sum of the shifted scores times their weights; a weight of 0 contributes 0."""
     return jnp.sum(weights * jnp.where(weights > 0, shifted, 0), axis=-1, keepdims=True)

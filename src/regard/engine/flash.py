@@ -30,13 +30,27 @@ from regard.masks import Mask
 
 
 class Inputs(NamedTuple):
-    """What attention is differentiated by."""
+    """What attention is differentiated by, and which of its rows to read as 0."""
 
     query: Array  # (*leading, G, T, D)
     key: Array  # (*leading, 1, S, D)
     value: Array  # (*leading, 1, S, E)
     scale: Array  # (*1, 1, 1, 1)
     bias: Array | None = None  # (*leading, G | 1, T | 1, S | 1)
+    # False where nobody may attend to a key. It may hold NaN, which a weight of 0 would pass on.
+    answers: Array | None = None  # (*leading, 1, S, 1)
+
+    def read_query(self, window: Window) -> Array:
+        """A tile of queries, scaled, in the dtype of sums."""
+        return window.rows(self.query).astype(window.layout.dtype) * window.cells(self.scale)
+
+    def read_keys(self, window: Window) -> tuple[Array, Array]:
+        """A tile of keys and one of values, in the dtype of sums."""
+        tiles = [window.columns(array).astype(window.layout.dtype) for array in (self.key, self.value)]
+        if self.answers is not None:
+            answers = window.columns(self.answers)
+            tiles = [jnp.where(answers, tile, 0) for tile in tiles]
+        return tiles[0], tiles[1]
 
 
 @jax.tree_util.register_dataclass
@@ -68,27 +82,28 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
     walk = Walk(layout, layout.forward, reversible)
     shape = (*layout.leading, layout.group, layout.num_queries)
 
-    def line(index: Any, query_tile: Any, results: Results) -> Results:
-        here = Window(layout, layout.forward, index, query_tile, 0)
-        query = here.rows(inputs.query).astype(layout.dtype) * inputs.scale.reshape(())
+    def line(index: Any, number: Any, results: Results) -> Results:
+        first = number * layout.forward.queries
+        here = Window(layout, layout.forward, index, first)
+        query = inputs.read_query(here)
 
-        def visit(key_tile: Any, partial: bool, running: Running) -> Running:
-            window = Window(layout, layout.forward, index, query_tile, key_tile)
-            key, value = (window.columns(x).astype(layout.dtype) for x in (inputs.key, inputs.value))
+        def visit(start: Any, partial: Any, running: Running) -> Running:
+            window = Window(layout, layout.forward, index, first, start)
+            key, value = inputs.read_keys(window)
             scores = product(query, key, layout.precision, (-1, -1))
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
             return running.block(
                 scores, value, _survivors(context, window), window.column_run.start, layout.precision
             )
 
-        start = Running.empty(
+        empty = Running.empty(
             query.shape[:-1],
             layout.value_width,
             layout.dtype,
             moment="entropy" in layout.looks,
             argmax="argmax" in layout.looks,
         )
-        end = walk.tiles(context.by_query, index, query_tile, visit, start)
+        end = walk.tiles(context.by_query, index, number, visit, empty)
         found = {"log_total": end.log_total(), "peak": end.peak}
         if "entropy" in layout.looks:
             found["entropy"] = end.entropy()
@@ -121,26 +136,25 @@ def tangent(
     """How output, lse and entropy move when the inputs move by `moves`, whose absent parts are None."""
     walk = Walk(layout, layout.forward, reversible)
     shape = (*layout.leading, layout.group, layout.num_queries)
-    scale = inputs.scale.reshape(())
 
-    def line(index: Any, query_tile: Any, moved: Results) -> Results:
-        here = Window(layout, layout.forward, index, query_tile, 0)
+    def line(index: Any, number: Any, moved: Results) -> Results:
+        first = number * layout.forward.queries
+        here = Window(layout, layout.forward, index, first)
         rows = lambda array: here.rows(array).astype(layout.dtype)
-        query = rows(inputs.query)
+        query = inputs.read_query(here)
         row_moves = []  # d(scale q), to meet k
         if moves.query is not None:
-            row_moves.append(rows(moves.query) * scale)
+            row_moves.append(rows(moves.query) * here.cells(inputs.scale))
         if moves.scale is not None:
-            row_moves.append(query * moves.scale.reshape(()))
-        query = query * scale
+            row_moves.append(rows(inputs.query) * here.cells(moves.scale))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
-        def visit(key_tile: Any, partial: bool, sums: Any) -> Any:
-            window = Window(layout, layout.forward, index, query_tile, key_tile)
+        def visit(start: Any, partial: Any, sums: Any) -> Any:
+            window = Window(layout, layout.forward, index, first, start)
             columns = lambda array: window.columns(array).astype(layout.dtype)
-            key, value = columns(inputs.key), columns(inputs.value)
+            key, value = inputs.read_keys(window)
             scores = product(query, key, layout.precision, (-1, -1))
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
             logs = scores - base[..., None] - log_total[..., None]
@@ -170,7 +184,7 @@ def tangent(
         zeros = jnp.zeros_like(log_total)
         sums = (jnp.zeros_like(output), zeros, None if entropy is None else zeros, jnp.zeros_like(output))
         through_scores, lse_move, entropy_move, through_values = walk.tiles(
-            context.by_query, index, query_tile, visit, sums
+            context.by_query, index, number, visit, sums
         )
         grown = (through_scores + through_values) / (1 - layout.dropout_rate)
         moved = moved._replace(
@@ -182,7 +196,8 @@ def tangent(
         return moved
 
     zeros = jnp.zeros(shape, layout.dtype)
-    start = Results(jnp.zeros_like(results.output), zeros, None if results.entropy is None else zeros)
+    outputs = jnp.zeros((*shape, layout.value_width), layout.dtype)
+    start = Results(outputs, zeros, None if results.entropy is None else zeros)
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, start)
 
 
@@ -198,24 +213,26 @@ def backward(
 ) -> Inputs:
     """Gradients, of the given `shapes` (None: not wanted), of what pulls on output, lse and entropy."""
     walk = Walk(layout, layout.backward, reversible)
-    scale = inputs.scale.reshape(())
     grow = 1 / (1 - layout.dropout_rate)
     # Everything that is the same along a row of scores.
     row_pull = jnp.sum(pulls.output * results.output, -1) - pulls.log_total
     want_scores = any(x is not None for x in (shapes.query, shapes.key, shapes.scale, shapes.bias))
     want_rows = shapes.query is not None or shapes.scale is not None
 
-    def line(index: Any, key_tile: Any, grads: dict[str, Array]) -> dict[str, Array]:
-        here = Window(layout, layout.backward, index, 0, key_tile)
-        key, value = (here.columns(x).astype(layout.dtype) for x in (inputs.key, inputs.value))
+    def line(index: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
+        first = number * layout.backward.keys
+        here = Window(layout, layout.backward, index, 0, first)
+        key, value = inputs.read_keys(here)
 
-        def visit(query_tile: Any, partial: bool, carry: Any) -> Any:
+        def visit(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
-            window = Window(layout, layout.backward, index, query_tile, key_tile)
-            query = window.rows(inputs.query).astype(layout.dtype) * scale
+            window = Window(layout, layout.backward, index, start, first)
+            peak = window.row_vector(results.peak)
+            # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
+            query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(window), 0)
             pull = window.rows(pulls.output) * grow
             vector = lambda array: window.row_vector(array)[..., None, :]
-            base = jnp.where(window.fresh_rows(), _unreached(window.row_vector(results.peak)), jnp.inf)
+            base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             scores = product(key, query, layout.precision, (-1, -1))
             scores = _mask(
@@ -246,12 +263,12 @@ def backward(
                     grads = grads | {"bias": cells}
             return grads, key_grad, value_grad
 
-        start = (
+        sums = (
             grads,
             None if shapes.key is None else jnp.zeros_like(key),
             None if shapes.value is None else jnp.zeros_like(value),
         )
-        grads, key_grad, value_grad = walk.tiles(context.by_key, index, key_tile, visit, start)
+        grads, key_grad, value_grad = walk.tiles(context.by_key, index, number, visit, sums)
         for name, tile in (("key", key_grad), ("value", value_grad)):
             if tile is not None:
                 grads = grads | {name: here.add_columns(grads[name], tile)}
@@ -269,40 +286,35 @@ def backward(
     rows = totals.pop("query", None)
     if rows is not None:
         rows = jnp.moveaxis(rows, -3, -1)  # sum_s ds k
-        rows = jnp.where((results.peak == -jnp.inf)[..., None], 0, rows)
+        alive = (results.peak != -jnp.inf)[..., None]
+        rows = jnp.where(alive, rows, 0)
         if shapes.scale is not None:
-            totals["scale"] = _sum_to(rows * inputs.query.astype(layout.dtype), shapes.scale)
+            query = jnp.where(alive, inputs.query.astype(layout.dtype), 0)
+            totals["scale"] = _sum_to(rows * query, shapes.scale)
         if shapes.query is not None:
-            totals["query"] = _sum_to(rows * scale, shapes.query)
+            totals["query"] = _sum_to(rows * inputs.scale, shapes.query)
     return Inputs(**{name: totals.get(name) for name in Inputs._fields})
 
 
-def reach(inputs: Inputs, context: Context, layout: Layout) -> tuple[Array, Array]:
-    """Which queries (*leading, G, T, 1) attend to some key, and which keys (*leading, 1, S, 1) are attended to."""
+def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
+    """Which keys (*leading, 1, S, 1) somebody may attend to."""
     walk = Walk(layout, layout.forward)
 
-    def line(index: Any, query_tile: Any, counts: tuple[Array, Array]) -> tuple[Array, Array]:
-        here = Window(layout, layout.forward, index, query_tile, 0)
+    def line(index: Any, number: Any, answers: Array) -> Array:
+        first = number * layout.forward.queries
 
-        def visit(key_tile: Any, partial: bool, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            asking, answers = carry
-            window = Window(layout, layout.forward, index, query_tile, key_tile)
-            keep = _keep(inputs, context.forward_mask, context, window, partial)
-            shape = (*asking.shape[:-1], layout.forward.keys)
-            keep = jnp.ones(shape, bool) if keep is None else jnp.broadcast_to(keep, shape)
-            answering = keep.any(-2)[..., None].astype(jnp.int32)
-            return asking | keep.any(-1, keepdims=True), window.add_columns(answers, answering)
+        def visit(start: Any, partial: Any, answers: Array) -> Array:
+            del partial  # the mask keeps all of a FULL tile, too
+            window = Window(layout, layout.forward, index, first, start)
+            shape = (layout.group * layout.forward.queries, layout.forward.keys)
+            shape = shape if layout.forward.heads == 1 else (layout.forward.heads, *shape)
+            keep = jnp.broadcast_to(_keep(inputs, context.forward_mask, context, window), shape)
+            return window.add_columns(answers, keep.any(-2)[..., None].astype(jnp.int32))
 
-        asks, answers = counts
-        nobody = jnp.zeros_like(here.rows(asks), dtype=bool)
-        asking, answers = walk.tiles(context.by_query, index, query_tile, visit, (nobody, answers))
-        return here.put_rows(asks, asking.astype(jnp.int32)), answers
+        return walk.tiles(context.by_query, index, number, visit, answers)
 
-    asks = jnp.zeros((*layout.leading, layout.group, layout.num_queries, 1), jnp.int32)
     answers = jnp.zeros((*layout.leading, 1, layout.num_keys, 1), jnp.int32)
-    lines = -(-layout.num_queries // layout.forward.queries)
-    asks, answers = walk.lines(lines, line, (asks, answers))
-    return asks > 0, answers > 0
+    return walk.lines(-(-layout.num_queries // layout.forward.queries), line, answers) > 0
 
 
 def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
@@ -323,22 +335,24 @@ def _add_bias(scores: Array, inputs: Inputs, window: Window, *, across: bool = F
 
 
 def _mask(
-    scores: Array, inputs: Inputs, context: Context, window: Window, partial: bool, *, across: bool = False
+    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
 ) -> Array:
     """-inf where the mask, or a bias of -inf, removes a pair; FULL tiles evaluate no mask."""
-    keep = _keep(inputs, context.backward_mask if across else context.forward_mask, context, window, partial)
-    if keep is None:
-        return scores
-    return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
+    mask = context.backward_mask if across else context.forward_mask
+
+    def remove(scores: Array) -> Array:
+        keep = _keep(inputs, mask, context, window)
+        return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
+
+    if inputs.bias is not None:
+        return remove(scores)
+    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if window.layout.masked else scores
 
 
-def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window, partial: bool) -> Array | None:
-    """Which pairs of a tile count; None means all."""
-    keep = window.keep(mask, context.offset) if partial else None
-    if inputs.bias is None:
-        return keep
-    present = window.cells(inputs.bias) != -jnp.inf
-    return present if keep is None else keep & present
+def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -> Array:
+    """Which pairs of a tile count."""
+    keep = window.keep(mask, context.offset)
+    return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
 
 
 def _survivors(context: Context, window: Window, *, across: bool = False) -> Array | None:

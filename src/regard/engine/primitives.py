@@ -254,8 +254,11 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
     tail = len(operands) - len(spec.moving)
     if any(axis is not None for axis in axes[end:tail]):
         return _loop(primitive, operands, axes, spec)
+    # An operand and its move need one shape.
+    pairs = [*zip(spec.moving, range(tail, len(operands)), strict=True)]
+    alike = {place for pair in pairs if any(axes[place] is not None for place in pair) for place in pair}
     operands = [
-        operand if end <= place < tail else _lead(operand, axis)
+        operand if end <= place < tail else _lead(operand, axis, size if place in alike else 1)
         for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
     ]
     layout = dataclasses.replace(
@@ -266,8 +269,11 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
     return found, [0] * len(found)
 
 
-def _lead(operand: Array, axis: int | None) -> Array:
-    return operand[None] if axis is None else jnp.moveaxis(operand, axis, 0)
+def _lead(operand: Array, axis: int | None, size: int) -> Array:
+    """The operand with the batch in front, or with `size` copies of it."""
+    if axis is None:
+        return jnp.broadcast_to(operand, (size, *operand.shape))
+    return jnp.moveaxis(operand, axis, 0)
 
 
 def _loop(primitive: Primitive, operands: Leaves, axes: Leaves, spec: Spec) -> Any:

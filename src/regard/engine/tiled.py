@@ -16,7 +16,7 @@ from regard.engine.dense import score_matrix
 from regard.engine.exponential import exp
 from regard.engine.flash import Context, Inputs
 from regard.engine.problem import Problem
-from regard.engine.sparsity import classify, list_tiles
+from regard.engine.sparsity import TileLists, classify, list_tiles
 from regard.engine.tiles import Blocking, Layout, Window
 from regard.masks.grid import Grid, Run
 
@@ -109,7 +109,7 @@ def _context(problem: Problem, layout: Layout) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offset = problem.mask, problem.query_offset
     masks = [
-        None if mask is None else mask.hoist(Window(layout, blocking, 0, 0, 0).grid(offset))
+        None if mask is None else mask.hoist(Window(layout, blocking, 0).grid(offset))
         for blocking in (layout.forward, layout.backward)
     ]
     query_words = key_words = None
@@ -119,15 +119,25 @@ def _context(problem: Problem, layout: Layout) -> Context:
         seeds = dropout.head_seeds(problem.rng, problem.leading)
         query_words = _pair(problem, dropout.query_words(seeds, grid.query_position))
         key_words = _pair(problem, dropout.key_words(seeds, grid.key_index))
-    by_query = classify(problem, layout.forward.queries, layout.forward.keys)
-    by_key = classify(problem, layout.backward.queries, layout.backward.keys)
+    by_query, by_key = _lists(problem, layout)
     return Context(
         *masks,
         offset,
         query_words,
         key_words,
-        list_tiles(by_query),
-        list_tiles(jnp.swapaxes(by_key, -1, -2)),
+        by_query,
+        by_key,
+    )
+
+
+def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
+    """Tiles by query, for the forward walk, and by key, for the backward walk."""
+    forward, backward = layout.forward, layout.backward
+    by_query = classify(problem, forward.queries, forward.keys)
+    by_key = jnp.swapaxes(classify(problem, backward.queries, backward.keys), -1, -2)
+    return (
+        list_tiles(by_query, forward.keys, problem.S),
+        list_tiles(by_key, backward.queries, problem.T),
     )
 
 
@@ -136,32 +146,18 @@ def _pair(problem: Problem, words: Array) -> tuple[Array, Array]:
 
 
 def _reachable(inputs: Inputs, context: Context, layout: Layout) -> Inputs:
-    """Zero the rows of query, key and value that no pair uses.
+    """Mark the keys that nobody may attend to, to be read as 0.
 
-    What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
-    still reach outputs and gradients. Looking for such rows costs a walk, so it happens only when there is
-    something to find.
+    What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
+    outputs and gradients. Looking for such keys costs a walk, so it happens only when there is something to find.
     """
     if not layout.masked and inputs.bias is None:
         return inputs
-    arrays = (inputs.query, inputs.key, inputs.value)
-    finite = jnp.stack([jnp.isfinite(array).all() for array in arrays]).all()
-    *lead, T, S = (*layout.leading, layout.num_queries, layout.num_keys)
-    everything = jnp.ones((*lead, layout.group, T, 1), bool), jnp.ones((*lead, 1, S, 1), bool)
-    asks, answers = jax.lax.cond(
-        finite, lambda: everything, lambda: flash.reach(inputs, context, layout)
-    )
-    return inputs._replace(
-        query=_zero_unless(asks, inputs.query),
-        key=_zero_unless(answers, inputs.key),
-        value=_zero_unless(answers, inputs.value),
-    )
-
-
-def _zero_unless(used: Array, array: Array) -> Array:
-    """Zero the rows that no user of this array, over all axes it is broadcast along, has."""
-    shared = tuple(axis for axis, size in enumerate(array.shape[:-1]) if size == 1 < used.shape[axis])
-    return jnp.where(used.any(shared, keepdims=True), array, 0)
+    # 0 * x summed is NaN as soon as one x is not finite, and is the fastest way to know.
+    finite = jnp.isfinite(jnp.sum(inputs.key * 0) + jnp.sum(inputs.value * 0))
+    everybody = jnp.ones((*layout.leading, 1, layout.num_keys, 1), bool)
+    answers = jax.lax.cond(finite, lambda: everybody, lambda: flash.reach(inputs, context, layout))
+    return inputs._replace(answers=answers)
 
 
 def _weights(scores: Array, peak: Array, log_total: Array) -> Array:
@@ -181,8 +177,9 @@ def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
         indices = [jnp.zeros_like(i) if n == 1 else i for i, n in zip(indices, sizes, strict=True)]
         return array[tuple(indices)].astype(layout.dtype)
 
-    key = pick(inputs.key, [*index[:-1], place])
-    score = jnp.sum(inputs.query.astype(layout.dtype) * key, -1) * inputs.scale.reshape(())
+    rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-1], place])
+    query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
+    score = jnp.sum(query * key, -1) * inputs.scale.reshape(())
     if inputs.bias is not None:
         score = score + pick(inputs.bias, [*index, place])
     moves = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score

@@ -8,12 +8,13 @@ heads go together: queries of a group are rows of one matrix, so that a key is n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.engine.sparsity import TileLists
@@ -55,7 +56,7 @@ class Layout:
     dtype: Any  # of sums
     precision: Any
     dropout_rate: float
-    masked: bool  # a mask or a ragged last key tile: some tiles are PARTIAL
+    masked: bool  # some tiles may be PARTIAL
     forward: Blocking
     backward: Blocking
     looks: frozenset[str] = frozenset()  # statistics asked for
@@ -68,28 +69,29 @@ class Window:
     layout: Layout
     blocking: Blocking
     index: Any
-    query_tile: Any
-    key_tile: Any
+    first_query: Any = 0
+    first_key: Any = 0
 
-    # A last tile that would stick out is moved back, and overlaps the one before it.
+    # A last tile that would stick out is moved back: what comes before its first row or column is not its own.
 
     @property
     def row_run(self) -> Run:
         block = self.blocking.queries
-        return Run(jnp.minimum(self.query_tile * block, self.layout.num_queries - block), block)
+        return Run(jnp.minimum(self.first_query, self.layout.num_queries - block), block)
 
     @property
     def column_run(self) -> Run:
         block = self.blocking.keys
-        return Run(jnp.minimum(self.key_tile * block, self.layout.num_keys - block), block)
+        return Run(jnp.minimum(self.first_key, self.layout.num_keys - block), block)
 
     def leading_starts(self) -> list[Any]:
         """The first leading position of the tile, axis by axis."""
         *batch, key_heads = self.layout.leading
-        rest, starts = self.index, []
+        rest, starts = jnp.asarray(self.index, jnp.int32), []
         for size in (key_heads // self.blocking.heads, *reversed(batch)):
-            starts.append(rest % size)
-            rest = rest // size
+            # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
+            starts.append(jax.lax.rem(rest, np.int32(size)))
+            rest = jax.lax.div(rest, np.int32(size))
         starts[0] = starts[0] * self.blocking.heads
         return starts[::-1]
 
@@ -115,10 +117,10 @@ class Window:
         """The same as (heads | 1, G | 1, queries | 1, keys | 1)."""
         return self._slice(array, self.row_run, self.column_run)
 
-    def fresh_rows(self) -> Array:
-        """Which rows (G * queries) the tile before does not hold."""
-        new = self.row_run.members >= self.query_tile * self.blocking.queries
-        return jnp.broadcast_to(new, (self.layout.group, new.size)).reshape(-1)
+    def own_rows(self) -> Array:
+        """Which rows (G * queries) belong to this tile."""
+        own = self.row_run.members >= self.first_query
+        return jnp.broadcast_to(own, (self.layout.group, own.size)).reshape(-1)
 
     def grid(self, offset: Any) -> Grid:
         """The tile's cells, for one leading position."""
@@ -129,10 +131,9 @@ class Window:
         """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
         rank = len(self.layout.mask_leading)
         grid = self.grid(offset)
-        keep = grid.key_index >= self.key_tile * self.blocking.keys
+        keep = grid.key_index >= self.first_key
         if mask is not None:
-            mask_keep = mask.narrow(self._narrow, rank).keep(grid)
-            keep = keep & mask_keep if self.layout.num_keys % self.blocking.keys else mask_keep
+            keep = keep & mask.narrow(self._narrow, rank).keep(grid)
         heads = keep.shape[-3] if rank else 1
         group = self.layout.group if heads > 1 else 1
         return self.over_scores(keep.reshape((heads // group, group, *keep.shape[-2:])))
@@ -146,22 +147,24 @@ class Window:
             if data.shape[axis] > 1:
                 unit = self.layout.group if axis == last else 1
                 size = unit * self.blocking.heads if axis == last else 1
-                data = jax.lax.dynamic_slice_in_dim(data, starts[axis] * unit, size, axis)
+                data = jax.lax.dynamic_slice_in_dim(
+                    data, starts[axis] * unit, size, axis, allow_negative_indices=False
+                )
         return data
 
     def _slice(self, array: Array, rows: Run | None, columns: Run | None) -> Array:
         """This tile of an array, as (heads | 1, G | 1, ...); None takes the whole axis, an axis of 1 stays."""
-        leading = array.ndim - 3
+        leading = array.ndim - 3  # fewer than the layout's where vmap added axes that do not concern the array
         block = [*(1,) * (leading - 1), self.blocking.heads]
-        starts, sizes = self.leading_starts(), [min(n, m) for n, m in zip(array.shape, block, strict=False)]
+        starts = self.leading_starts()[-leading:]
+        sizes = [min(n, m) for n, m in zip(array.shape, block, strict=False)]
         starts = [0 if n == 1 else start for n, start in zip(array.shape, starts, strict=False)]
         starts, sizes = [*starts, 0], [*sizes, array.shape[leading]]
         for run, size in zip((rows, columns), array.shape[-2:], strict=True):
             whole = run is None or size == 1
             starts.append(0 if whole else run.start)
             sizes.append(size if whole else run.size)
-        cut = jax.lax.dynamic_slice(array, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
-        return cut.reshape(sizes[leading - 1 :])
+        return _cut(array, starts, sizes).reshape(sizes[leading - 1 :])
 
     def _matrix(self, tile: Array) -> Array:
         """(heads | 1, G | 1, n, x) with the group in the rows, and no axis for a single head."""
@@ -225,8 +228,13 @@ class Window:
         starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
         tile = tile.reshape((*(1,) * (len(sizes) - 1), *tile.shape))
         if add:
-            tile = tile + jax.lax.dynamic_slice(array, starts, tile.shape)
-        return jax.lax.dynamic_update_slice(array, tile, starts)
+            tile = tile + _cut(array, starts, tile.shape)
+        return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
+
+
+def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
+    starts = [jnp.asarray(start, jnp.int32) for start in starts]
+    return jax.lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
 
 
 @dataclass(frozen=True)
@@ -246,7 +254,8 @@ class Walk:
         positions = math.prod(self.layout.leading) // self.blocking.heads
 
         def step(carry: Carry, number: Any) -> tuple[Carry, None]:
-            return body(number // count, number % count, carry), None
+            index, line = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
+            return body(index, line, carry), None
 
         if self.reversible:
             step = jax.checkpoint(step)
@@ -257,31 +266,27 @@ class Walk:
         lists: TileLists,
         index: Any,
         line: Any,
-        body: Callable[[Any, bool, Carry], Carry],
+        body: Callable[[Any, Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
-        """carry = body(tile, whether PARTIAL, carry) for the listed tiles of one line."""
-        starts = Window(self.layout, self.blocking, index, 0, 0).leading_starts()[self.layout.added :]
+        """carry = body(start, whether PARTIAL, carry) for the listed tiles of one line."""
+        starts = Window(self.layout, self.blocking, index).leading_starts()[self.layout.added :]
         place = [
             0 if n == 1 else start for n, start in zip(lists.full.shape, (*starts, line), strict=True)
         ]
-        place = [jnp.asarray(start, jnp.int32) for start in place]
         ones = (1,) * len(place)
-        count = lists.order.shape[-1]
-        order = jax.lax.dynamic_slice(lists.order, [*place, jnp.int32(0)], (*ones, count)).reshape(-1)
-        full = jax.lax.dynamic_slice(lists.full, place, ones).reshape(())
-        kept = jax.lax.dynamic_slice(lists.kept, place, ones).reshape(())
+        count = lists.starts.shape[-1]
+        starts = _cut(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
+        full, kept = (_cut(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
 
-        def visit(partial: bool) -> Callable[[Any, Carry], Carry]:
-            return lambda slot, carry: body(order[slot], partial, carry)
+        def visit(slot: Any, carry: Carry) -> Carry:
+            start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
+            return body(start, slot >= full, carry)
 
         if not self.reversible:
-            carry = jax.lax.fori_loop(0, full, visit(False), carry)
-            return jax.lax.fori_loop(full, kept, visit(True), carry) if self.layout.masked else carry
+            return jax.lax.fori_loop(0, kept, visit, carry)
 
         def step(carry: Carry, slot: Any) -> tuple[Carry, None]:
-            kind = (slot >= full).astype(jnp.int32) + (slot >= kept).astype(jnp.int32)
-            branches = [lambda c: visit(False)(slot, c), lambda c: visit(True)(slot, c), lambda c: c]
-            return jax.lax.switch(kind, branches, carry), None
+            return jax.lax.cond(slot < kept, visit, lambda slot, carry: carry, slot, carry), None
 
         return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))[0]

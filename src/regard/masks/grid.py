@@ -31,7 +31,7 @@ class Run:
     def take(self, data: Array, axis: int) -> Array:
         if self.start is None:
             return data
-        return jax.lax.dynamic_slice_in_dim(data, self.start, self.size, axis)
+        return jax.lax.dynamic_slice_in_dim(data, self.start, self.size, axis, allow_negative_indices=False)
 
 
 @dataclass(frozen=True)
