@@ -56,10 +56,10 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 
 def score_matrix(problem: Problem) -> Array:
-    """The T x S scores, folded, -inf where a query may not attend."""
+    """The T x S scores, -inf where a query may not attend."""
     keep = problem.keep()
     query, key, _ = _reachable(problem, keep)
-    return _scores(problem, query, key, keep)
+    return problem.unfold(_scores(problem, query, key, keep), problem.T, problem.S)
 
 
 def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:

@@ -1,6 +1,6 @@
 """Flash attention in tiles: forward, its tangent, and the tangent's transpose.
 
-All three take folded arrays (see `tiles`). s = scale q k^T + bias, p = e^(s - lse), o = p v:
+All three take arrays as `tiles` describes. s = scale q k^T + bias, p = e^(s - lse), o = p v:
 
     tangent:   ds = (scale q k^T + bias)',  dlse = sum_s p ds,  do = sum_s p (ds v + dv) - dlse o
                dH = -sum_s p (log p + H) ds
@@ -32,13 +32,13 @@ from regard.masks import Mask
 class Inputs(NamedTuple):
     """What attention is differentiated by, and which of its rows to read as 0."""
 
-    query: Array  # (*leading, G, T, D)
-    key: Array  # (*leading, 1, S, D)
-    value: Array  # (*leading, 1, S, E)
-    scale: Array  # (*1, 1, 1, 1)
-    bias: Array | None = None  # (*leading, G | 1, T | 1, S | 1)
+    query: Array  # (*batch, H, T, D)
+    key: Array  # (*batch, K, S, D)
+    value: Array  # (*batch, K, S, E)
+    scale: Array  # (*1, 1, 1)
+    bias: Array | None = None  # (*batch, H, T, S)
     # False where nobody may attend to a key. It may hold NaN, which a weight of 0 would pass on.
-    answers: Array | None = None  # (*leading, 1, S, 1)
+    answers: Array | None = None  # (*batch, K, S, 1)
 
     def read_query(self, window: Window) -> Array:
         """A tile of queries, scaled, in the dtype of sums."""
@@ -61,8 +61,8 @@ class Context:
     forward_mask: Mask | None
     backward_mask: Mask | None
     offset: Any
-    query_words: tuple[Array, Array] | None  # dropout's words, (*leading, G, T, 1)
-    key_words: tuple[Array, Array] | None  # (*leading, G, 1, S)
+    query_words: tuple[Array, Array] | None  # dropout's words, (*batch, H, T, 1)
+    key_words: tuple[Array, Array] | None  # (*batch, H, 1, S)
     by_query: TileLists
     by_key: TileLists
 
@@ -70,8 +70,8 @@ class Context:
 class Results(NamedTuple):
     """What the forward pass found; the first three have tangents, for which the peak counts as constant."""
 
-    output: Array  # (*leading, G, T, E)
-    log_total: Array  # (*leading, G, T)
+    output: Array  # (*batch, H, T, E)
+    log_total: Array  # (*batch, H, T)
     entropy: Array | None = None
     peak: Array | None = None
     argmax: Array | None = None
@@ -80,7 +80,6 @@ class Results(NamedTuple):
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
     walk = Walk(layout, layout.forward, reversible)
-    shape = (*layout.leading, layout.group, layout.num_queries)
 
     def line(index: Any, number: Any, results: Results) -> Results:
         first = number * layout.forward.queries
@@ -113,13 +112,13 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
         output = here.put_rows(results.output, end.output() / (1 - layout.dropout_rate))
         return results._replace(output=output, **found)
 
-    zeros = jnp.zeros(shape, layout.dtype)
+    zeros = jnp.zeros(layout.rows, layout.dtype)
     empty = Results(
-        jnp.zeros((*shape, layout.value_width), layout.dtype),
+        jnp.zeros((*layout.rows, layout.value_width), layout.dtype),
         zeros,
         zeros if "entropy" in layout.looks else None,
         zeros,
-        jnp.zeros(shape, jnp.int32) if "argmax" in layout.looks else None,
+        jnp.zeros(layout.rows, jnp.int32) if "argmax" in layout.looks else None,
     )
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, empty)
 
@@ -135,7 +134,6 @@ def tangent(
 ) -> Results:
     """How output, lse and entropy move when the inputs move by `moves`, whose absent parts are None."""
     walk = Walk(layout, layout.forward, reversible)
-    shape = (*layout.leading, layout.group, layout.num_queries)
 
     def line(index: Any, number: Any, moved: Results) -> Results:
         first = number * layout.forward.queries
@@ -195,8 +193,8 @@ def tangent(
             moved = moved._replace(entropy=here.put_row_vector(moved.entropy, entropy_move))
         return moved
 
-    zeros = jnp.zeros(shape, layout.dtype)
-    outputs = jnp.zeros((*shape, layout.value_width), layout.dtype)
+    zeros = jnp.zeros(layout.rows, layout.dtype)
+    outputs = jnp.zeros((*layout.rows, layout.value_width), layout.dtype)
     start = Results(outputs, zeros, None if results.entropy is None else zeros)
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, start)
 
@@ -280,12 +278,12 @@ def backward(
         if shape is not None and name not in ("query", "scale")
     }
     if want_rows:
-        full = (*layout.leading, layout.query_width, layout.group, layout.num_queries)
-        totals["query"] = jnp.zeros(full, layout.dtype)
+        *heads, length = layout.rows
+        totals["query"] = jnp.zeros((*heads, layout.query_width, length), layout.dtype)
     totals = walk.lines(-(-layout.num_keys // layout.backward.keys), line, totals)
     rows = totals.pop("query", None)
     if rows is not None:
-        rows = jnp.moveaxis(rows, -3, -1)  # sum_s ds k
+        rows = jnp.swapaxes(rows, -1, -2)  # sum_s ds k
         alive = (results.peak != -jnp.inf)[..., None]
         rows = jnp.where(alive, rows, 0)
         if shapes.scale is not None:
@@ -297,7 +295,7 @@ def backward(
 
 
 def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
-    """Which keys (*leading, 1, S, 1) somebody may attend to."""
+    """Which keys (*batch, K, S, 1) somebody may attend to."""
     walk = Walk(layout, layout.forward)
 
     def line(index: Any, number: Any, answers: Array) -> Array:
@@ -313,7 +311,7 @@ def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
 
         return walk.tiles(context.by_query, index, number, visit, answers)
 
-    answers = jnp.zeros((*layout.leading, 1, layout.num_keys, 1), jnp.int32)
+    answers = jnp.zeros((*layout.columns, 1), jnp.int32)
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, answers) > 0
 
 

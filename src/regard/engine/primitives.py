@@ -36,7 +36,7 @@ class Spec:
     """What a bind knows besides its arrays; static.
 
     Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
-    context are folded arrays, with one leading rank.
+    context are arrays of one rank.
     """
 
     layout: Layout
@@ -62,10 +62,10 @@ class Spec:
         """Results that forward returns."""
         return (*self.residuals, "argmax") if "argmax" in self.layout.looks else self.residuals
 
-    def folded(self, name: str) -> int:
-        """How many operands are folded arrays."""
+    def laid_out(self, name: str) -> int:
+        """How many operands lead with the layout's axes."""
         if name == "second":
-            return self.folded(self.of)
+            return self.laid_out(self.of)
         residuals = 0 if name == "forward" else len(self.residuals)
         return len(self.present) + residuals + len(self.linear)
 
@@ -126,7 +126,7 @@ def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
 def _shapes(name: str, spec: Spec) -> list[jax.core.ShapedArray]:
     """What a primitive returns."""
     layout = spec.layout
-    rows = (*layout.leading, layout.group, layout.num_queries)
+    rows = layout.rows
     kinds = {"output": (*rows, layout.value_width)}
     if name == "second":
         name = spec.of
@@ -164,7 +164,7 @@ def _linear_jvp(name: str, operands: Leaves, moves: Leaves, spec: Spec) -> tuple
     """The primitive is linear in some operands; for the rest, `second` differentiates its loops."""
     primitive = {"tangent": tangent_p, "backward": backward_p}[name]
     found = primitive.bind(*operands, spec=spec)
-    end = spec.folded(name)
+    end = spec.laid_out(name)
     first = end - len(spec.linear)
     parts = []
     moved = [not isinstance(move, ad.Zero) for move in moves]
@@ -201,7 +201,7 @@ def _instantiate(pulls: Leaves) -> list[Array]:
 
 
 def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    end = spec.folded("tangent")
+    end = spec.laid_out("tangent")
     first = end - len(spec.linear)
     if all(isinstance(pull, ad.Zero) for pull in pulls):
         return [None] * len(operands)
@@ -221,7 +221,7 @@ def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
 
 
 def _backward_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    end = spec.folded("backward")
+    end = spec.laid_out("backward")
     first = end - len(spec.linear)
     given = [place for place, pull in enumerate(pulls) if not isinstance(pull, ad.Zero)]
     if not given:
@@ -250,7 +250,7 @@ def _second_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
 def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
     """One more leading axis in front; where the context differs along it, a loop."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    end = spec.folded(name)
+    end = spec.laid_out(name)
     tail = len(operands) - len(spec.moving)
     if any(axis is not None for axis in axes[end:tail]):
         return _loop(primitive, operands, axes, spec)

@@ -35,12 +35,13 @@ def run(
     if 0 in (*problem.leading, problem.T, problem.S):
         return _nothing(problem)
     layout = _lay_out(problem, forward, backward)
+    rank = len(layout.rows) + 1
     inputs = Inputs(
-        problem.fold(problem.query),
-        problem.fold_key(problem.key),
-        problem.fold_key(problem.value),
-        jnp.reshape(jnp.asarray(problem.scale), (1,) * (len(layout.leading) + 3)),
-        None if problem.bias is None else problem.fold(problem.bias),
+        _at_rank(problem.query, rank),
+        _at_rank(problem.key, rank),
+        _at_rank(problem.value, rank),
+        _at_rank(jnp.asarray(problem.scale), rank),
+        None if problem.bias is None else _at_rank(problem.bias, rank),
     )
     context = _context(problem, layout)
     inputs = _reachable(inputs, context, layout)
@@ -55,16 +56,20 @@ def run(
     }
     matrices = {
         "scores": lambda: score_matrix(problem),
-        "weights": lambda: _weights(score_matrix(problem), peak, results.log_total),
+        "weights": lambda: _weights(problem, peak, results.log_total),
     }
     aux = {}
     for name in problem.aux:
         if name in rows:
-            aux[name] = problem.unfold(rows[name]()[..., None], problem.T, 1)[..., 0]
+            aux[name] = rows[name]().reshape((*problem.leading, problem.T))
         else:
-            aux[name] = problem.unfold(matrices[name](), problem.T, problem.S)
-    output = problem.unfold(results.output, problem.T, problem.E)
+            aux[name] = matrices[name]()
+    output = results.output.reshape((*problem.leading, problem.T, problem.E))
     return output.astype(problem.query.dtype), aux
+
+
+def _at_rank(array: Array, rank: int) -> Array:
+    return array.reshape((*(1,) * (rank - array.ndim), *array.shape))
 
 
 def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:
@@ -117,8 +122,14 @@ def _context(problem: Problem, layout: Layout) -> Context:
         assert problem.rng is not None  # pose asks for it
         grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
         seeds = dropout.head_seeds(problem.rng, problem.leading)
-        query_words = _pair(problem, dropout.query_words(seeds, grid.query_position))
-        key_words = _pair(problem, dropout.key_words(seeds, grid.key_index))
+        rank = len(layout.rows) + 1
+        query_words, key_words = (
+            (_at_rank(words[0], rank), _at_rank(words[1], rank))
+            for words in (
+                dropout.query_words(seeds, grid.query_position),
+                dropout.key_words(seeds, grid.key_index),
+            )
+        )
     by_query, by_key = _lists(problem, layout)
     return Context(
         *masks,
@@ -141,10 +152,6 @@ def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
     )
 
 
-def _pair(problem: Problem, words: Array) -> tuple[Array, Array]:
-    return problem.fold(words[0]), problem.fold(words[1])
-
-
 def _reachable(inputs: Inputs, context: Context, layout: Layout) -> Inputs:
     """Mark the keys that nobody may attend to, to be read as 0.
 
@@ -155,15 +162,17 @@ def _reachable(inputs: Inputs, context: Context, layout: Layout) -> Inputs:
         return inputs
     # 0 * x summed is NaN as soon as one x is not finite, and is the fastest way to know.
     finite = jnp.isfinite(jnp.sum(inputs.key * 0) + jnp.sum(inputs.value * 0))
-    everybody = jnp.ones((*layout.leading, 1, layout.num_keys, 1), bool)
+    everybody = jnp.ones((*layout.columns, 1), bool)
     answers = jax.lax.cond(finite, lambda: everybody, lambda: flash.reach(inputs, context, layout))
     return inputs._replace(answers=answers)
 
 
-def _weights(scores: Array, peak: Array, log_total: Array) -> Array:
+def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     """The T x S weights, which nobody gets without asking."""
-    alive = (peak != -jnp.inf)[..., None]
-    return jnp.where(alive, exp(scores - jnp.where(alive, peak[..., None], 0) - log_total[..., None]), 0)
+    per_row = (*problem.leading, problem.T, 1)
+    peak, log_total = peak.reshape(per_row), log_total.reshape(per_row)
+    alive = peak != -jnp.inf
+    return jnp.where(alive, exp(score_matrix(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 
 
 def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
@@ -171,15 +180,16 @@ def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
     alive = argmax >= 0
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
+    key_head = index[-2] // layout.group
 
     def pick(array: Array, indices: list[Array]) -> Array:
         sizes = array.shape[: len(indices)]
         indices = [jnp.zeros_like(i) if n == 1 else i for i, n in zip(indices, sizes, strict=True)]
         return array[tuple(indices)].astype(layout.dtype)
 
-    rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-1], place])
+    rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-2], key_head, place])
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
-    score = jnp.sum(query * key, -1) * inputs.scale.reshape(())
+    score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     if inputs.bias is not None:
         score = score + pick(inputs.bias, [*index, place])
     moves = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score

@@ -1,8 +1,8 @@
 """The walk over tiles: the only place that loops over blocks, and that takes blocks out of arrays.
 
-Arrays are folded: `(*leading, G, T, x)` on the query side, `(*leading, 1, S, x)` on the key side, where the last
-of `leading` is the key heads and any axis may have size 1. A tile is a matrix, or a batch of matrices when several
-heads go together: queries of a group are rows of one matrix, so that a key is never repeated.
+Arrays are `(*batch, heads, length, width)`: query heads on the query side, key heads on the key side, and any axis
+but the width may have size 1 where all along it is alike. A tile is a matrix, or a batch of matrices where several
+key heads go together; the query heads of a group are rows of one matrix, so that a key is never repeated.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Blocking:
 class Layout:
     """Sizes of a call and of its tiles; static."""
 
-    leading: tuple[int, ...]  # of the folded arrays: batch axes, key heads
+    leading: tuple[int, ...]  # batch axes, key heads
     added: int  # leading axes that vmap put in front, which mask and offset do not know
-    mask_leading: tuple[int, ...]  # the call's own leading axes, query heads unfolded
-    group: int
+    mask_leading: tuple[int, ...]  # the call's own leading axes, query heads last
+    group: int  # query heads per key head
     num_queries: int
     num_keys: int
     query_width: int
@@ -60,6 +60,16 @@ class Layout:
     forward: Blocking
     backward: Blocking
     looks: frozenset[str] = frozenset()  # statistics asked for
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Axes of what there is one of per query."""
+        return (*self.leading[:-1], self.leading[-1] * self.group, self.num_queries)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Axes of what there is one of per key."""
+        return (*self.leading, self.num_keys)
 
 
 @dataclass(frozen=True)
@@ -98,24 +108,24 @@ class Window:
     # Tiles out of arrays.
 
     def rows(self, array: Array) -> Array:
-        """Query-side rows (*leading, G, T, x) as (heads, G * queries, x)."""
-        return self._matrix(self._slice(array, self.row_run, None))
+        """Query-side rows (*batch, H, T, x) as (heads, G * queries, x)."""
+        return self._matrix(self._slice(array, self.layout.group, self.row_run, None))
 
     def columns(self, array: Array) -> Array:
-        """Key-side rows (*leading, 1, S, x) as (heads, keys, x)."""
-        return self._matrix(self._slice(array, self.column_run, None))
+        """Key-side rows (*batch, K, S, x) as (heads, keys, x)."""
+        return self._matrix(self._slice(array, 1, self.column_run, None))
 
     def row_vector(self, array: Array) -> Array:
-        """One number per query (*leading, G, T) as (heads, G * queries)."""
+        """One number per query (*batch, H, T) as (heads, G * queries)."""
         return self.rows(array[..., None])[..., 0]
 
     def cells(self, array: Array) -> Array:
-        """An array over pairs (*leading, G | 1, T | 1, S | 1), to be combined with a tile of scores."""
+        """An array over pairs (*batch, H, T, S), to be combined with a tile of scores."""
         return self.over_scores(self.slice_cells(array))
 
     def slice_cells(self, array: Array) -> Array:
-        """The same as (heads | 1, G | 1, queries | 1, keys | 1)."""
-        return self._slice(array, self.row_run, self.column_run)
+        """The same as (heads * G | 1, queries | 1, keys | 1)."""
+        return self._slice(array, self.layout.group, self.row_run, self.column_run)
 
     def own_rows(self) -> Array:
         """Which rows (G * queries) belong to this tile."""
@@ -134,99 +144,99 @@ class Window:
         keep = grid.key_index >= self.first_key
         if mask is not None:
             keep = keep & mask.narrow(self._narrow, rank).keep(grid)
-        heads = keep.shape[-3] if rank else 1
-        group = self.layout.group if heads > 1 else 1
-        return self.over_scores(keep.reshape((heads // group, group, *keep.shape[-2:])))
+        return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
     def _narrow(self, data: Any, trailing: int) -> Array:
         """This tile's part of a mask's data, whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
-        last = len(self.layout.mask_leading) - 1
         starts = self.leading_starts()[self.layout.added :]
         for axis in range(data.ndim - trailing):
             if data.shape[axis] > 1:
-                unit = self.layout.group if axis == last else 1
-                size = unit * self.blocking.heads if axis == last else 1
+                heads = axis == len(self.layout.mask_leading) - 1
+                unit, size = (self.layout.group, self.layout.group * self.blocking.heads) if heads else (1, 1)
                 data = jax.lax.dynamic_slice_in_dim(
                     data, starts[axis] * unit, size, axis, allow_negative_indices=False
                 )
         return data
 
-    def _slice(self, array: Array, rows: Run | None, columns: Run | None) -> Array:
-        """This tile of an array, as (heads | 1, G | 1, ...); None takes the whole axis, an axis of 1 stays."""
-        leading = array.ndim - 3  # fewer than the layout's where vmap added axes that do not concern the array
-        block = [*(1,) * (leading - 1), self.blocking.heads]
-        starts = self.leading_starts()[-leading:]
-        sizes = [min(n, m) for n, m in zip(array.shape, block, strict=False)]
-        starts = [0 if n == 1 else start for n, start in zip(array.shape, starts, strict=False)]
-        starts, sizes = [*starts, 0], [*sizes, array.shape[leading]]
-        for run, size in zip((rows, columns), array.shape[-2:], strict=True):
-            whole = run is None or size == 1
-            starts.append(0 if whole else run.start)
-            sizes.append(size if whole else run.size)
-        return _cut(array, starts, sizes).reshape(sizes[leading - 1 :])
+    def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
+        """This tile of an array, as (heads * group | 1, ...); None takes the whole axis, an axis of 1 stays."""
+        # Fewer leading axes than the layout has: vmap added some that do not concern the array.
+        *batch, heads = self.leading_starts()[2 - array.ndim :]
+        places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
+        places.append((rows.start, rows.size))
+        places.append((0, array.shape[-1]) if columns is None else (columns.start, columns.size))
+        places = [(0, 1) if n == 1 else place for n, place in zip(array.shape, places, strict=True)]
+        starts, sizes = zip(*places, strict=True)
+        return _cut(array, starts, sizes).reshape(sizes[-3:])
 
     def _matrix(self, tile: Array) -> Array:
-        """(heads | 1, G | 1, n, x) with the group in the rows, and no axis for a single head."""
-        heads, group, length, width = tile.shape
+        """(heads * group | 1, length, x) with the group in the rows, and no axis for a single head."""
+        count, length, width = tile.shape
         if self.blocking.heads == 1:
-            return tile.reshape((group * length, width))
-        tile = tile.reshape((heads, group * length, width))
-        return jnp.broadcast_to(tile, (self.blocking.heads, *tile.shape[1:]))
+            return tile.reshape((count * length, width))
+        if count == 1:
+            return jnp.broadcast_to(tile, (self.blocking.heads, length, width))
+        return tile.reshape((self.blocking.heads, -1, width))
 
     def over_scores(self, tile: Array) -> Array:
-        """(heads | 1, G | 1, rows | 1, keys | 1) so that it broadcasts against a tile of scores."""
-        heads, group, length, width = tile.shape
-        if self.layout.group > 1 and (group > 1 or length > 1):
-            tile = jnp.broadcast_to(tile, (heads, self.layout.group, self.blocking.queries, width))
-            length = self.layout.group * self.blocking.queries
-        if self.blocking.heads == 1:
-            return tile.reshape((length, width))
-        return tile.reshape((heads, length, width))
+        """(heads * G | 1, queries | 1, keys | 1) so that it broadcasts against a tile of scores."""
+        count, length, width = tile.shape
+        heads, group = self.blocking.heads, self.layout.group
+        if group > 1 and (count > 1 or length > 1):
+            # Rows of a group differ: spell them all out.
+            shape = (1 if count == 1 else heads, group, self.blocking.queries, width)
+            tile = jnp.broadcast_to(tile.reshape((shape[0], -1, length, width)), shape)
+            tile = tile.reshape((shape[0], group * self.blocking.queries, width))
+        return tile.reshape(tile.shape[1:]) if heads == 1 else tile
 
     # Tiles into arrays.
 
     def put_rows(self, array: Array, tile: Array) -> Array:
-        """Overwrite query-side rows (*leading, G, T, x)."""
-        shape = (self.blocking.heads, self.layout.group, self.blocking.queries, tile.shape[-1])
-        return self._update(array, tile.reshape(shape), (0, self.row_run.start, 0), add=False)
+        """Overwrite query-side rows (*batch, H, T, x)."""
+        tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
+        return self._update(array, tile, self.layout.group, (self.row_run.start, 0), add=False)
 
     def put_row_vector(self, array: Array, tile: Array) -> Array:
-        """Overwrite one number per query (*leading, G, T)."""
+        """Overwrite one number per query (*batch, H, T)."""
         return self.put_rows(array[..., None], tile[..., None])[..., 0]
 
     def add_columns(self, array: Array, tile: Array) -> Array:
-        """Add to key-side rows (*leading, 1, S, x)."""
-        tile = tile.reshape((self.blocking.heads, 1, self.blocking.keys, tile.shape[-1]))
-        return self._update(array, tile, (0, self.column_run.start, 0), add=True)
+        """Add to key-side rows (*batch, K, S, x)."""
+        tile = tile.reshape((-1, *tile.shape[-2:]))
+        return self._update(array, tile, 1, (self.column_run.start, 0), add=True)
 
     def add_rows_across(self, array: Array, tile: Array) -> Array:
-        """Add (heads, x, G * queries) to query-side rows kept as (*leading, x, G, T).
+        """Add (heads, x, G * queries) to query-side rows kept as (*batch, H, x, T).
 
         That way round, the product that makes the tile is two to three times as fast on the CPU.
         """
-        width = array.shape[-3]
-        tile = tile.reshape((self.blocking.heads, width, self.layout.group, self.blocking.queries))
-        return self._update(array, tile, (0, 0, self.row_run.start), add=True)
+        group, width = self.layout.group, tile.shape[-2]
+        tile = tile.reshape((-1, width, group, self.blocking.queries))
+        if group > 1:
+            tile = jnp.swapaxes(tile, 1, 2)
+        tile = tile.reshape((-1, width, self.blocking.queries))
+        return self._update(array, tile, group, (0, self.row_run.start), add=True)
 
     def add_cells(self, array: Array, tile: Array) -> Array:
-        """Add a tile of scores to an array over pairs (*leading, G | 1, T | 1, S | 1)."""
-        shape = (self.blocking.heads, self.layout.group, self.blocking.queries, self.blocking.keys)
-        tile = tile.reshape(shape)
-        alike = tuple(axis for axis in (-3, -2, -1) if array.shape[axis] == 1)
+        """Add a tile of scores to an array over pairs (*batch, H | 1, T | 1, S | 1)."""
+        tile = tile.reshape((-1, self.blocking.queries, self.blocking.keys))
+        alike = tuple(axis for axis in (-2, -1) if array.shape[axis] == 1)
         tile = tile.sum(alike, keepdims=True)
-        starts = (0, *(0 if n == 1 else run.start for n, run in
-                       zip(array.shape[-2:], (self.row_run, self.column_run), strict=True)))  # fmt: skip
-        return self._update(array, tile, starts, add=True)
+        runs = zip(array.shape[-2:], (self.row_run, self.column_run), strict=True)
+        place = tuple(0 if n == 1 else run.start for n, run in runs)
+        return self._update(array, tile, self.layout.group, place, add=True)
 
-    def _update(self, array: Array, tile: Array, place: tuple[Any, ...], *, add: bool) -> Array:
-        """Write (heads, a, b, c) at this tile's leading position and at `place` in the last three axes."""
-        sizes = array.shape[:-3]
-        if sizes[-1] == 1:
+    def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
+        """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
+        if array.shape[-3] == 1:
             tile = tile.sum(0, keepdims=True)
-        starts = [0 if n == 1 else start for n, start in zip(sizes, self.leading_starts(), strict=True)]
+        *batch, heads = self.leading_starts()
+        starts = [
+            0 if n == 1 else start for n, start in zip(array.shape, (*batch, heads * group), strict=False)
+        ]
         starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
-        tile = tile.reshape((*(1,) * (len(sizes) - 1), *tile.shape))
+        tile = tile.reshape((*(1,) * (array.ndim - 3), *tile.shape))
         if add:
             tile = tile + _cut(array, starts, tile.shape)
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
