@@ -27,20 +27,22 @@ FLOORS = {
     "training": 8,
     "inspection": 8,
     "interop": 8,
+    "benchmarking": 8,
     "cli": 9,
 }
 
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "masks": "grid picture algebra data positional predicates keys documents stored conventions notation",
-    "engine": "problem exponential dropout online_softmax sparsity tiles flash primitives dense blocking tiled"
+    "engine": "problem exponential dropout online_softmax sparsity tiles flash primitives dense tuning tiled"
     " registry explanation",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
+    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain machine report tuning",
     "cli": "console commands displays interruption overview training pictures plotting demonstration"
-    " diagnosis explaining",
+    " diagnosis explaining benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

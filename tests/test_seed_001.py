@@ -146,6 +146,6 @@ def test_b001_7_the_benchmark_waits_for_every_result_after_a_warm_up():
 def test_the_benchmark_runs_and_refuses_nonsense(capsys):
     benchmark = load_benchmark()
     assert benchmark.main(["1"]) == 0
-    assert capsys.readouterr().out.count(", jit ") == 2 * len(benchmark.SHAPES)
+    assert capsys.readouterr().out.count(", jit ") == 3 * len(benchmark.SHAPES)
     assert benchmark.main(["-1"]) == 2
     assert "usage" in capsys.readouterr().err

@@ -112,6 +112,48 @@ class Explain:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """Measure which tiles are fastest here, and from which size on; later calls of attend use it."""
+
+    dry_run: bool = False
+    """Print what was found and write nothing."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time Regard beside other attention libraries that are installed; `bench tune` measures this machine.
+
+    Example: regard bench --quick --cases window decode
+    """
+
+    action: (
+        Annotated[None, tyro.conf.subcommand("measure", description="Measure cases and peers.")]
+        | Annotated[Tune, tyro.conf.subcommand("tune")]
+    ) = None
+    """What to do."""
+    cases: Annotated[tuple[str, ...], _option("WORD ...", "all")] = ()
+    """Cases whose name holds one of these words."""
+    dtypes: Annotated[
+        tuple[Literal["float32", "bfloat16"], ...], _option("{float32,bfloat16} ...", "both")
+    ] = ()
+    """Types of query, key and value."""
+    peers: Annotated[tuple[str, ...], _option("NAME ...", "all that are installed")] = ()
+    """Whom to measure; Regard's own choice of backend always is."""
+    rounds: Annotated[int | None, _option("N", "7, with --quick 3")] = None
+    """How often each is timed; the median counts."""
+    quick: bool = False
+    """A first look: a quarter of the lengths, three rounds; for tune a few sizes, and nothing is written."""
+    out: Annotated[Path | None, _option("DIR", "out/bench, or out/bench-quick")] = None
+    """Output directory."""
+    force: bool = False
+    """Replace the results in the output directory."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Print versions, devices, backends and optional packages, for bug reports.
 
@@ -124,13 +166,14 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Plot | Explain | Doctor
+Command = Demo | Train | Plot | Explain | Bench | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine import dropout
-from regard.engine.exponential import exp
 from regard.engine.problem import Problem
 from regard.masks.grid import Grid
 
@@ -26,21 +25,26 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     scores = _scores(problem, query, key, keep)
 
     peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
-    alive = peak != -jnp.inf  # a row with nothing to attend to stays zero
-    shifted = jnp.where(scores == -jnp.inf, -jnp.inf, scores - jnp.where(alive, peak, 0))
-    weights = exp(shifted)
-    total = jnp.where(alive, weights.sum(-1, keepdims=True), 1)
-    lse = jnp.where(alive, peak + jnp.log(total), -jnp.inf)
+    # A row with nothing to attend to stays zero. Where there cannot be one, asking would cost a pass.
+    alive = None if keep is None and problem.S else peak != -jnp.inf
+    shifted = scores - (peak if alive is None else jnp.where(alive, peak, 0))
+    weights = jnp.exp(shifted)
+    total = weights.sum(-1, keepdims=True)
+    total = total if alive is None else jnp.where(alive, total, 1)
 
     kept, grown = weights, total
     if problem.dropout_rate:
         kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
     # Divided after the product: T x E numbers instead of T x S.
-    output = jnp.einsum("...ts,...se->...te", kept, value, precision=problem.precision) / grown
-    output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
+    output = jnp.einsum("...ts,...se->...te", problem.fold(kept), value, precision=problem.precision)
+    output = problem.unfold(output) / grown
+    if alive is not None:
+        output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
+    else:
+        alive = jnp.full_like(peak, True, dtype=bool)
 
     rows = {
-        "lse": lambda: lse,
+        "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
         "max_score": lambda: _pick(scores, alive),
         "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
         "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
@@ -49,40 +53,45 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     aux = {}
     for name in problem.aux:
         if name in rows:
-            aux[name] = problem.unfold(rows[name](), problem.T, 1)[..., 0]
+            aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
         else:
-            aux[name] = problem.unfold(matrices[name](), problem.T, problem.S)
-    return problem.unfold(output, problem.T, problem.E).astype(problem.query.dtype), aux
+            aux[name] = problem.spread(matrices[name](), problem.T, problem.S)
+    return problem.spread(output, problem.T, problem.E).astype(problem.query.dtype), aux
 
 
 def score_matrix(problem: Problem) -> Array:
     """The T x S scores, -inf where a query may not attend."""
     keep = problem.keep()
     query, key, _ = _reachable(problem, keep)
-    return problem.unfold(_scores(problem, query, key, keep), problem.T, problem.S)
+    return problem.spread(_scores(problem, query, key, keep), problem.T, problem.S)
 
 
 def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
     # Scaled before the product: T x D numbers instead of T x S.
-    scores = jnp.einsum("...td,...sd->...ts", query * problem.scale, key, precision=problem.precision)
+    query = problem.fold(query * problem.scale)
+    scores = problem.unfold(jnp.einsum("...td,...sd->...ts", query, key, precision=problem.precision))
     if problem.bias is not None:
-        scores = scores + problem.fold(problem.bias).astype(scores.dtype)
+        scores = scores + problem.with_heads(problem.bias).astype(scores.dtype)
     return scores if keep is None else jnp.where(keep, scores, -jnp.inf)
 
 
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
-    """Folded inputs in the accumulation dtype, zero where no pair uses them.
+    """Inputs in the accumulation dtype, zero where no pair uses them.
 
     What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
     still reach outputs and gradients.
     """
-    query = problem.fold(problem.query).astype(problem.accumulation)
-    key = problem.fold_key(problem.key).astype(problem.accumulation)
-    value = problem.fold_key(problem.value).astype(problem.accumulation)
+    query, key, value = (
+        problem.with_heads(array).astype(problem.accumulation)
+        for array in (problem.query, problem.key, problem.value)
+    )
     if keep is None:
         return query, key, value
     asks = keep.any(-1)[..., None]
     answers = keep.any(-2)[..., None]
+    if answers.shape[-3] > 1:  # a key answers when any head of its group asks
+        *batch, heads, length, _ = answers.shape
+        answers = answers.reshape((*batch, heads // problem.group, problem.group, length, 1)).any(-3)
     return _zero_unless(asks, query), _zero_unless(answers, key), _zero_unless(answers, value)
 
 
@@ -101,7 +110,7 @@ def _survivors(problem: Problem) -> Array:
         dropout.key_words(seeds, grid.key_index),
         problem.dropout_rate,
     )
-    return problem.fold(survivors)
+    return problem.with_heads(survivors)
 
 
 def _argmax(scores: Array) -> Array:

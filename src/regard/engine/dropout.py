@@ -16,6 +16,7 @@ from regard.axes import Array, Bool, Int
 
 # Words are two arrays of uint32, side by side on the first axis.
 Words = Array
+Pair = tuple[Array, Array]  # or taken apart
 _QUERY, _KEY = 0xFFFF0001, 0xFFFF0002  # second counter word: apart from the leading axes' numbers
 
 
@@ -43,7 +44,7 @@ def key_words(seeds: Words, key_index: Int[Array, "*#B 1 S"]) -> Words:
     return _draw(seeds[..., None, None], key_index.astype(jnp.uint32), _KEY)
 
 
-def survivors(query: Words, key: Words, rate: float) -> Bool[Array, "*B T S"]:
+def survivors(query: Words | Pair, key: Words | Pair, rate: float) -> Bool[Array, "*B T S"]:
     """True where a weight survives."""
     # Multipliers and shifts of the finaliser `lowbias32` (C. Wellons, hash-prospector, 2018).
     bits = query[0] + key[0]
@@ -56,7 +57,7 @@ def survivors(query: Words, key: Words, rate: float) -> Bool[Array, "*B T S"]:
 
 def _draw(words: Words, counter: Array, stream: int) -> Words:
     """Threefry under the key `words` at (counter, stream)."""
-    shape = np.broadcast_shapes(words.shape[1:], counter.shape)
-    counters = (counter, jnp.full((1,) * len(shape), stream, jnp.uint32))
-    drawn = threefry2x32_p.bind(*(jnp.broadcast_to(part, shape) for part in (words[0], words[1], *counters)))
-    return jnp.stack(drawn)
+    # Every operand depends on both: under vmap, Threefry wants all of them batched or none.
+    counter = counter + (words[0] - words[0])
+    zero = counter - counter
+    return jnp.stack(threefry2x32_p.bind(words[0] + zero, words[1] + zero, counter, zero + np.uint32(stream)))

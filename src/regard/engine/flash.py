@@ -4,16 +4,17 @@ All three take arrays as `tiles` describes. s = scale q k^T + bias, p = e^(s - l
 
     tangent:   ds = (scale q k^T + bias)',  dlse = sum_s p ds,  do = sum_s p (ds v + dv) - dlse o
                dH = -sum_s p (log p + H) ds
-    backward:  ds = p (do . v - do . o + dlse - dH (log p + H)),  and from it dq, dk, dbias, dscale; dv = p^T do
+    backward:  ds = p (do . v - do . o + dlse - dH (log p + H)),  from it dq, dk, dbias, dscale; dv = p^T do
 
-With dropout the weights in o are p' = keep p / (1 - rate); lse and H are those of p. lse is kept as two numbers,
-peak + log_total: rounded to one, scores in the hundreds would cost p three digits.
+With dropout the weights in o are p' = keep p / (1 - rate); lse and H are those of p. lse is kept as two
+numbers, peak + log_total: rounded to one, scores in the hundreds would cost p three digits.
 
 Reference: Dao et al., "FlashAttention", 2022, algorithms 1 and 4; entropy and lse gradients are ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,9 +73,9 @@ class Results(NamedTuple):
 
     output: Array  # (*batch, H, T, E)
     log_total: Array  # (*batch, H, T)
-    entropy: Array | None = None
-    peak: Array | None = None
-    argmax: Array | None = None
+    entropy: Any = None  # None where nobody asks
+    peak: Any = None
+    argmax: Any = None
 
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
@@ -103,7 +104,7 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
             argmax="argmax" in layout.looks,
         )
         end = walk.tiles(context.by_query, index, number, visit, empty)
-        found = {"log_total": end.log_total(), "peak": end.peak}
+        found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.peak}
         if "entropy" in layout.looks:
             found["entropy"] = end.entropy()
         if "argmax" in layout.looks:
@@ -127,31 +128,29 @@ def tangent(
     inputs: Inputs,
     context: Context,
     results: Results,
-    moves: Inputs,
+    moves: Mapping[str, Array],
     layout: Layout,
     *,
     reversible: bool = False,
 ) -> Results:
-    """How output, lse and entropy move when the inputs move by `moves`, whose absent parts are None."""
+    """How output, lse and entropy move when the inputs of the names given move by `moves`."""
     walk = Walk(layout, layout.forward, reversible)
 
     def line(index: Any, number: Any, moved: Results) -> Results:
         first = number * layout.forward.queries
         here = Window(layout, layout.forward, index, first)
-        rows = lambda array: here.rows(array).astype(layout.dtype)
         query = inputs.read_query(here)
         row_moves = []  # d(scale q), to meet k
-        if moves.query is not None:
-            row_moves.append(rows(moves.query) * here.cells(inputs.scale))
-        if moves.scale is not None:
-            row_moves.append(rows(inputs.query) * here.cells(moves.scale))
+        if "query" in moves:
+            row_moves.append(_wide(here.rows(moves["query"]), layout) * here.cells(inputs.scale))
+        if "scale" in moves:
+            row_moves.append(_wide(here.rows(inputs.query), layout) * here.cells(moves["scale"]))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
         def visit(start: Any, partial: Any, sums: Any) -> Any:
             window = Window(layout, layout.forward, index, first, start)
-            columns = lambda array: window.columns(array).astype(layout.dtype)
             key, value = inputs.read_keys(window)
             scores = product(query, key, layout.precision, (-1, -1))
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
@@ -160,18 +159,19 @@ def tangent(
             change = jnp.zeros_like(scores)
             for row_move in row_moves:
                 change = change + product(row_move, key, layout.precision, (-1, -1))
-            if moves.key is not None:
-                change = change + product(query, columns(moves.key), layout.precision, (-1, -1))
-            if moves.bias is not None:
-                change = change + window.cells(moves.bias).astype(layout.dtype)
+            if "key" in moves:
+                change = change + product(
+                    query, _wide(window.columns(moves["key"]), layout), layout.precision, (-1, -1)
+                )
+            if "bias" in moves:
+                change = change + window.cells(moves["bias"]).astype(layout.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = _survivors(context, window)
-            drop = lambda array: array if survivors is None else jnp.where(survivors, array, 0)
             through_scores, lse_move, entropy_move, through_values = sums
-            through_scores = through_scores + product(drop(change), value, layout.precision)
-            if moves.value is not None:
+            through_scores = through_scores + product(_drop(change, survivors), value, layout.precision)
+            if "value" in moves:
                 through_values = through_values + product(
-                    drop(weights), columns(moves.value), layout.precision
+                    _drop(weights, survivors), _wide(window.columns(moves["value"]), layout), layout.precision
                 )
             lse_move = lse_move + change.sum(-1)
             if entropy is not None:
@@ -204,18 +204,18 @@ def backward(
     context: Context,
     results: Results,
     pulls: Results,
-    shapes: Inputs,
+    shapes: Mapping[str, tuple[int, ...]],
     layout: Layout,
     *,
     reversible: bool = False,
-) -> Inputs:
-    """Gradients, of the given `shapes` (None: not wanted), of what pulls on output, lse and entropy."""
+) -> dict[str, Array]:
+    """Gradients, by the names and in the shapes given, of what pulls on output, lse and entropy."""
     walk = Walk(layout, layout.backward, reversible)
     grow = 1 / (1 - layout.dropout_rate)
     # Everything that is the same along a row of scores.
     row_pull = jnp.sum(pulls.output * results.output, -1) - pulls.log_total
-    want_scores = any(x is not None for x in (shapes.query, shapes.key, shapes.scale, shapes.bias))
-    want_rows = shapes.query is not None or shapes.scale is not None
+    want_scores = any(name in shapes for name in ("query", "key", "scale", "bias"))
+    want_rows = "query" in shapes or "scale" in shapes
 
     def line(index: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * layout.backward.keys
@@ -229,24 +229,27 @@ def backward(
             # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
             query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(window), 0)
             pull = window.rows(pulls.output) * grow
-            vector = lambda array: window.row_vector(array)[..., None, :]
             base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             scores = product(key, query, layout.precision, (-1, -1))
             scores = _mask(
                 _add_bias(scores, inputs, window, across=True), inputs, context, window, partial, across=True
             )
-            logs = scores - base[..., None, :] - vector(results.log_total)
+            logs = scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
             survivors = _survivors(context, window, across=True)
-            drop = lambda array: array if survivors is None else jnp.where(survivors, array, 0)
             if value_grad is not None:
-                value_grad = value_grad + product(drop(weights), pull, layout.precision)
+                value_grad = value_grad + product(_drop(weights, survivors), pull, layout.precision)
             if want_scores:
-                change = drop(product(value, pull, layout.precision, (-1, -1))) - vector(row_pull)
+                change = (
+                    _drop(product(value, pull, layout.precision, (-1, -1)), survivors)
+                    - window.row_vector(row_pull)[..., None, :]
+                )
                 if pulls.entropy is not None:
-                    surprise = jnp.where(weights > 0, logs, 0) + vector(results.entropy)
-                    change = change - vector(pulls.entropy) * surprise
+                    surprise = (
+                        jnp.where(weights > 0, logs, 0) + window.row_vector(results.entropy)[..., None, :]
+                    )
+                    change = change - window.row_vector(pulls.entropy)[..., None, :] * surprise
                 change = weights * change
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, layout.precision)
@@ -255,7 +258,7 @@ def backward(
                         grads["query"], product(key, change, layout.precision, (-2, -2))
                     )
                     grads = grads | {"query": rows}
-                if shapes.bias is not None:
+                if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
                     cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
                     grads = grads | {"bias": cells}
@@ -263,8 +266,8 @@ def backward(
 
         sums = (
             grads,
-            None if shapes.key is None else jnp.zeros_like(key),
-            None if shapes.value is None else jnp.zeros_like(value),
+            None if "key" not in shapes else jnp.zeros_like(key),
+            None if "value" not in shapes else jnp.zeros_like(value),
         )
         grads, key_grad, value_grad = walk.tiles(context.by_key, index, number, visit, sums)
         for name, tile in (("key", key_grad), ("value", value_grad)):
@@ -274,8 +277,8 @@ def backward(
 
     totals = {
         name: jnp.zeros(shape, layout.dtype)
-        for name, shape in shapes._asdict().items()
-        if shape is not None and name not in ("query", "scale")
+        for name, shape in shapes.items()
+        if name not in ("query", "scale")
     }
     if want_rows:
         *heads, length = layout.rows
@@ -286,12 +289,12 @@ def backward(
         rows = jnp.swapaxes(rows, -1, -2)  # sum_s ds k
         alive = (results.peak != -jnp.inf)[..., None]
         rows = jnp.where(alive, rows, 0)
-        if shapes.scale is not None:
+        if "scale" in shapes:
             query = jnp.where(alive, inputs.query.astype(layout.dtype), 0)
-            totals["scale"] = _sum_to(rows * query, shapes.scale)
-        if shapes.query is not None:
-            totals["query"] = _sum_to(rows * inputs.scale, shapes.query)
-    return Inputs(**{name: totals.get(name) for name in Inputs._fields})
+            totals["scale"] = _sum_to(rows * query, shapes["scale"])
+        if "query" in shapes:
+            totals["query"] = _sum_to(rows * inputs.scale, shapes["query"])
+    return totals
 
 
 def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
@@ -313,6 +316,14 @@ def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
 
     answers = jnp.zeros((*layout.columns, 1), jnp.int32)
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, answers) > 0
+
+
+def _wide(tile: Array, layout: Layout) -> Array:
+    return tile.astype(layout.dtype)
+
+
+def _drop(tile: Array, survivors: Array | None) -> Array:
+    return tile if survivors is None else jnp.where(survivors, tile, 0)
 
 
 def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
@@ -357,9 +368,9 @@ def _survivors(context: Context, window: Window, *, across: bool = False) -> Arr
     if context.query_words is None or context.key_words is None:
         return None
     rate = window.layout.dropout_rate
-    query = tuple(window.slice_cells(words) for words in context.query_words)
-    key = tuple(window.slice_cells(words) for words in context.key_words)
+    query, key = (
+        (window.slice_cells(words[0]), window.slice_cells(words[1]))
+        for words in (context.query_words, context.key_words)
+    )
     survivors = window.over_scores(dropout.survivors(query, key, rate))
     return jnp.swapaxes(survivors, -1, -2) if across else survivors
-
-

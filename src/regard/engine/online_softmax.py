@@ -56,7 +56,7 @@ class Running:
         ones = jnp.ones((*scores.shape[:-2], scores.shape[-1], 1), scores.dtype)
         moment, argmax = self.moment, self.argmax
         if moment is not None:
-            fall = jnp.where(self.total > 0, self.peak - base, 0)
+            fall = self._fall(base)
             spread = jnp.sum(weights * jnp.where(weights > 0, shifted, 0), -1)
             moment = shrink * (moment + fall * self.total) + spread
         if argmax is not None:
@@ -85,12 +85,16 @@ class Running:
 
     def _onto(self, base: Array) -> Running:
         """The same sums, shifted by `base` instead."""
-        fall = jnp.where(self.total > 0, self.peak - base, 0)
+        fall = self._fall(base)
         shrink = exp(self.peak - base)
         moment = None if self.moment is None else shrink * (self.moment + fall * self.total)
         return dataclasses.replace(
             self, total=self.total * shrink, weighted=self.weighted * shrink[..., None], moment=moment
         )
+
+    def _fall(self, base: Array) -> Array:
+        """peak - base where there is something to shift; finite, as it meets totals and then a factor of 0."""
+        return jnp.where(self.total > 0, jnp.maximum(self.peak - base, -1e30), 0)
 
     @property
     def alive(self) -> Array:
@@ -124,4 +128,4 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     """Matrix product over the named axes, one of the last two each; axes before those are a batch."""
     batch = tuple(range(a.ndim - 2))
     axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
-    return jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, np.result_type(a, b))
+    return jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, np.result_type(a.dtype, b.dtype))

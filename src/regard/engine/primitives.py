@@ -5,9 +5,9 @@
     backward  pulls on inputs, linear in the pulls on results;      transposes to tangent
     second    how tangent or backward move when the inputs, rather than what they are linear in, move
 
-A custom_vjp would forbid forward mode, and differentiating the loops themselves would store every tile. `second`
-differentiates the loops forward, which stores nothing; only its transpose (reverse over reverse) runs the loops
-as checkpointed scans. vmap adds a leading axis, or, where masks differ along it, loops.
+A custom_vjp would forbid forward mode, and differentiating the loops themselves would store every tile.
+`second` differentiates the loops forward, which stores nothing; only its transpose (reverse over reverse)
+runs the loops as checkpointed scans. vmap adds a leading axis, or, where masks differ along it, loops.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -81,26 +82,24 @@ def run(inputs: Inputs, context: Context, layout: Layout) -> Results:
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
     """What a primitive computes, as ordinary JAX code."""
-    operands = list(operands)
-    take = lambda count: [operands.pop(0) for _ in range(count)]
-    inputs = Inputs(**dict(zip(spec.present, take(len(spec.present)), strict=True)))
+    rest = iter(operands)
+    inputs = Inputs(**{field: next(rest) for field in spec.present})
     residuals = None
     if name != "forward":
-        residuals = Results(**dict(zip(spec.residuals, take(len(spec.residuals)), strict=True)))
-    linear = dict(zip(spec.linear, take(len(spec.linear)), strict=True))
-    context = jax.tree.unflatten(spec.context, operands)
+        residuals = Results(**{result: next(rest) for result in spec.residuals})
+    linear = {field: next(rest) for field in spec.linear}
+    context = jax.tree.unflatten(spec.context, list(rest))
     if name == "forward":
         found = flash.forward(inputs, context, spec.layout, reversible=reversible)
         return [getattr(found, result) for result in spec.found]
     assert residuals is not None
     if name == "tangent":
-        moves = Inputs(**{field: linear.get(field) for field in Inputs._fields})  # pyright: ignore
-        found = flash.tangent(inputs, context, residuals, moves, spec.layout, reversible=reversible)
+        found = flash.tangent(inputs, context, residuals, linear, spec.layout, reversible=reversible)
         return [getattr(found, result) for result in spec.results]
     pulls = Results(**linear)
-    shapes = Inputs(**{field: dict(spec.shapes).get(field) for field in Inputs._fields})  # pyright: ignore
+    shapes = dict(spec.shapes)
     grads = flash.backward(inputs, context, residuals, pulls, shapes, spec.layout, reversible=reversible)
-    return [getattr(grads, wanted) for wanted, _ in spec.shapes]
+    return [grads[wanted] for wanted in shapes]
 
 
 def _evaluate_second(spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
@@ -123,7 +122,7 @@ def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
     return [operands[place] for place in places]
 
 
-def _shapes(name: str, spec: Spec) -> list[jax.core.ShapedArray]:
+def _shapes(name: str, spec: Spec) -> list[ShapedArray]:
     """What a primitive returns."""
     layout = spec.layout
     rows = layout.rows
@@ -131,11 +130,10 @@ def _shapes(name: str, spec: Spec) -> list[jax.core.ShapedArray]:
     if name == "second":
         name = spec.of
     if name == "backward":
-        return [jax.core.ShapedArray(shape, layout.dtype) for _, shape in spec.shapes]
+        return [ShapedArray(shape, layout.dtype) for _, shape in spec.shapes]
     names = spec.found if name == "forward" else spec.results
     return [
-        jax.core.ShapedArray(kinds.get(look, rows), np.int32 if look == "argmax" else layout.dtype)
-        for look in names
+        ShapedArray(kinds.get(look, rows), np.int32 if look == "argmax" else layout.dtype) for look in names
     ]
 
 
@@ -169,10 +167,7 @@ def _linear_jvp(name: str, operands: Leaves, moves: Leaves, spec: Spec) -> tuple
     parts = []
     moved = [not isinstance(move, ad.Zero) for move in moves]
     if any(moved[first:end]):
-        linear = [
-            jnp.zeros_like(value) if isinstance(move, ad.Zero) else move
-            for value, move in zip(operands[first:end], moves[first:end], strict=True)
-        ]
+        linear = [ad.instantiate_zeros(move) for move in moves[first:end]]
         parts.append(primitive.bind(*operands[:first], *linear, *operands[end:], spec=spec))
     moving = tuple(place for place in range(first) if moved[place])
     if moving:
@@ -197,7 +192,7 @@ def _second_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Ar
 
 
 def _instantiate(pulls: Leaves) -> list[Array]:
-    return [jnp.zeros(pull.aval.shape, pull.aval.dtype) if isinstance(pull, ad.Zero) else pull for pull in pulls]
+    return [ad.instantiate_zeros(pull) for pull in pulls]
 
 
 def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
@@ -308,7 +303,9 @@ def _primitive(name: str) -> Primitive:
 forward_p, tangent_p, backward_p, second_p = map(_primitive, ("forward", "tangent", "backward", "second"))
 ad.primitive_jvps[forward_p] = _forward_jvp
 ad.primitive_jvps[tangent_p] = lambda operands, moves, *, spec: _linear_jvp("tangent", operands, moves, spec)
-ad.primitive_jvps[backward_p] = lambda operands, moves, *, spec: _linear_jvp("backward", operands, moves, spec)
+ad.primitive_jvps[backward_p] = lambda operands, moves, *, spec: _linear_jvp(
+    "backward", operands, moves, spec
+)
 ad.primitive_jvps[second_p] = _second_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose

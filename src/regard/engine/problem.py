@@ -73,36 +73,46 @@ class Problem:
         wide = any(array.dtype == jnp.float64 for array in (self.query, self.key, self.value))
         return np.dtype(np.float64 if wide else np.float32)
 
-    # Grouped heads, without repeating a key: (..., H, a, b) is seen as (..., K, G, a, b).
+    # Grouped heads, without repeating a key: the query heads of a group become rows of one matrix. An axis of
+    # size 1 for the group would do, too, but XLA copies whole arrays for it.
 
-    def fold(self, array: Array) -> Array:
-        """Split the head axis of a query-side array, of size H or 1, into K x G."""
-        array = self._full_rank(array)
-        heads, groups = array.shape[-3], min(array.shape[-3], self.key_heads)
-        return array.reshape((*array.shape[:-3], groups, heads // groups, *array.shape[-2:]))
+    @property
+    def group(self) -> int:
+        """G: query heads per key head."""
+        return self.leading[-1] // self.key_heads if self.leading else 1
 
-    def fold_key(self, array: Array) -> Array:
-        """Give a key-side array, of K or 1 heads, a group axis of size 1."""
-        return self._full_rank(array)[..., None, :, :]
-
-    def unfold(self, array: Array, *rest: int) -> Array:
-        """Broadcast (..., K, G, *rest) to the call's (*B, *rest)."""
-        heads = self.leading[-1] if self.leading else 1
-        folded = (*self.leading[:-1], self.key_heads, heads // self.key_heads, *rest)
-        return jnp.broadcast_to(array, folded).reshape((*self.leading, *rest))
-
-    def _full_rank(self, array: Array) -> Array:
+    def with_heads(self, array: Array) -> Array:
+        """An array over queries, keys or pairs with all leading axes, heads included, if of size 1."""
         missing = max(len(self.leading), 1) + 2 - array.ndim
         return array.reshape((*(1,) * missing, *array.shape))
 
+    def fold(self, array: Array) -> Array:
+        """(..., H, T, x) as (..., K, G * T, x); an array with one head for all stays."""
+        if self.group == 1 or array.shape[-3] == 1:
+            return array
+        *batch, heads, length, width = array.shape
+        return array.reshape((*batch, heads // self.group, self.group * length, width))
+
+    def unfold(self, array: Array) -> Array:
+        """(..., K, G * T, x) as (..., H, T, x)."""
+        if self.group == 1:
+            return array
+        *batch, heads, rows, width = array.shape
+        return array.reshape((*batch, heads * self.group, rows // self.group, width))
+
+    def spread(self, array: Array, *rest: int) -> Array:
+        """Broadcast (..., H, *rest) to the call's (*B, *rest)."""
+        shape = (*(self.leading or (1,)), *rest)
+        return jnp.broadcast_to(array, shape).reshape((*self.leading, *rest))
+
     def keep(self) -> Array | None:
-        """Which query may attend to which key, folded: mask and -inf biases together. None means all."""
+        """Which query may attend to which key: mask and -inf biases together. None means all."""
         keep = None
         if self.mask is not None:
             grid = Grid.cover(self.T, self.S, self.query_offset, len(self.leading))
-            keep = self.fold(self.mask.keep(grid))
+            keep = self.with_heads(self.mask.keep(grid))
         if self.bias is not None:
-            present = self.fold(self.bias != -jnp.inf)
+            present = self.with_heads(self.bias != -jnp.inf)
             keep = present if keep is None else keep & present
         return keep
 

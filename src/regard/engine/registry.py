@@ -10,6 +10,7 @@ from typing import Protocol
 from regard.axes import Array
 from regard.engine import dense, tiled
 from regard.engine.problem import Problem
+from regard.engine.tuning import tuning
 
 
 class Backend(Protocol):
@@ -24,7 +25,7 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: Mapping[str, Backend] = {"dense": dense, "tiled": tiled}
+BACKENDS: Mapping[str, Backend] = {"tiled": tiled, "dense": dense}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Choice:
 
 
 def choose(problem: Problem, name: str | None = None) -> Choice:
-    """The named backend, or the first that serves; an error carries every refusal."""
+    """The named backend, or the fastest that serves; an error carries every refusal."""
     if name is not None:
         if name not in BACKENDS:
             nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
@@ -47,12 +48,14 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
         return Choice(name, "it was asked for", {})
-    refusals: dict[str, str] = {}
-    for candidate, backend in BACKENDS.items():
-        refusal = backend.refuses(problem)
-        if refusal is None:
-            reason = "it is the first that serves" if refusals else "it is preferred and serves"
-            return Choice(candidate, reason, refusals)
-        refusals[candidate] = refusal
-    listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refusals.items())
-    raise NotImplementedError(f"no backend can serve this call:\n{listed}")
+    refusals = {candidate: backend.refuses(problem) for candidate, backend in BACKENDS.items()}
+    serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
+    refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}
+    if not serving:
+        listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refused.items())
+        raise NotImplementedError(f"no backend can serve this call:\n{listed}")
+    favour = tuning().favours_dense(problem)
+    if favour is not None and "dense" in serving:
+        return Choice("dense", favour, refused)
+    reason = "it is the first that serves" if refused else "tiles are faster here, and linear in memory"
+    return Choice(serving[0], reason, refused)

@@ -29,7 +29,7 @@ class TileLists:
 
 
 def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
-    """`Tile` codes with one leading axis per axis of (batch..., key heads); axes that are alike have size 1."""
+    """`Tile` codes, leading axes (batch..., key heads); an axis has size 1 where all along it is alike."""
     shape = (-(-problem.T // query_block), -(-problem.S // key_block))
     rank = max(len(problem.leading), 1)
     if problem.mask is None:

@@ -11,13 +11,14 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine import dropout, flash, primitives
-from regard.engine.blocking import choose_blocking
 from regard.engine.dense import score_matrix
 from regard.engine.exponential import exp
 from regard.engine.flash import Context, Inputs
 from regard.engine.problem import Problem
 from regard.engine.sparsity import TileLists, classify, list_tiles
 from regard.engine.tiles import Blocking, Layout, Window
+from regard.engine.tuning import tuning
+from regard.masks import Tile
 from regard.masks.grid import Grid, Run
 
 
@@ -35,14 +36,10 @@ def run(
     if 0 in (*problem.leading, problem.T, problem.S):
         return _nothing(problem)
     layout = _lay_out(problem, forward, backward)
-    rank = len(layout.rows) + 1
-    inputs = Inputs(
-        _at_rank(problem.query, rank),
-        _at_rank(problem.key, rank),
-        _at_rank(problem.value, rank),
-        _at_rank(jnp.asarray(problem.scale), rank),
-        None if problem.bias is None else _at_rank(problem.bias, rank),
-    )
+    arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
+    query, key, value, scale = map(problem.with_heads, arrays)
+    bias = None if problem.bias is None else problem.with_heads(problem.bias)
+    inputs = Inputs(query, key, value, scale, bias)
     context = _context(problem, layout)
     inputs = _reachable(inputs, context, layout)
     results = primitives.run(inputs, context, layout)
@@ -68,23 +65,17 @@ def run(
     return output.astype(problem.query.dtype), aux
 
 
-def _at_rank(array: Array, rank: int) -> Array:
-    return array.reshape((*(1,) * (rank - array.ndim), *array.shape))
-
-
 def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:
-    leading = problem.leading or (1,)
-    folded = (*leading[:-1], problem.key_heads)
-    chosen = choose_blocking(problem)
+    chosen = tuning().blocking(problem)
     forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
     forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
     looks = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
     return Layout(
-        leading=folded,
+        leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
         mask_leading=problem.leading,
-        group=leading[-1] // problem.key_heads,
+        group=problem.group,
         num_queries=problem.T,
         num_keys=problem.S,
         query_width=problem.D,
@@ -113,26 +104,23 @@ def _heads_alike(problem: Problem) -> bool:
 def _context(problem: Problem, layout: Layout) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offset = problem.mask, problem.query_offset
-    masks = [
+    forward_mask, backward_mask = (
         None if mask is None else mask.hoist(Window(layout, blocking, 0).grid(offset))
         for blocking in (layout.forward, layout.backward)
-    ]
+    )
     query_words = key_words = None
     if problem.dropout_rate:
         assert problem.rng is not None  # pose asks for it
         grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
         seeds = dropout.head_seeds(problem.rng, problem.leading)
-        rank = len(layout.rows) + 1
+        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_index)
         query_words, key_words = (
-            (_at_rank(words[0], rank), _at_rank(words[1], rank))
-            for words in (
-                dropout.query_words(seeds, grid.query_position),
-                dropout.key_words(seeds, grid.key_index),
-            )
+            (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
     by_query, by_key = _lists(problem, layout)
     return Context(
-        *masks,
+        forward_mask,
+        backward_mask,
         offset,
         query_words,
         key_words,
@@ -146,6 +134,8 @@ def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
     forward, backward = layout.forward, layout.backward
     by_query = classify(problem, forward.queries, forward.keys)
     by_key = jnp.swapaxes(classify(problem, backward.queries, backward.keys), -1, -2)
+    if problem.S % backward.keys:  # the last line overlaps the one before it
+        by_key = by_key.at[..., -1, :].min(jnp.int8(Tile.PARTIAL))
     return (
         list_tiles(by_query, forward.keys, problem.S),
         list_tiles(by_key, backward.queries, problem.T),
@@ -156,7 +146,7 @@ def _reachable(inputs: Inputs, context: Context, layout: Layout) -> Inputs:
     """Mark the keys that nobody may attend to, to be read as 0.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
-    outputs and gradients. Looking for such keys costs a walk, so it happens only when there is something to find.
+    outputs and gradients. Looking for such keys costs a walk, so it is done only when there is one to find.
     """
     if not layout.masked and inputs.bias is None:
         return inputs

@@ -1,8 +1,8 @@
 """The walk over tiles: the only place that loops over blocks, and that takes blocks out of arrays.
 
-Arrays are `(*batch, heads, length, width)`: query heads on the query side, key heads on the key side, and any axis
-but the width may have size 1 where all along it is alike. A tile is a matrix, or a batch of matrices where several
-key heads go together; the query heads of a group are rows of one matrix, so that a key is never repeated.
+Arrays are `(*batch, heads, length, width)`: query heads on the query side, key heads on the key side, and any
+axis but the width may have size 1 where all along it is alike. A tile is a matrix, or a batch of matrices
+where several key heads go together; the query heads of a group are rows of one matrix: no key is repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Blocking:
         return Blocking(
             max(1, min(self.queries, num_queries)),
             max(1, min(self.keys, num_keys)),
-            math.gcd(self.heads, key_heads),
+            max(
+                heads for heads in range(1, max(1, min(self.heads, key_heads)) + 1) if key_heads % heads == 0
+            ),
         )
 
 
@@ -82,7 +84,8 @@ class Window:
     first_query: Any = 0
     first_key: Any = 0
 
-    # A last tile that would stick out is moved back: what comes before its first row or column is not its own.
+    # A last tile that would stick out is moved back. What then precedes its first row or column
+    # belongs to the tile before.
 
     @property
     def row_run(self) -> Run:
@@ -160,7 +163,7 @@ class Window:
         return data
 
     def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
-        """This tile of an array, as (heads * group | 1, ...); None takes the whole axis, an axis of 1 stays."""
+        """This tile of an array, as (heads * group | 1, ...); None takes a whole axis, an axis of 1 stays."""
         # Fewer leading axes than the layout has: vmap added some that do not concern the array.
         *batch, heads = self.leading_starts()[2 - array.ndim :]
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
@@ -193,8 +196,11 @@ class Window:
     # Tiles into arrays.
 
     def put_rows(self, array: Array, tile: Array) -> Array:
-        """Overwrite query-side rows (*batch, H, T, x)."""
+        """Overwrite query-side rows (*batch, H, T, x) that belong to this tile."""
         tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
+        if self.layout.num_queries % self.blocking.queries:
+            own = (self.row_run.members >= self.first_query)[None, :, None]
+            tile = jnp.where(own, tile, self._slice(array, self.layout.group, self.row_run, None))
         return self._update(array, tile, self.layout.group, (self.row_run.start, 0), add=False)
 
     def put_row_vector(self, array: Array, tile: Array) -> Array:
@@ -223,9 +229,9 @@ class Window:
         tile = tile.reshape((-1, self.blocking.queries, self.blocking.keys))
         alike = tuple(axis for axis in (-2, -1) if array.shape[axis] == 1)
         tile = tile.sum(alike, keepdims=True)
-        runs = zip(array.shape[-2:], (self.row_run, self.column_run), strict=True)
-        place = tuple(0 if n == 1 else run.start for n, run in runs)
-        return self._update(array, tile, self.layout.group, place, add=True)
+        row = 0 if array.shape[-2] == 1 else self.row_run.start
+        column = 0 if array.shape[-1] == 1 else self.column_run.start
+        return self._update(array, tile, self.layout.group, (row, column), add=True)
 
     def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
         """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
@@ -281,9 +287,7 @@ class Walk:
     ) -> Carry:
         """carry = body(start, whether PARTIAL, carry) for the listed tiles of one line."""
         starts = Window(self.layout, self.blocking, index).leading_starts()[self.layout.added :]
-        place = [
-            0 if n == 1 else start for n, start in zip(lists.full.shape, (*starts, line), strict=True)
-        ]
+        place = [0 if n == 1 else start for n, start in zip(lists.full.shape, (*starts, line), strict=True)]
         ones = (1,) * len(place)
         count = lists.starts.shape[-1]
         starts = _cut(lists.starts, [*place, 0], (*ones, count)).reshape(-1)

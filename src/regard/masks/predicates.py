@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_jaxpr
 
 from regard.axes import Array
 from regard.masks.algebra import Mask, mask_class, static, verdict
@@ -68,6 +69,7 @@ class Predicate(Positional):
     def expression(self) -> str:
         return f"predicate({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
+
 @mask_class
 class HoistedPredicate(Positional):
     """A predicate whose function closes over arrays: they are leaves here, and may be traced."""
@@ -77,7 +79,7 @@ class HoistedPredicate(Positional):
     text: str = static()
 
     def keep(self, grid: Grid) -> Array:
-        (keep,) = jax.core.eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_index)
+        (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_index)
         return keep
 
     def verdicts(self, blocks: Blocks) -> Array:

@@ -112,7 +112,7 @@ def make_program(task: Task, seed: int) -> Program:
             nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
         )
 
-    # The model is split from its parameters once: jax.jit on plain arrays took 5 ms a step where nnx.jit took 9.
+    # The model is split from its parameters once: jax.jit on plain arrays takes 5 ms a step, nnx.jit 9.
     shapes = nnx.eval_shape(build)
     shapes.eval()
     resting = nnx.graphdef(shapes)
