@@ -53,7 +53,7 @@ WRONG = {
     "rng number": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": 0}),
     "aux text": (TypeError, r"aux: expected a sequence of names, got the string 'lse'; write aux=\('lse',\)", {"aux": "lse"}),
     "aux name": (ValueError, "aux: expected names among weights, scores, .*; got 'weight'", {"aux": ("weight",)}),
-    "backend": (ValueError, "backend: expected one of dense.*did you mean 'dense'", {"backend": "dens"}),
+    "backend": (ValueError, "backend: expected one of tiled, dense.*did you mean 'dense'", {"backend": "dens"}),
 }  # fmt: skip
 
 
@@ -113,13 +113,15 @@ def test_numpy_and_lists_are_welcome():
 
 
 def test_a_refusing_backend_says_why(monkeypatch):
-    from regard.engine import dense, registry
+    from regard.engine import dense, registry, tiled
 
     monkeypatch.setattr(dense, "refuses", lambda problem: "it serves nobody today")
+    monkeypatch.setattr(tiled, "refuses", lambda problem: "nor does it")
     with pytest.raises(NotImplementedError, match="'dense' cannot serve this call: it serves nobody today"):
         attend(Q, K, V, backend="dense")
     with pytest.raises(
-        NotImplementedError, match="no backend can serve this call:\n  dense: it serves nobody"
+        NotImplementedError,
+        match="no backend can serve this call:\n  tiled: nor does it\n  dense: it serves nobody",
     ):
         attend(Q, K, V)
 
@@ -143,7 +145,7 @@ def test_explain_reads_shapes_alone():
         query_offset=3072,
     )
     assert report.shapes["output"] == (1, 8, 1024, 32)
-    assert (report.query_heads, report.key_heads, report.backend) == (8, 2, "dense")
+    assert (report.query_heads, report.key_heads, report.backend) == (8, 2, "tiled")
     assert (report.tiles.empty, report.tiles.partial, report.tiles.full) == (28, 8, 220)
     assert report.dense_flops == 2 * 8 * 1024 * 4096 * (64 + 32)
     assert report.dtypes["sums"] == "float32"

@@ -13,7 +13,7 @@ from regard.benchmarking.cases import document_ids
 from regard.benchmarking.measuring import interleave
 from regard.benchmarking.peers import pose_plain
 from regard.engine.sparsity import classify, list_tiles
-from regard.engine.tuning import tuning
+from regard.engine.tuning import load_tuning
 
 LENGTH, WINDOW = 131_072, 4096
 
@@ -25,7 +25,7 @@ def measure_tile_lists(rounds: int, length: int = LENGTH, window: int = WINDOW) 
 
     def build(mask: Any) -> Any:
         problem = pose_plain(shape, shape, shape, mask)
-        forward, backward = tuning().blocking(problem)
+        forward, backward = load_tuning().blocking(problem)
         by_query = classify(problem, forward.queries, forward.keys)
         by_key = classify(problem, backward.queries, backward.keys).swapaxes(-1, -2)
         return list_tiles(by_query, forward.keys, length), list_tiles(by_key, backward.queries, length)

@@ -211,7 +211,7 @@ def _tune(command: Bench, action: Tune, rounds: int, console: Console) -> int:
         return 0
     with expected_errors():
         engine_tuning.write_tuning(path, findings.tuning)
-    engine_tuning.tuning.cache_clear()
+    engine_tuning.load_tuning.cache_clear()
     console.say(f"written: {path}")
     return 0
 

@@ -93,7 +93,7 @@ class Running:
         )
 
     def _fall(self, base: Array) -> Array:
-        """peak - base where there is something to shift; finite, as it meets totals and then a factor of 0."""
+        """peak - base where there is something to shift; finite, as totals and then 0 multiply it."""
         return jnp.where(self.total > 0, jnp.maximum(self.peak - base, -1e30), 0)
 
     @property

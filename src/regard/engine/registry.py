@@ -10,7 +10,7 @@ from typing import Protocol
 from regard.axes import Array
 from regard.engine import dense, tiled
 from regard.engine.problem import Problem
-from regard.engine.tuning import tuning
+from regard.engine.tuning import load_tuning
 
 
 class Backend(Protocol):
@@ -54,7 +54,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     if not serving:
         listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refused.items())
         raise NotImplementedError(f"no backend can serve this call:\n{listed}")
-    favour = tuning().favours_dense(problem)
+    favour = load_tuning().favours_dense(problem)
     if favour is not None and "dense" in serving:
         return Choice("dense", favour, refused)
     reason = "it is the first that serves" if refused else "tiles are faster here, and linear in memory"

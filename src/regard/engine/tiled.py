@@ -17,7 +17,7 @@ from regard.engine.flash import Context, Inputs
 from regard.engine.problem import Problem
 from regard.engine.sparsity import TileLists, classify, list_tiles
 from regard.engine.tiles import Blocking, Layout, Window
-from regard.engine.tuning import tuning
+from regard.engine.tuning import load_tuning
 from regard.masks import Tile
 from regard.masks.grid import Grid, Run
 
@@ -66,7 +66,7 @@ def run(
 
 
 def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:
-    chosen = tuning().blocking(problem)
+    chosen = load_tuning().blocking(problem)
     forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
     forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))

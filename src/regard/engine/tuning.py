@@ -69,7 +69,7 @@ def device_key() -> str:
 
 
 @functools.cache
-def tuning() -> Tuning:
+def load_tuning() -> Tuning:
     """This machine's measurements, or the defaults; read once in a process."""
     return read_tuning(cache_file())
 
