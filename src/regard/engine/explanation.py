@@ -12,18 +12,20 @@ from regard.engine.registry import Choice
 from regard.masks.grid import is_concrete
 
 TILE = 128
+MOST_TILES = 2048  # along an axis: counting more would take gigabytes
 
 
 @dataclass(frozen=True)
 class TileCensus:
-    """How many 128 x 128 tiles of the score matrix a mask leaves empty, partly and fully kept.
+    """How many square tiles of the score matrix a mask leaves empty, partly and fully kept.
 
-    Counted once per distinct leading index of the mask.
+    Counted once per distinct leading index of the mask. `side` is 128, or more for very long sequences.
     """
 
     empty: int
     partial: int
     full: int
+    side: int = TILE
 
     @property
     def kept(self) -> float:
@@ -61,7 +63,12 @@ class Explanation:
         ]
         if self.tiles is not None:
             counts = f"{self.tiles.empty} empty, {self.tiles.partial} partial, {self.tiles.full} full"
-            lines.append(("tiles", f"{counts} of {TILE} x {TILE}; {self.tiles.kept:.0%} hold work"))
+            lines.append(
+                (
+                    "tiles",
+                    f"{counts} of {self.tiles.side} x {self.tiles.side}; {self.tiles.kept:.0%} hold work",
+                )
+            )
         elif self.mask:
             lines.append(("tiles", "not counted: the mask's arrays are not known here"))
         lines += [
@@ -100,17 +107,20 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
 def _census(problem: Problem) -> TileCensus | None:
     if problem.mask is None or not is_concrete((problem.mask, problem.query_offset)):
         return None
+    side = TILE
+    while max(problem.T, problem.S) > side * MOST_TILES:
+        side *= 2
     codes = np.asarray(
         problem.mask.tiles(
             problem.T,
             problem.S,
-            query_block=TILE,
-            key_block=TILE,
+            query_block=side,
+            key_block=side,
             query_offset=problem.query_offset,
             leading_axes=len(problem.leading),
         )
     )
-    return TileCensus(*(int((codes == code).sum()) for code in range(3)))
+    return TileCensus(*(int((codes == code).sum()) for code in range(3)), side)
 
 
 def _scaled(amount: float, unit: str) -> str:

@@ -212,8 +212,6 @@ def backward(
     """Gradients, by the names and in the shapes given, of what pulls on output, lse and entropy."""
     walk = Walk(layout, layout.backward, reversible)
     grow = 1 / (1 - layout.dropout_rate)
-    # Everything that is the same along a row of scores.
-    row_pull = jnp.sum(pulls.output * results.output, -1) - pulls.log_total
     want_scores = any(name in shapes for name in ("query", "key", "scale", "bias"))
     want_rows = "query" in shapes or "scale" in shapes
 
@@ -228,7 +226,10 @@ def backward(
             peak = window.row_vector(results.peak)
             # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
             query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(window), 0)
-            pull = window.rows(pulls.output) * grow
+            pull = window.rows(pulls.output)
+            # All that is the same along a row of scores.
+            row_pull = jnp.sum(pull * window.rows(results.output), -1) - window.row_vector(pulls.log_total)
+            pull = pull * grow
             base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             scores = product(key, query, layout.precision, (-1, -1))
@@ -243,7 +244,7 @@ def backward(
             if want_scores:
                 change = (
                     _drop(product(value, pull, layout.precision, (-1, -1)), survivors)
-                    - window.row_vector(row_pull)[..., None, :]
+                    - row_pull[..., None, :]
                 )
                 if pulls.entropy is not None:
                     surprise = (
