@@ -371,7 +371,7 @@ def test_explain_says_which_backend_and_how_much_work(capsys):
     assert mask in text
     assert "931 empty, 62 partial, 31 full" in text
     assert "query bfloat16" in text
-    assert "dense" in text
+    assert "tiled" in text
 
 
 def test_explain_draws_the_mask(capsys):
