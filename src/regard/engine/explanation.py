@@ -120,7 +120,8 @@ def _census(problem: Problem) -> TileCensus | None:
             leading_axes=len(problem.leading),
         )
     )
-    return TileCensus(*(int((codes == code).sum()) for code in range(3)), side)
+    empty, partial, full = (int((codes == code).sum()) for code in range(3))
+    return TileCensus(empty, partial, full, side)
 
 
 def _scaled(amount: float, unit: str) -> str:
