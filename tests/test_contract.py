@@ -173,6 +173,9 @@ def test_values_and_gradients(name, backend, request):
             # Terms cancel along a row of scores; beside a weight of all but 1, whatever the input.
             cancels = part == "d_bias" or (part != "d_value" and case.one_hot)
             magnitude = np.max(same[f"{part}_terms"], initial=0.0) if cancels else 0.0
+            if case.one_hot and backend != "dense":
+                # A weight formed again from its score, not kept, carries that score's rounding.
+                magnitude = max(magnitude, np.abs(same[part]).max()) * max(1.0, aux["max_score"].max())
             plain.assert_as_exact(grad, getattr(truth, part), same[part], part, magnitude)
 
 

@@ -42,7 +42,7 @@ def draw(*shapes, dtype=None):
     return [jnp.asarray(rng.normal(size=shape), dtype or jnp.float32) for shape in shapes]
 
 
-def assert_close(actual, expected, rtol=1e-5, atol=2e-6):
+def assert_close(actual, expected, rtol=2e-5, atol=2e-5):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
@@ -145,7 +145,7 @@ def test_lengths_that_the_usual_tiles_do_not_divide(mask, length):
         loss = lambda *arrays: jnp.sum(attend(*arrays, mask=mask, backend=backend) ** 2)
         return attend(*arrays, mask=mask, backend=backend), jax.grad(loss, (0, 1, 2))(*arrays)
 
-    assert_close(outcome("tiled"), outcome("dense"), rtol=1e-4, atol=1e-5)
+    assert_close(outcome("tiled"), outcome("dense"), rtol=1e-4, atol=2e-5)
 
 
 # Transforms, in float64, on a call with everything.
@@ -393,7 +393,7 @@ def test_a_predicate_may_close_over_what_is_differentiated():
         return grad(*arrays), jax.jvp(grad, arrays, tuple(jnp.cos(x) for x in arrays))[1]
 
     in_tiles, whole = by_backend(step)
-    assert_close(in_tiles(*arrays), whole(*arrays), rtol=1e-4, atol=1e-5)
+    assert_close(in_tiles(*arrays), whole(*arrays), rtol=1e-4, atol=2e-5)
 
 
 # Memory.
