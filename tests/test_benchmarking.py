@@ -4,10 +4,11 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend
+from regard import attend, masks
 from regard.benchmarking import agreement, cases, jit_gain, measuring, peers, report, tile_lists, tuning
 from regard.cli import benchmarking, main
 from regard.cli.console import Console
@@ -291,7 +292,8 @@ SHAPE = (1, 2, 64, 4)
 GRID = tuning.Grid(
     (16, 32),
     (1 << 8, 1 << 10),
-    (cases.Case("full", SHAPE, SHAPE), cases.Case("full", SHAPE, SHAPE, "causal", "forward and backward")),
+    (cases.Case("causal", SHAPE, SHAPE, "causal", "forward and backward"),),
+    (cases.Case("full", SHAPE, SHAPE),),
     (cases.Case("causal", SHAPE, SHAPE, "causal"),),
     (cases.Case("batched", SHAPE, SHAPE),),
     (cases.Case("few", (1, 2, 3, 4), SHAPE),),
@@ -309,6 +311,7 @@ def test_a_dry_run_writes_nothing(tiny_grid, capsys):
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert found["tile_side"] in GRID.sides
+    assert found["full_side"] in GRID.sides
     assert found["forward_cells"] in GRID.cells
     assert found["dense_scores"] in (0, 2 * 64 * 64)
     assert found["dense_rows"] in (1, 4)
@@ -358,6 +361,23 @@ def test_the_side_is_best_for_both_passes_and_defaults_win_ties():
     level = dict.fromkeys([(side, 1 << bits) for side in (256, 512) for bits in (18, 19, 20)], 1.0)
     default = engine_tuning.Tuning()
     assert tuning.choose_tiles(level, level) == default
+    assert tuning.choose_full_side(forward, backward, chosen) == 512
+    level[1024, 1 << 20] = level[1024, 1 << 19] = 1.0
+    assert tuning.choose_full_side(level, level, default) == 1024
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 511, 512, 513, 1025, 1103, 5000, 131_072])
+def test_tiles_are_of_nearly_one_size(length):
+    arrays = [jax.ShapeDtypeStruct((2, length, 8), jnp.float32)] * 3
+    for mask, side in ((None, 1024), (masks.causal(), 512)):
+        problem = peers.pose_plain(*arrays, mask)
+        for block in engine_tuning.Tuning().blocking(problem):
+            count = -(-length // side)
+            assert block.queries == block.keys <= min(length, side)
+            assert -(-length // block.keys) == count
+            assert count * block.keys - length < 32 * count
+    narrow = peers.pose_plain(*(jax.ShapeDtypeStruct((2, length, 8), jnp.bfloat16) for _ in range(3)), None)
+    assert engine_tuning.Tuning().blocking(narrow)[0].queries <= 512
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -33,14 +34,15 @@ class Grid:
 
     sides: tuple[int, ...]
     cells: tuple[int, ...]
-    tiled: tuple[Case, ...]  # long sequences, forward and backward
+    masked: tuple[Case, ...]  # long sequences, forward and backward, for `tile_side` and cells
+    full: tuple[Case, ...]  # the same without a mask, for `full_side`
     scores: tuple[Case, ...]  # masked, for `dense_scores`
     plain: tuple[Case, ...]  # many heads without a mask, for `dense_side`
     rows: tuple[Case, ...]  # few queries on many keys, for `dense_rows`
 
     @property
     def steps(self) -> int:
-        return len(self.tiled) + len(self.scores) + len(self.plain) + len(self.rows)
+        return len(self.masked) + len(self.full) + len(self.scores) + len(self.plain) + len(self.rows)
 
 
 _SCORES = ((2, 64), (8, 128), (8, 256), (4, 512), (8, 512), (4, 1024), (8, 1024))
@@ -48,14 +50,11 @@ FULL_GRID = Grid(
     (256, 512, 1024),
     (1 << 18, 1 << 19, 1 << 20),
     tuple(
-        _square(name, *shape, mask=mask, backward=backward)
-        for name, shape, mask in (
-            ("full", (1, 8, 2048, 64), "full"),
-            ("causal", (1, 8, 2048, 64), "causal"),
-            ("window", (1, 2, 8192, 64), "window"),
-        )
+        _square(mask, *shape, mask=mask, backward=backward)
+        for mask, shape in (("causal", (1, 8, 2048, 64)), ("window", (1, 2, 8192, 64)))
         for backward in (False, True)
     ),
+    tuple(_square("full", 1, 8, 2048, 64, backward=backward) for backward in (False, True)),
     tuple(
         _square("causal", 1, heads, length, 64, mask="causal", backward=backward)
         for heads, length in _SCORES
@@ -67,7 +66,8 @@ FULL_GRID = Grid(
 QUICK_GRID = Grid(
     (256, 512),
     (1 << 18, 1 << 19),
-    FULL_GRID.tiled[2:4],
+    FULL_GRID.masked[:2],
+    FULL_GRID.full[:1],
     FULL_GRID.scores[2:9:3],
     FULL_GRID.plain[1:],
     FULL_GRID.rows[1:4:2],
@@ -105,14 +105,19 @@ def measure_tuning(grid: Grid, rounds: int, progress: Progress | None = None) ->
             progress(begun, grid.steps, label)
 
     candidates = [(side, cells) for side in grid.sides for cells in grid.cells]
-    slowdowns: dict[bool, list[dict[Tiles, float]]] = {False: [], True: []}
-    for case in grid.tiled:
-        begin(case)
-        seconds = _time_tiles(case, candidates, rounds)
-        fastest = min(seconds.values())
-        slowdowns[case.is_backward].append({tiles: time / fastest for tiles, time in seconds.items()})
-    forward, backward = (_average(slowdowns[is_backward], candidates) for is_backward in (False, True))
+
+    def compare(cases: Sequence[Case]) -> tuple[dict[Tiles, float], dict[Tiles, float]]:
+        slowdowns: dict[bool, list[dict[Tiles, float]]] = {False: [], True: []}
+        for case in cases:
+            begin(case)
+            seconds = _time_tiles(case, candidates, rounds)
+            fastest = min(seconds.values())
+            slowdowns[case.is_backward].append({tiles: time / fastest for tiles, time in seconds.items()})
+        return _average(slowdowns[False], candidates), _average(slowdowns[True], candidates)
+
+    forward, backward = compare(grid.masked)
     tiles = choose_tiles(forward, backward)
+    tiles = dataclasses.replace(tiles, full_side=choose_full_side(*compare(grid.full), tiles))
 
     sizes: dict[str, Callable[[Case], int]] = {
         "dense_scores": lambda case: math.prod(case.query[:3]) * case.key[2],
@@ -127,14 +132,8 @@ def measure_tuning(grid: Grid, rounds: int, progress: Progress | None = None) ->
             points.append(Point(measure(case), *_time_both(case, tiles, rounds)))
         thresholds[name] = tuple(sorted(points, key=lambda point: point.size))
     limits = {name: choose_limit(points) for name, points in thresholds.items()}
-    chosen = Tuning(
-        dense_scores=limits["dense_scores"],
-        dense_side=limits["dense_side"],
-        dense_rows=limits["dense_rows"] + 1,  # dense serves fewer than so many
-        tile_side=tiles.tile_side,
-        forward_cells=tiles.forward_cells,
-        backward_cells=tiles.backward_cells,
-    )
+    limits["dense_rows"] += 1  # dense serves fewer than so many
+    chosen = dataclasses.replace(tiles, **limits)
     return Findings(chosen, forward, backward, thresholds)
 
 
@@ -153,6 +152,15 @@ def choose_tiles(forward: dict[Tiles, float], backward: dict[Tiles, float]) -> T
             (math.prod(costs), Tuning(tile_side=side, forward_cells=cells[0], backward_cells=cells[1]))
         )
     return min(ranked, key=lambda pair: pair[0])[1]
+
+
+def choose_full_side(forward: dict[Tiles, float], backward: dict[Tiles, float], tiles: Tuning) -> int:
+    """The side that is fastest with the cells of `tiles`; today's default wins ties."""
+    default = Tuning().full_side
+    sides = sorted({side for side, _ in forward}, key=lambda side: side != default)
+    return min(
+        sides, key=lambda side: forward[side, tiles.forward_cells] * backward[side, tiles.backward_cells]
+    )
 
 
 def choose_limit(points: Sequence[Point]) -> int:
@@ -177,7 +185,7 @@ def _time_tiles(case: Case, candidates: Sequence[Tiles], rounds: int) -> dict[Ti
     calls: dict[tuple[Blocking, Blocking], Any] = {}
     resolved = {}
     for side, cells in candidates:
-        tuning = Tuning(tile_side=side, forward_cells=cells, backward_cells=cells)
+        tuning = Tuning(tile_side=side, full_side=side, forward_cells=cells, backward_cells=cells)
         resolved[side, cells] = _resolve(case, tuning)
     for blocking in dict.fromkeys(resolved.values()):
         calls[blocking] = _compile_tiled(case, *blocking)

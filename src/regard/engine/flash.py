@@ -42,12 +42,13 @@ class Inputs(NamedTuple):
     answers: Array | None = None  # (*batch, K, S, 1)
 
     def read_query(self, window: Window) -> Array:
-        """A tile of queries, scaled, in the dtype of sums."""
-        return window.rows(self.query).astype(window.layout.dtype) * window.cells(self.scale)
+        """A tile of queries, to be multiplied; scaled unless `_scale_late` does it."""
+        query = window.rows(self.query).astype(window.layout.factor)
+        return _scale_early(query, window.cells(self.scale), window.layout)
 
     def read_keys(self, window: Window) -> tuple[Array, Array]:
-        """A tile of keys and one of values, in the dtype of sums."""
-        tiles = [window.columns(array).astype(window.layout.dtype) for array in (self.key, self.value)]
+        """A tile of keys and one of values, to be multiplied."""
+        tiles = [window.columns(array).astype(window.layout.factor) for array in (self.key, self.value)]
         if self.answers is not None:
             answers = window.columns(self.answers)
             tiles = [jnp.where(answers, tile, 0) for tile in tiles]
@@ -85,12 +86,12 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
     def line(index: Any, number: Any, results: Results) -> Results:
         first = number * layout.forward.queries
         here = Window(layout, layout.forward, index, first)
-        query = inputs.read_query(here)
+        query, scale = inputs.read_query(here), here.cells(inputs.scale)
 
         def visit(start: Any, partial: Any, running: Running) -> Running:
             window = Window(layout, layout.forward, index, first, start)
             key, value = inputs.read_keys(window)
-            scores = product(query, key, layout.precision, (-1, -1))
+            scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
             return running.block(
                 scores, value, _survivors(context, window), window.column_run.start, layout.precision
@@ -139,12 +140,14 @@ def tangent(
     def line(index: Any, number: Any, moved: Results) -> Results:
         first = number * layout.forward.queries
         here = Window(layout, layout.forward, index, first)
-        query = inputs.read_query(here)
-        row_moves = []  # d(scale q), to meet k
+        query, scale = inputs.read_query(here), here.cells(inputs.scale)
+        row_moves = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in moves:
-            row_moves.append(_wide(here.rows(moves["query"]), layout) * here.cells(inputs.scale))
+            move = here.rows(moves["query"]).astype(layout.factor)
+            row_moves.append((_scale_early(move, scale, layout), scale))
         if "scale" in moves:
-            row_moves.append(_wide(here.rows(inputs.query), layout) * here.cells(moves["scale"]))
+            row, move = here.rows(inputs.query).astype(layout.factor), here.cells(moves["scale"])
+            row_moves.append((_scale_early(row, move, layout), move))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
@@ -152,17 +155,18 @@ def tangent(
         def visit(start: Any, partial: Any, sums: Any) -> Any:
             window = Window(layout, layout.forward, index, first, start)
             key, value = inputs.read_keys(window)
-            scores = product(query, key, layout.precision, (-1, -1))
+            scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
             logs = scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(scores)
-            for row_move in row_moves:
-                change = change + product(row_move, key, layout.precision, (-1, -1))
+            for row_move, late in row_moves:
+                part = product(row_move, key, layout.precision, (-1, -1))
+                change = change + _scale_late(part, late, layout)
             if "key" in moves:
-                change = change + product(
-                    query, _wide(window.columns(moves["key"]), layout), layout.precision, (-1, -1)
-                )
+                key_move = window.columns(moves["key"]).astype(layout.factor)
+                part = product(query, key_move, layout.precision, (-1, -1))
+                change = change + _scale_late(part, scale, layout)
             if "bias" in moves:
                 change = change + window.cells(moves["bias"]).astype(layout.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
@@ -170,8 +174,9 @@ def tangent(
             through_scores, lse_move, entropy_move, through_values = sums
             through_scores = through_scores + product(_drop(change, survivors), value, layout.precision)
             if "value" in moves:
+                value_move = window.columns(moves["value"]).astype(layout.factor)
                 through_values = through_values + product(
-                    _drop(weights, survivors), _wide(window.columns(moves["value"]), layout), layout.precision
+                    _drop(weights, survivors), value_move, layout.precision
                 )
             lse_move = lse_move + change.sum(-1)
             if entropy is not None:
@@ -219,6 +224,7 @@ def backward(
         first = number * layout.backward.keys
         here = Window(layout, layout.backward, index, 0, first)
         key, value = inputs.read_keys(here)
+        scale = here.cells(inputs.scale)
 
         def visit(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
@@ -229,10 +235,10 @@ def backward(
             pull = window.rows(pulls.output)
             # All that is the same along a row of scores.
             row_pull = jnp.sum(pull * window.rows(results.output), -1) - window.row_vector(pulls.log_total)
-            pull = pull * grow
+            pull = (pull * grow).astype(layout.factor)
             base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
-            scores = product(key, query, layout.precision, (-1, -1))
+            scores = _scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
             scores = _mask(
                 _add_bias(scores, inputs, window, across=True), inputs, context, window, partial, across=True
             )
@@ -267,13 +273,15 @@ def backward(
 
         sums = (
             grads,
-            None if "key" not in shapes else jnp.zeros_like(key),
-            None if "value" not in shapes else jnp.zeros_like(value),
+            None if "key" not in shapes else jnp.zeros(key.shape, layout.dtype),
+            None if "value" not in shapes else jnp.zeros(value.shape, layout.dtype),
         )
         grads, key_grad, value_grad = walk.tiles(context.by_key, index, number, visit, sums)
-        for name, tile in (("key", key_grad), ("value", value_grad)):
-            if tile is not None:
-                grads = grads | {name: here.add_columns(grads[name], tile)}
+        if key_grad is not None:
+            key_grad = _scale_late(key_grad, scale, layout)
+            grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
+        if value_grad is not None:
+            grads = grads | {"value": here.add_columns(grads["value"], value_grad)}
         return grads
 
     totals = {
@@ -319,8 +327,14 @@ def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
     return walk.lines(-(-layout.num_queries // layout.forward.queries), line, answers) > 0
 
 
-def _wide(tile: Array, layout: Layout) -> Array:
-    return tile.astype(layout.dtype)
+def _scale_early(rows: Array, scale: Array, layout: Layout) -> Array:
+    """Scale a factor, T x D numbers instead of T x S; not one that would lose digits by it."""
+    return rows if layout.narrow else rows * scale
+
+
+def _scale_late(scores: Array, scale: Array, layout: Layout) -> Array:
+    """Scale a product whose factors could not be."""
+    return scores * scale if layout.narrow else scores
 
 
 def _drop(tile: Array, survivors: Array | None) -> Array:

@@ -125,7 +125,12 @@ def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array,
 
 
 def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
-    """Matrix product over the named axes, one of the last two each; axes before those are a batch."""
+    """Matrix product over the named axes, one of the last two each; axes before those are a batch.
+
+    What multiplies a narrower factor is rounded to its dtype first; sums are float32 at least.
+    """
     batch = tuple(range(a.ndim - 2))
     axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
-    return jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, np.result_type(a.dtype, b.dtype))
+    factor = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+    total = np.promote_types(factor, np.float32)
+    return jax.lax.dot_general(a.astype(factor), b.astype(factor), (axes, (batch, batch)), precision, total)

@@ -81,6 +81,7 @@ def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | No
         query_width=problem.D,
         value_width=problem.E,
         dtype=problem.accumulation,
+        factor=problem.factor,
         precision=problem.precision,
         dropout_rate=problem.dropout_rate,
         forward=forward,

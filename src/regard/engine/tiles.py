@@ -56,12 +56,18 @@ class Layout:
     query_width: int
     value_width: int
     dtype: Any  # of sums
+    factor: Any  # dtype of what products multiply
     precision: Any
     dropout_rate: float
     masked: bool  # some tiles may be PARTIAL
     forward: Blocking
     backward: Blocking
     looks: frozenset[str] = frozenset()  # statistics asked for
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products multiply numbers of fewer digits than they sum."""
+        return self.factor != self.dtype
 
     @property
     def rows(self) -> tuple[int, ...]:

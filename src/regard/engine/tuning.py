@@ -16,6 +16,8 @@ import jax
 from regard.engine.problem import Problem
 from regard.engine.tiles import Blocking
 
+_LANES = 32  # sizes of tiles that vector units like
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -28,6 +30,7 @@ class Tuning:
     dense_side: int = 256  # without a mask, also with more heads of at most side x side scores
     dense_rows: int = 8  # and so is it for fewer queries per key head: products of a few rows
     tile_side: int = 512  # queries and keys of a tile
+    full_side: int = 1024  # the same without a mask, in float32
     forward_cells: int = 1 << 20  # scores of a forward tile, over the heads that go together
     backward_cells: int = 1 << 19
 
@@ -49,11 +52,19 @@ class Tuning:
 
     def blocking(self, problem: Problem) -> tuple[Blocking, Blocking]:
         """Tiles of the forward and of the backward walk."""
-        queries = max(min(self.tile_side // problem.group, problem.T), 1)
-        keys = max(min(self.tile_side, problem.S), 1)
+        plain = problem.mask is None and problem.bias is None and not problem.narrow
+        side = self.full_side if plain else self.tile_side
+        queries, keys = _divide(problem.T, side // problem.group), _divide(problem.S, side)
         cells = problem.group * queries * keys
         forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
         return Blocking(queries, keys, forward), Blocking(queries, keys, backward)
+
+
+def _divide(length: int, side: int) -> int:
+    """The least size of as few tiles as `side` allows: a last tile half empty would cost as much as a full one."""
+    length, side = max(length, 1), max(side, 1)
+    size = -(-length // -(-length // side))
+    return min(-(-size // _LANES) * _LANES, length, side)
 
 
 def cache_file() -> Path:
@@ -111,8 +122,9 @@ def _checked(entry: Any) -> Tuning:
     if any(type(value) is not int or not 0 <= value < 2**40 for value in entry.values()):
         raise ValueError(f"expected whole numbers that are not negative; got {str(entry)[:80]}")
     found = Tuning(**entry)
-    if found.tile_side < 1:
-        raise ValueError(f"tile_side: expected at least 1, got {found.tile_side}")
+    for side in ("tile_side", "full_side"):
+        if getattr(found, side) < 1:
+            raise ValueError(f"{side}: expected at least 1, got {getattr(found, side)}")
     return found
 
 
