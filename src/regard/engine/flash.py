@@ -31,15 +31,13 @@ from regard.masks import Mask
 
 
 class Inputs(NamedTuple):
-    """What attention is differentiated by, and which of its rows to read as 0."""
+    """What attention is differentiated by."""
 
     query: Array  # (*batch, H, T, D)
     key: Array  # (*batch, K, S, D)
     value: Array  # (*batch, K, S, E)
     scale: Array  # (*1, 1, 1)
     bias: Array | None = None  # (*batch, H, T, S)
-    # False where nobody may attend to a key. It may hold NaN, which a weight of 0 would pass on.
-    answers: Array | None = None  # (*batch, K, S, 1)
 
     def read_query(self, window: Window) -> Array:
         """A tile of queries, to be multiplied; scaled unless `_scale_late` does it."""
@@ -48,11 +46,17 @@ class Inputs(NamedTuple):
 
     def read_keys(self, window: Window) -> tuple[Array, Array]:
         """A tile of keys and one of values, to be multiplied."""
-        tiles = [window.columns(array).astype(window.layout.factor) for array in (self.key, self.value)]
-        if self.answers is not None:
-            answers = window.columns(self.answers)
-            tiles = [jnp.where(answers, tile, 0) for tile in tiles]
-        return tiles[0], tiles[1]
+        key, value = (window.columns(array).astype(window.layout.factor) for array in (self.key, self.value))
+        return key, value
+
+    def spoiled(self, layout: Layout) -> Array | None:
+        """Whether some key or value is NaN or inf; None where every query attends to all of them anyway."""
+        if not layout.masked and self.bias is None:
+            return None
+        # Extremes show it, and finding them needs no array of the inputs' size.
+        arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value)]
+        spans = [array.max() - array.min() for array in arrays]
+        return ~(jnp.isfinite(spans[0]) & jnp.isfinite(spans[1]))
 
 
 @jax.tree_util.register_dataclass
@@ -81,18 +85,19 @@ class Results(NamedTuple):
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
-    walk = Walk(layout, layout.forward, reversible)
+    walk, spoiled = Walk(layout, layout.forward, reversible), inputs.spoiled(layout)
 
-    def line(index: Any, number: Any, results: Results) -> Results:
+    def line(leading: Any, number: Any, results: Results) -> Results:
         first = number * layout.forward.queries
-        here = Window(layout, layout.forward, index, first)
+        here = Window(layout, layout.forward, leading, first)
         query, scale = inputs.read_query(here), here.cells(inputs.scale)
 
         def visit(start: Any, partial: Any, running: Running) -> Running:
-            window = Window(layout, layout.forward, index, first, start)
+            window = Window(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(window)
             scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
+            (value,) = _clean(spoiled, scores, -2, value)
             return running.block(
                 scores, value, _survivors(context, window), window.column_run.start, layout.precision
             )
@@ -104,7 +109,7 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
             moment="entropy" in layout.looks,
             argmax="argmax" in layout.looks,
         )
-        end = walk.tiles(context.by_query, index, number, visit, empty)
+        end = walk.tiles(context.by_query, leading, number, visit, empty)
         found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.peak}
         if "entropy" in layout.looks:
             found["entropy"] = end.entropy()
@@ -135,11 +140,11 @@ def tangent(
     reversible: bool = False,
 ) -> Results:
     """How output, lse and entropy move when the inputs of the names given move by `moves`."""
-    walk = Walk(layout, layout.forward, reversible)
+    walk, spoiled = Walk(layout, layout.forward, reversible), inputs.spoiled(layout)
 
-    def line(index: Any, number: Any, moved: Results) -> Results:
+    def line(leading: Any, number: Any, moved: Results) -> Results:
         first = number * layout.forward.queries
-        here = Window(layout, layout.forward, index, first)
+        here = Window(layout, layout.forward, leading, first)
         query, scale = inputs.read_query(here), here.cells(inputs.scale)
         row_moves = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in moves:
@@ -153,10 +158,11 @@ def tangent(
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
         def visit(start: Any, partial: Any, sums: Any) -> Any:
-            window = Window(layout, layout.forward, index, first, start)
+            window = Window(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(window)
             scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
             scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
+            (value,) = _clean(spoiled, scores, -2, value)
             logs = scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(scores)
@@ -187,7 +193,7 @@ def tangent(
         zeros = jnp.zeros_like(log_total)
         sums = (jnp.zeros_like(output), zeros, None if entropy is None else zeros, jnp.zeros_like(output))
         through_scores, lse_move, entropy_move, through_values = walk.tiles(
-            context.by_query, index, number, visit, sums
+            context.by_query, leading, number, visit, sums
         )
         grown = (through_scores + through_values) / (1 - layout.dropout_rate)
         moved = moved._replace(
@@ -215,20 +221,21 @@ def backward(
     reversible: bool = False,
 ) -> dict[str, Array]:
     """Gradients, by the names and in the shapes given, of what pulls on output, lse and entropy."""
-    walk = Walk(layout, layout.backward, reversible)
+    walk, spoiled = Walk(layout, layout.backward, reversible), inputs.spoiled(layout)
     grow = 1 / (1 - layout.dropout_rate)
     want_scores = any(name in shapes for name in ("query", "key", "scale", "bias"))
     want_rows = "query" in shapes or "scale" in shapes
 
-    def line(index: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
+    def line(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * layout.backward.keys
-        here = Window(layout, layout.backward, index, 0, first)
-        key, value = inputs.read_keys(here)
+        here = Window(layout, layout.backward, leading, 0, first)
+        tiles = inputs.read_keys(here)
         scale = here.cells(inputs.scale)
 
         def visit(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
-            window = Window(layout, layout.backward, index, start, first)
+            window = Window(layout, layout.backward, leading, start, first)
+            key, value = tiles
             peak = window.row_vector(results.peak)
             # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
             query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(window), 0)
@@ -242,6 +249,7 @@ def backward(
             scores = _mask(
                 _add_bias(scores, inputs, window, across=True), inputs, context, window, partial, across=True
             )
+            key, value = _clean(spoiled, scores, -1, key, value)
             logs = scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
             survivors = _survivors(context, window, across=True)
@@ -273,10 +281,10 @@ def backward(
 
         sums = (
             grads,
-            None if "key" not in shapes else jnp.zeros(key.shape, layout.dtype),
-            None if "value" not in shapes else jnp.zeros(value.shape, layout.dtype),
+            None if "key" not in shapes else jnp.zeros(tiles[0].shape, layout.dtype),
+            None if "value" not in shapes else jnp.zeros(tiles[1].shape, layout.dtype),
         )
-        grads, key_grad, value_grad = walk.tiles(context.by_key, index, number, visit, sums)
+        grads, key_grad, value_grad = walk.tiles(context.by_key, leading, number, visit, sums)
         if key_grad is not None:
             key_grad = _scale_late(key_grad, scale, layout)
             grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
@@ -304,27 +312,6 @@ def backward(
         if "query" in shapes:
             totals["query"] = _sum_to(rows * inputs.scale, shapes["query"])
     return totals
-
-
-def reach(inputs: Inputs, context: Context, layout: Layout) -> Array:
-    """Which keys (*batch, K, S, 1) somebody may attend to."""
-    walk = Walk(layout, layout.forward)
-
-    def line(index: Any, number: Any, answers: Array) -> Array:
-        first = number * layout.forward.queries
-
-        def visit(start: Any, partial: Any, answers: Array) -> Array:
-            del partial  # the mask keeps all of a FULL tile, too
-            window = Window(layout, layout.forward, index, first, start)
-            shape = (layout.group * layout.forward.queries, layout.forward.keys)
-            shape = shape if layout.forward.heads == 1 else (layout.forward.heads, *shape)
-            keep = jnp.broadcast_to(_keep(inputs, context.forward_mask, context, window), shape)
-            return window.add_columns(answers, keep.any(-2)[..., None].astype(jnp.int32))
-
-        return walk.tiles(context.by_query, index, number, visit, answers)
-
-    answers = jnp.zeros((*layout.columns, 1), jnp.int32)
-    return walk.lines(-(-layout.num_queries // layout.forward.queries), line, answers) > 0
 
 
 def _scale_early(rows: Array, scale: Array, layout: Layout) -> Array:
@@ -377,6 +364,22 @@ def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -
     """Which pairs of a tile count."""
     keep = window.keep(mask, context.offset)
     return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
+
+
+def _clean(spoiled: Array | None, scores: Array, queries: int, *tiles: Array) -> tuple[Array, ...]:
+    """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
+
+    What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
+    outputs and gradients.
+    """
+    if spoiled is None:
+        return tiles
+
+    def clean(*tiles: Array) -> tuple[Array, ...]:
+        asked = (scores.max(queries) != -jnp.inf)[..., None]
+        return tuple(jnp.where(asked, tile, 0) for tile in tiles)
+
+    return jax.lax.cond(spoiled, clean, lambda *tiles: tiles, *tiles)
 
 
 def _survivors(context: Context, window: Window, *, across: bool = False) -> Array | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine import dropout, flash, primitives
+from regard.engine import dropout, primitives
 from regard.engine.dense import score_matrix
 from regard.engine.exponential import exp
 from regard.engine.flash import Context, Inputs
@@ -41,7 +41,6 @@ def run(
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
     inputs = Inputs(query, key, value, scale, bias)
     context = _context(problem, layout)
-    inputs = _reachable(inputs, context, layout)
     results = primitives.run(inputs, context, layout)
 
     peak = jax.lax.stop_gradient(results.peak)
@@ -106,7 +105,9 @@ def _context(problem: Problem, layout: Layout) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offset = problem.mask, problem.query_offset
     forward_mask, backward_mask = (
-        None if mask is None else mask.hoist(Window(layout, blocking, 0).grid(offset))
+        None
+        if mask is None
+        else mask.hoist(Window(layout, blocking, (0,) * len(layout.leading)).grid(offset))
         for blocking in (layout.forward, layout.backward)
     )
     query_words = key_words = None
@@ -141,22 +142,6 @@ def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
         list_tiles(by_query, forward.keys, problem.S),
         list_tiles(by_key, backward.queries, problem.T),
     )
-
-
-def _reachable(inputs: Inputs, context: Context, layout: Layout) -> Inputs:
-    """Mark the keys that nobody may attend to, to be read as 0.
-
-    What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
-    outputs and gradients. Looking for such keys costs a walk, so it is done only when there is one to find.
-    """
-    if not layout.masked and inputs.bias is None:
-        return inputs
-    # Extremes show NaN and inf, and finding them needs no array of the inputs' size.
-    spans = [array.max() - array.min() for array in (inputs.key, inputs.value)]
-    finite = jnp.isfinite(spans[0]) & jnp.isfinite(spans[1])
-    everybody = jnp.ones((*layout.columns, 1), bool)
-    answers = jax.lax.cond(finite, lambda: everybody, lambda: flash.reach(inputs, context, layout))
-    return inputs._replace(answers=answers)
 
 
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:

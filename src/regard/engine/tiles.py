@@ -82,11 +82,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Window:
-    """Where one tile lies: `index` counts leading positions, `blocking.heads` key heads at a time."""
+    """Where one tile lies: `leading` is its first position on each of the layout's leading axes."""
 
     layout: Layout
     blocking: Blocking
-    index: Any
+    leading: Sequence[Any]
     first_query: Any = 0
     first_key: Any = 0
 
@@ -95,24 +95,11 @@ class Window:
 
     @property
     def row_run(self) -> Run:
-        block = self.blocking.queries
-        return Run(jnp.minimum(self.first_query, self.layout.num_queries - block), block)
+        return _place(self.first_query, self.blocking.queries, self.layout.num_queries)
 
     @property
     def column_run(self) -> Run:
-        block = self.blocking.keys
-        return Run(jnp.minimum(self.first_key, self.layout.num_keys - block), block)
-
-    def leading_starts(self) -> list[Any]:
-        """The first leading position of the tile, axis by axis."""
-        *batch, key_heads = self.layout.leading
-        rest, starts = jnp.asarray(self.index, jnp.int32), []
-        for size in (key_heads // self.blocking.heads, *reversed(batch)):
-            # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
-            starts.append(jax.lax.rem(rest, np.int32(size)))
-            rest = jax.lax.div(rest, np.int32(size))
-        starts[0] = starts[0] * self.blocking.heads
-        return starts[::-1]
+        return _place(self.first_key, self.blocking.keys, self.layout.num_keys)
 
     # Tiles out of arrays.
 
@@ -136,8 +123,10 @@ class Window:
         """The same as (heads * G | 1, queries | 1, keys | 1)."""
         return self._slice(array, self.layout.group, self.row_run, self.column_run)
 
-    def own_rows(self) -> Array:
+    def own_rows(self) -> Array | bool:
         """Which rows (G * queries) belong to this tile."""
+        if self.layout.num_queries % self.blocking.queries == 0:
+            return True
         own = self.row_run.members >= self.first_query
         return jnp.broadcast_to(own, (self.layout.group, own.size)).reshape(-1)
 
@@ -150,15 +139,16 @@ class Window:
         """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
         rank = len(self.layout.mask_leading)
         grid = self.grid(offset)
-        keep = grid.key_index >= self.first_key
-        if mask is not None:
-            keep = keep & mask.narrow(self._narrow, rank).keep(grid)
+        keep = None if mask is None else mask.narrow(self._narrow, rank).keep(grid)
+        if keep is None or self.layout.num_keys % self.blocking.keys:
+            own = grid.key_index >= self.first_key
+            keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
     def _narrow(self, data: Any, trailing: int) -> Array:
         """This tile's part of a mask's data, whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
-        starts = self.leading_starts()[self.layout.added :]
+        starts = self.leading[self.layout.added :]
         for axis in range(data.ndim - trailing):
             if data.shape[axis] > 1:
                 heads = axis == len(self.layout.mask_leading) - 1
@@ -171,7 +161,7 @@ class Window:
     def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
         """This tile of an array, as (heads * group | 1, ...); None takes a whole axis, an axis of 1 stays."""
         # Fewer leading axes than the layout has: vmap added some that do not concern the array.
-        *batch, heads = self.leading_starts()[2 - array.ndim :]
+        *batch, heads = self.leading[2 - array.ndim :]
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
         places.append((rows.start, rows.size))
         places.append((0, array.shape[-1]) if columns is None else (columns.start, columns.size))
@@ -243,7 +233,7 @@ class Window:
         """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
         if array.shape[-3] == 1:
             tile = tile.sum(0, keepdims=True)
-        *batch, heads = self.leading_starts()
+        *batch, heads = self.leading
         starts = [
             0 if n == 1 else start for n, start in zip(array.shape, (*batch, heads * group), strict=False)
         ]
@@ -252,6 +242,10 @@ class Window:
         if add:
             tile = tile + _cut(array, starts, tile.shape)
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
+
+
+def _place(first: Any, block: int, length: int) -> Run:
+    return Run(first if length % block == 0 else jnp.minimum(first, length - block), block)
 
 
 def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
@@ -272,28 +266,33 @@ class Walk:
     reversible: bool = False
 
     def lines(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
-        """carry = body(leading index, line, carry) for every leading index and each of `count` lines."""
-        positions = math.prod(self.layout.leading) // self.blocking.heads
+        """carry = body(leading position, line, carry) for each leading position and each of `count` lines."""
+        *batch, key_heads = self.layout.leading
+        sizes = (*batch, key_heads // self.blocking.heads)
 
-        def step(carry: Carry, number: Any) -> tuple[Carry, None]:
-            index, line = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
-            return body(index, line, carry), None
+        def step(number: Any, carry: Carry) -> Carry:
+            # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
+            rest, line = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
+            leading = []
+            for size in reversed(sizes):
+                leading.append(jax.lax.rem(rest, np.int32(size)))
+                rest = jax.lax.div(rest, np.int32(size))
+            leading[0] = leading[0] * self.blocking.heads
+            return body(leading[::-1], line, carry)
 
-        if self.reversible:
-            step = jax.checkpoint(step)
-        return jax.lax.scan(step, carry, jnp.arange(positions * count, dtype=jnp.int32))[0]
+        return self._scan(math.prod(sizes) * count, step, carry)
 
     def tiles(
         self,
         lists: TileLists,
-        index: Any,
+        leading: Sequence[Any],
         line: Any,
         body: Callable[[Any, Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
         """carry = body(start, whether PARTIAL, carry) for the listed tiles of one line."""
-        starts = Window(self.layout, self.blocking, index).leading_starts()[self.layout.added :]
-        place = [0 if n == 1 else start for n, start in zip(lists.full.shape, (*starts, line), strict=True)]
+        place = (*leading[self.layout.added :], line)
+        place = [0 if n == 1 else start for n, start in zip(lists.full.shape, place, strict=True)]
         ones = (1,) * len(place)
         count = lists.starts.shape[-1]
         starts = _cut(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
@@ -305,8 +304,13 @@ class Walk:
 
         if not self.reversible:
             return jax.lax.fori_loop(0, kept, visit, carry)
+        return self._scan(
+            count, lambda slot, carry: jax.lax.cond(slot < kept, visit, lambda _, c: c, slot, carry), carry
+        )
 
-        def step(carry: Carry, slot: Any) -> tuple[Carry, None]:
-            return jax.lax.cond(slot < kept, visit, lambda slot, carry: carry, slot, carry), None
+    def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+        def step(carry: Carry, i: Any) -> tuple[Carry, None]:
+            return body(i, carry), None
 
+        step = jax.checkpoint(step) if self.reversible else step
         return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))[0]
