@@ -61,7 +61,7 @@ class Tuning:
 
 
 def _divide(length: int, side: int) -> int:
-    """The least size of as few tiles as `side` allows: a last tile half empty would cost as much as a full one."""
+    """The least size of as few tiles as `side` allows: a tile half empty costs as much as a full one."""
     length, side = max(length, 1), max(side, 1)
     size = -(-length // -(-length // side))
     return min(-(-size // _LANES) * _LANES, length, side)
