@@ -5,6 +5,8 @@ import os
 # One deterministic CPU device, and no pop-up windows.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+# Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import pytest
@@ -26,11 +28,17 @@ settings.register_profile(
 settings.load_profile("regard")
 
 
+# What is promised to the last digit is tested as users run it.
+OPTIMIZED = ("test_contract", "test_exponential", "test_online_softmax")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _forget_compiled():
-    """Thousands of compiled shapes would add up to gigabytes."""
+def _compilation(request):
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", before and request.module.__name__ not in OPTIMIZED)
     yield
-    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()  # thousands of compiled shapes would add up to gigabytes
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """One contract for every backend: values, statistics, gradients, empty rows, masked slots, dtypes, bits."""
 
+import functools
+import re
 from dataclasses import dataclass, replace
 
 import jax
@@ -334,3 +336,30 @@ def test_every_transform(backend):
         traced_offset(6), attend(query, key, value, mask=masks.causal(), query_offset=6, backend=backend),
         rtol=1e-6, atol=3e-7,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
+    arrays = [x.astype(jnp.bfloat16) for x in Case().arrays()[:3]]
+    wide = [x.astype(jnp.float32) for x in arrays]
+
+    def loss(*arrays, **options):
+        output = attend(*arrays, mask=masks.causal(), query_offset=6, backend=backend, **options)
+        return jnp.sum(output.astype(jnp.float32) ** 2)
+
+    def cost(*arrays, **options):
+        return jax.jit(jax.value_and_grad(functools.partial(loss, **options), (0, 1, 2))).lower(*arrays)
+
+    def products(lowered):
+        return re.findall(
+            r"dot_general.*: \(tensor<(?:\d+x)+(\w+)>, tensor<(?:\d+x)+(\w+)>\)", lowered.as_text()
+        )
+
+    assert ("bf16", "bf16") in products(cost(*arrays))
+    assert ("bf16", "bf16") not in products(cost(*arrays, precision="highest"))
+    with jax.default_matmul_precision("float32"):
+        assert ("bf16", "bf16") not in products(cost(*arrays))
+    run = lambda *arrays, **options: attend(*arrays, backend=backend, **options).astype(jnp.float32)
+    truth = np.asarray(run(*wide))
+    np.testing.assert_array_equal(run(*arrays, precision="highest"), jnp.asarray(truth, jnp.bfloat16))
+    np.testing.assert_allclose(run(*arrays), truth, rtol=0, atol=2.0**-7 * np.abs(truth).max())

@@ -123,6 +123,7 @@ def test_a_dilated_tile_is_empty_exactly_when_no_multiple_fits(T, stride):
             assert codes[i, j] != Tile.FULL or tile.all()
 
 
+@pytest.mark.slow
 @given(mask=expressions(batch=2, length=5), blocks=st.tuples(*[st.sampled_from([1, 2, 3, 5])] * 2))
 def test_tiles_of_random_expressions_are_safe(mask, blocks):
     assert_tiles_are_safe(mask, 5, 5, blocks, None)

@@ -138,6 +138,7 @@ def test_dropout_is_that_of_the_definition_whatever_the_tiles(heads, tiling):
 @pytest.mark.parametrize(
     "mask", [None, masks.causal(), masks.sliding_window(20), masks.sliding_window(None, 30)], ids=repr
 )
+@pytest.mark.slow
 def test_lengths_that_the_usual_tiles_do_not_divide(mask, length):
     arrays = draw((2, length, 7), (2, length, 7), (2, length, 5))
 
@@ -500,6 +501,7 @@ def test_empty_tiles_are_skipped_and_full_tiles_ask_no_mask(dirty):
     key_block=st.integers(1, 8),
     offset=st.sampled_from([-3, 0, 2]),
 )
+@pytest.mark.slow
 def test_every_cell_that_counts_lies_in_exactly_one_listed_tile(mask, query_block, key_block, offset):
     shapes = ((2, 3, 5, 2), (2, 3, 7, 2), (2, 3, 7, 2))
     problem = posed(*(jnp.zeros(shape) for shape in shapes), mask=mask, query_offset=offset)

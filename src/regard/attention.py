@@ -54,7 +54,9 @@ def attend(
             exponentials), "max_score", "argmax" and "entropy" (nats), each `(*B, T)`. Asking does not change
             the output. Weights are those before dropout.
         backend: name of the backend to use; None picks.
-        precision: of the matrix products, as in `jax.lax.dot_general`.
+        precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
+            multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
+            more than the default precision is asked for.
 
     Returns:
         The output `(*B, T, E)`; with `aux`, a pair of it and a dict of arrays in the accumulation dtype

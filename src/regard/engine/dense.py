@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.engine import dropout
@@ -39,7 +42,8 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     if problem.dropout_rate:
         kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
     # Divided after the product: T x E numbers instead of T x S.
-    output = problem.unfold(_product("...ts,...se->...te", problem, problem.fold(kept), value)) / grown
+    kept = problem.fold(kept).astype(problem.factor)
+    output = problem.unfold(_product("...ts,...se->...te", kept, value, problem.precision)) / grown
     if alive is not None:
         output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
     else:
@@ -71,22 +75,20 @@ def score_matrix(problem: Problem) -> Array:
 def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
     # Scaled before the product, T x D numbers instead of T x S, unless that costs them digits.
     query = problem.fold(query if problem.narrow else query * problem.scale)
-    scores = problem.unfold(_product("...td,...sd->...ts", problem, query, key))
+    scores = problem.unfold(_product("...td,...sd->...ts", query, key, problem.precision))
     scores = scores * problem.scale if problem.narrow else scores
     if problem.bias is not None:
         scores = scores + problem.with_heads(problem.bias).astype(scores.dtype)
     return scores if keep is None else jnp.where(keep, scores, -jnp.inf)
 
 
-def _product(subscripts: str, problem: Problem, a: Array, b: Array) -> Array:
-    a = a.astype(problem.factor)
+def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
+    """A matrix product of factors of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
-    if problem.narrow and 0 < rows < _FEW_ROWS:
+    if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
         a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
-    total = jnp.einsum(
-        subscripts, a, b, precision=problem.precision, preferred_element_type=problem.accumulation
-    )
-    return total[..., :rows, :]
+    total = np.promote_types(a.dtype, np.float32)
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=total)[..., :rows, :]
 
 
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:

@@ -77,7 +77,7 @@ class Problem:
     def factor(self) -> np.dtype:
         """What matrix products multiply: bfloat16 if every input is, unless more is asked for."""
         narrow = all(array.dtype == jnp.bfloat16 for array in (self.query, self.key, self.value))
-        precision = self.precision or jax.config.jax_default_matmul_precision
+        precision = self.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
         if narrow and precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT):
             return np.dtype(jnp.bfloat16)
         return self.accumulation
