@@ -94,30 +94,28 @@ def learned(
 ) -> Float[Array, "T M"]:
     """Draw the starting values of a learned position table.
 
-        table[p, i] ~ Normal(0, stddev^2)
+    table[p, i] ~ Normal(0, stddev^2)
 
-        Args:
-            rng: random key.
-            length: number of positions, at least 0; a learned table ends there.
-            d_model: M, at least 1.
-            stddev: standard deviation of the entries.
-            dtype: of the result.
+    Args:
+        rng: random key.
+        length: number of positions, at least 0; a learned table ends there.
+        d_model: M, at least 1.
+        stddev: standard deviation of the entries.
+        dtype: of the result.
 
-        Returns:
-            The table, to be used as a parameter.
+    Returns:
+        The table, to be used as a parameter.
 
-        Raises:
-            ValueError: a length below 0 or d_model below 1.
+    Raises:
+        ValueError: a length below 0 or d_model below 1.
 
-        Example:
-            >>> from typing import Any
+    Example:
+        >>> import jax
+        >>> from regard import positions
+        >>> positions.learned(jax.random.key(0), 7, 4).shape
+        (7, 4)
 
-    import jax
-            >>> from regard import positions
-            >>> positions.learned(jax.random.key(0), 7, 4).shape
-            (7, 4)
-
-        Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
+    Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
     """
     if length < 0:
         raise ValueError(f"length: expected at least 0, got {length}")
