@@ -18,7 +18,8 @@ from regard.benchmarking.cases import Case
 from regard.benchmarking.peers import OWN, Call, Peer, UnavailableError
 
 PRODUCT_SIDE = 2048  # of the square matrices whose product is the yardstick
-SHORT_SECONDS = 0.1
+SHORT_SECONDS = 0.5
+SETTLING_CALLS = 3
 Status = Literal["measured", "refused", "failed", "disagrees"]
 
 
@@ -79,7 +80,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of every call in every round; `settle` runs short ones untimed first, each time.
 
-    What ran before leaves its own data in the caches and its threads spinning: short calls pay for it.
+    What ran before leaves its own data in the caches, its threads spinning and its memory to be faulted in
+    again: after a call that freed a gigabyte, the next two or three take up to twice as long.
     """
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -88,7 +90,8 @@ def interleave(
         order = names[first:] + names[:first]
         for name in order[:: -1 if turn % 2 else 1]:  # not always after the same one
             if settle and min(seconds[name], default=0.0) < SHORT_SECONDS:
-                calls[name]()
+                for _ in range(SETTLING_CALLS):
+                    calls[name]()
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)

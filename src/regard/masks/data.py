@@ -84,9 +84,13 @@ def check_broadcast(
         )
 
 
-def gather(array: Array, members: Array, axis: int = -1) -> Array:
-    """Entries of `array` along `axis` at `members` (N, block), which replaces that axis by two."""
-    if array.shape[axis] == 0:  # jnp.take gives an empty axis no block axis
-        place = array.ndim + axis
-        return jnp.zeros((*array.shape[:place], *members.shape, *array.shape[place + 1 :]), array.dtype)
-    return jnp.take(array, members, axis=axis)
+def split(array: Array, block: int, axis: int = -1) -> Array:
+    """`array` with `axis`, a negative number, as (N, block); a short last block repeats its last entry."""
+    length = array.shape[axis]
+    count = -(-length // block)
+    if count * block != length:
+        widths = [(0, 0)] * array.ndim
+        widths[axis] = (0, count * block - length)
+        array = jnp.pad(array, widths, mode="edge")
+    place = array.ndim + axis
+    return array.reshape((*array.shape[:place], count, block, *array.shape[place + 1 :]))

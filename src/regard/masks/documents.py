@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Cut, Mask, Tile, mask_class, verdict
-from regard.masks.data import check_rows, check_width, gather, integers, literal
+from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.positional import same_value_verdict
 
@@ -45,9 +45,9 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     return Segments(*ids) if key_ids is not None else Documents(ids[0])
 
 
-def _ranges(ids: Array, members: Array) -> tuple[Array, Array]:
-    """Smallest and largest id of each block: (..., n) at members (N, block) -> (..., N) twice."""
-    cells = gather(ids, members)
+def _ranges(ids: Array, block: int) -> tuple[Array, Array]:
+    """Smallest and largest id of each block: (..., n) -> (..., N) twice."""
+    cells = split(ids, block)
     return cells.min(-1), cells.max(-1)
 
 
@@ -74,8 +74,8 @@ class Segments(Mask):
 
     def verdicts(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
-        queries = _ranges(jnp.asarray(self.query_ids), blocks.rows)
-        keys = _ranges(jnp.asarray(self.key_ids), blocks.columns)
+        queries = _ranges(jnp.asarray(self.query_ids), blocks.query_block)
+        keys = _ranges(jnp.asarray(self.key_ids), blocks.key_block)
         query_low, query_high = (spread(ids[..., None], rank, trailing=2) for ids in queries)
         key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
         return same_value_verdict(query_low, query_high, key_low, key_high)
@@ -133,7 +133,7 @@ class Documents(Mask):
         queries = queries.reshape((*queries.shape[:-2], *rows.shape))
         inside = inside.reshape((*inside.shape[:-2], *rows.shape))
         key_low, key_high = (
-            spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.columns)
+            spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)
         )
         code = same_value_verdict(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]

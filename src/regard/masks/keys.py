@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Cut, Mask, mask_class, verdict
-from regard.masks.data import booleans, check_rows, check_width, gather, integers, literal
+from regard.masks.data import booleans, check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, spread
 
 
@@ -143,7 +143,7 @@ class ValidKeys(Mask):
         return spread(grid.take_columns(jnp.asarray(self.valid)), grid.leading_axes + 2, trailing=1)
 
     def verdicts(self, blocks: Blocks) -> Array:
-        cells = gather(jnp.asarray(self.valid), blocks.columns)  # (..., K, key_block)
+        cells = split(jnp.asarray(self.valid), blocks.key_block)  # (..., K, key_block)
         some, every = (
             spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
         )
