@@ -20,6 +20,7 @@ def attend(
     mask: Mask | ArrayLike | None = None,
     bias: ArrayLike | None = None,
     scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     query_offset: int | ArrayLike | None = None,
@@ -45,6 +46,9 @@ def attend(
         bias: floating-point array that broadcasts to `(*B, T, S)`, added to the scores; -inf removes a key as
             the mask does.
         scale: factor on the scores; None means 1/sqrt(D).
+        sinks: one logit per head, an array that broadcasts to `*B`, that takes part in the softmax as a key
+            with a value of 0 would: lse = log(e^sink + sum_s e^score_s).
+            Weights then sum to less than 1; lse and entropy count the sink, max_score and argmax do not.
         dropout_rate: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - rate). The
             pattern depends on (rng, batch, head, query position, key) alone.
         rng: random key, needed when dropout_rate > 0.
@@ -87,6 +91,7 @@ def attend(
         mask=mask,
         bias=bias,
         scale=scale,
+        sinks=sinks,
         dropout_rate=dropout_rate,
         rng=rng,
         query_offset=query_offset,
@@ -105,6 +110,7 @@ def explain(
     mask: Mask | ArrayLike | None = None,
     bias: ArrayLike | None = None,
     scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     query_offset: int | ArrayLike | None = None,
@@ -123,6 +129,7 @@ def explain(
         mask: as in `attend`.
         bias: as in `attend`, or its shape and dtype.
         scale: as in `attend`.
+        sinks: as in `attend`, or its shape and dtype.
         dropout_rate: as in `attend`.
         rng: as in `attend`.
         query_offset: as in `attend`.
@@ -153,6 +160,7 @@ def explain(
         mask=mask,
         bias=bias,
         scale=scale,
+        sinks=sinks,
         dropout_rate=dropout_rate,
         rng=rng,
         query_offset=query_offset,

@@ -11,6 +11,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine import dropout
 from regard.engine.problem import Problem
+from regard.engine.sinks import sink
 from regard.masks.grid import Grid
 
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
@@ -56,6 +57,12 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
     }
     matrices = {"weights": lambda: weights / total, "scores": lambda: scores}
+    if problem.sinks is not None:
+        entropy = rows["entropy"]() if "entropy" in problem.aux else jnp.zeros_like(peak)
+        sunk = sink(problem.sink_column(), rows["lse"](), entropy)
+        output = output * sunk.share
+        rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
+        matrices |= {"weights": lambda: weights / total * sunk.share}
     aux = {}
     for name in problem.aux:
         if name in rows:

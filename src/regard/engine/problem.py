@@ -37,6 +37,7 @@ class Problem:
     scale: Any  # one number in the accumulation dtype, maybe traced
     query_offset: Array | int
     rng: Array | None
+    sinks: Array | None  # broadcasts to *B
     dropout_rate: float = _static()
     aux: tuple[str, ...] = _static()
     precision: Any = _static()
@@ -114,6 +115,11 @@ class Problem:
         *batch, heads, rows, width = array.shape
         return array.reshape((*batch, heads * self.group, rows // self.group, width))
 
+    def sink_column(self) -> Array:
+        """The sinks, one per head, to be combined with one number per query (..., H, T, 1)."""
+        assert self.sinks is not None
+        return self.with_heads(self.sinks[..., None, None])
+
     def spread(self, array: Array, *rest: int) -> Array:
         """Broadcast (..., H, *rest) to the call's (*B, *rest)."""
         shape = (*(self.leading or (1,)), *rest)
@@ -144,6 +150,7 @@ def pose(
     query_offset: Any,
     aux: Any,
     precision: Any,
+    sinks: Any = None,
 ) -> Problem:
     """Check the arguments of a call and fill in what was left out."""
     query, key, value = (
@@ -167,6 +174,7 @@ def pose(
         np.float32(1),
         offset,
         rng if rate else None,
+        None if sinks is None else _check_sinks(sinks, leading),
         rate,
         _check_aux(aux),
         precision,
@@ -251,6 +259,17 @@ def _check_scale(scale: Any, problem: Problem) -> Any:
     if isinstance(scale, jax.Array):
         return scale.astype(problem.accumulation)
     return np.asarray(scale, problem.accumulation)
+
+
+def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
+    sinks = _float_array("sinks", sinks, 0)
+    missing = len(leading) - sinks.ndim
+    if missing < 0 or any(n not in (1, m) for n, m in zip(sinks.shape, leading[missing:], strict=True)):
+        raise ValueError(
+            "sinks: expected one logit per head, an array that broadcasts to the leading axes of the output"
+            f" {leading}; got shape {tuple(sinks.shape)}"
+        )
+    return sinks
 
 
 def _check_offset(offset: Any, leading: tuple[int, ...]) -> Any:

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array
-from regard.engine import dropout, primitives
+from regard.engine import dense, dropout, primitives
 from regard.engine.dense import score_matrix
 from regard.engine.exponential import exp
 from regard.engine.flash import Context, Inputs
 from regard.engine.problem import Problem
+from regard.engine.sinks import sink
 from regard.engine.sparsity import TileLists, classify, list_tiles
 from regard.engine.tiles import Blocking, Layout, Window
 from regard.engine.tuning import load_tuning
@@ -34,7 +34,7 @@ def run(
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names, in tiles of the given sizes."""
     if 0 in (*problem.leading, problem.T, problem.S):
-        return _nothing(problem)
+        return dense.run(problem)
     layout = _lay_out(problem, forward, backward)
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
@@ -54,13 +54,22 @@ def run(
         "scores": lambda: score_matrix(problem),
         "weights": lambda: _weights(problem, peak, results.log_total),
     }
+    output = results.output
+    if problem.sinks is not None:
+        lse = peak + results.log_total
+        entropy = jnp.zeros_like(lse) if results.entropy is None else results.entropy
+        sunk = sink(problem.sink_column()[..., 0], lse, entropy)
+        output = output * sunk.share[..., None]
+        rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
+        share = sunk.share.reshape((*problem.leading, problem.T, 1))
+        matrices |= {"weights": lambda: _weights(problem, peak, results.log_total) * share}
     aux = {}
     for name in problem.aux:
         if name in rows:
             aux[name] = rows[name]().reshape((*problem.leading, problem.T))
         else:
             aux[name] = matrices[name]()
-    output = results.output.reshape((*problem.leading, problem.T, problem.E))
+    output = output.reshape((*problem.leading, problem.T, problem.E))
     return output.astype(problem.query.dtype), aux
 
 
@@ -171,15 +180,3 @@ def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
         score = score + pick(inputs.bias, [*index, place])
     moves = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
     return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), moves, 0), -jnp.inf)
-
-
-def _nothing(problem: Problem) -> tuple[Array, dict[str, Array]]:
-    """No batch, no queries or no keys."""
-    rows = (*problem.leading, problem.T)
-    fills = {"lse": -np.inf, "max_score": -np.inf, "argmax": -1, "entropy": 0, "weights": 0, "scores": 0}
-    aux = {}
-    for name in problem.aux:
-        shape = (*rows, problem.S) if name in ("weights", "scores") else rows
-        dtype = np.int32 if name == "argmax" else problem.accumulation
-        aux[name] = jnp.full(shape, fills[name], dtype)
-    return jnp.zeros((*rows, problem.E), problem.query.dtype), aux

@@ -1,4 +1,4 @@
-"""Floor 1. Position tables: sinusoidal and learned."""
+"""Position tables: sinusoidal and learned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float, Int
-
-# An int32 is seven digits of base 32: |position| < 2**31 = 2 * 32**6.
-_DIGIT_BITS = 5
-_NUM_DIGITS = 7
+from regard.positions.angles import frequencies, turns
 
 
 def sinusoidal(
@@ -47,7 +44,8 @@ def sinusoidal(
     """
     if length < 0:
         raise ValueError(f"length: expected at least 0, got {length}")
-    angles = np.arange(start, start + length, dtype=np.float64)[:, None] * _frequencies(d_model, base)[None]
+    _check_width(d_model)
+    angles = np.arange(start, start + length, dtype=np.float64)[:, None] * frequencies(d_model, base)[None]
     return jnp.asarray(_interleave(np.sin(angles), np.cos(angles))[:, :d_model].astype(dtype))
 
 
@@ -58,9 +56,8 @@ def sinusoidal_at(
 
     result[..., 2i] = sin(position / base^(2i/M)),  result[..., 2i+1] = cos(position / base^(2i/M))
 
-    The product position x frequency would lose its fraction in float32 at long positions. Instead the
-    position is split into digits of base 32 and the turns of the digits, tabulated in float64, are composed:
-    the error stays below 2e-6 for every int32 position.
+    The error stays below 2e-6 for every int32 position, where the product position x frequency would have
+    lost its fraction.
 
     Args:
         position: integers, of any shape.
@@ -85,7 +82,8 @@ def sinusoidal_at(
     position = jnp.asarray(position)
     if not jnp.issubdtype(position.dtype, jnp.integer):
         raise TypeError(f"position: expected integers, got {position.dtype}")
-    sine, cosine = _turns(position, _frequencies(d_model, base))
+    _check_width(d_model)
+    sine, cosine = turns(position, frequencies(d_model, base))
     return _interleave(sine, cosine)[..., :d_model]
 
 
@@ -122,31 +120,6 @@ def learned(
     _check_width(d_model)
     # A strongly typed factor, so that the table keeps its dtype under strict promotion.
     return jax.random.normal(rng, (length, d_model), dtype) * jnp.asarray(stddev, dtype)
-
-
-def _turns(
-    position: Int[Array, "*B T"], frequencies: np.ndarray
-) -> tuple[Float[Array, "*B T F"], Float[Array, "*B T F"]]:
-    """Sine and cosine of position * frequency, exact to float32 at any int32 position."""
-    magnitude = jnp.abs(position.astype(jnp.int32)).astype(jnp.uint32)
-    sine = jnp.zeros((*position.shape, len(frequencies)), jnp.float32)
-    cosine = jnp.ones_like(sine)
-    for digit in range(_NUM_DIGITS):
-        shift = _DIGIT_BITS * digit
-        angles = np.arange(1 << _DIGIT_BITS)[:, None] * (2.0**shift) * frequencies[None]
-        rows = (magnitude >> jnp.uint32(shift)) & jnp.uint32((1 << _DIGIT_BITS) - 1)
-        step_sine = jnp.asarray(np.sin(angles), jnp.float32)[rows]
-        step_cosine = jnp.asarray(np.cos(angles), jnp.float32)[rows]
-        sine, cosine = sine * step_cosine + cosine * step_sine, cosine * step_cosine - sine * step_sine
-    return jnp.where((position < 0)[..., None], -sine, sine), cosine
-
-
-def _frequencies(d_model: int, base: float) -> np.ndarray:
-    """One frequency per pair of columns, in float64."""
-    _check_width(d_model)
-    if not base > 0:
-        raise ValueError(f"base: expected a positive number, got {base}")
-    return float(base) ** (-np.arange(0, d_model, 2, dtype=np.float64) / d_model)
 
 
 def _check_width(d_model: int) -> None:

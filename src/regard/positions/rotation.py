@@ -1,0 +1,136 @@
+"""Rotary positions: pairs of features turned by an angle that grows with the position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, Float
+from regard.positions.angles import turns
+from regard.positions.scaling import Scaling
+
+
+def rotary(
+    features: Float[Array, "*B T D"],
+    position: Any = 0,
+    *,
+    base: float = 10_000.0,
+    width: int | None = None,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
+) -> Float[Array, "*B T D"]:
+    """Turn pairs of features by position times frequency; then q . k depends on distance alone.
+
+    (a, b) -> (a cos - b sin, a sin + b cos) of the angle position * base^(-2i/width), i = 0..width/2-1
+
+    Queries and keys are turned before attention. Sines and cosines are exact at every int32 position, and
+    the turn is computed in float32 at least, whatever the dtype of the features.
+
+    Args:
+        features: queries or keys; heads are one more leading axis.
+        position: where row 0 stands, an integer that may be traced; or one integer per row, `(T,)` or, per
+            first leading axis, `(batch, T)`.
+        base: ratio between the longest and the shortest wavelength, above 1.
+        width: how many of the D features, from the first, are turned; even. None means all.
+        interleaved: pair feature 2i with 2i + 1 (the paper, GPT-J, Llama as released) instead of i with
+            i + width/2 (GPT-NeoX, Llama in Hugging Face's layout).
+        scaling: a rule for longer sequences: `Linear`, `DynamicNTK`, `Llama3` or `YaRN`.
+
+    Returns:
+        The turned features, in their dtype.
+
+    Raises:
+        TypeError: features that are not floating-point, positions that are not integers, an unknown scaling.
+        ValueError: an odd width or one above D, a base of at most 1, positions of another
+            shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import positions
+        >>> [f"{x:.3f}" for x in positions.rotary(jnp.ones((2, 4)))[1]]
+        ['-0.301', '0.990', '1.382', '1.010']
+
+    Reference: Su et al., "RoFormer", 2021, section 3.2.2.
+    """
+    features = jnp.asarray(features)
+    if not jnp.issubdtype(features.dtype, jnp.floating) or features.ndim < 2:
+        raise TypeError(
+            "features: expected a floating-point array (..., length, width),"
+            f" got {features.dtype} of shape {features.shape}"
+        )
+    width = check_width(features.shape[-1] if width is None else width, features.shape[-1])
+    if not base > 1:
+        raise ValueError(f"base: expected more than 1, got {base}")
+    rule = Scaling() if scaling is None else scaling
+    if not isinstance(rule, Scaling):
+        known = ", ".join(kind.__name__ for kind in Scaling.__subclasses__())
+        raise TypeError(f"scaling: expected None or one of {known} of regard.positions, got {scaling!r}")
+    row_position, limit = _place_rows(position, features.shape)
+    working = np.promote_types(features.dtype, np.float32)
+    sine, cosine = turns(row_position, rule.frequencies(width, base), working, limit)
+    amplitude = np.asarray(rule.amplitude, working)
+    return rotate(features, cosine * amplitude, sine * amplitude, interleaved=interleaved)
+
+
+def rotate(
+    features: Float[Array, "*B T D"], cosine: Array, sine: Array, *, interleaved: bool = False
+) -> Float[Array, "*B T D"]:
+    """Turn pairs of features by given angles.
+
+    Args:
+        features: queries or keys, `(*B, T, D)`.
+        cosine: of the angles, `(T, F)` or, per first leading axis, `(batch, T, F)`; the first 2F features are
+            turned.
+        sine: of the same shape.
+        interleaved: as in `rotary`.
+
+    Returns:
+        The turned features, in their dtype.
+
+    Raises:
+        ValueError: more angles than pairs of features.
+    """
+    width = check_width(2 * cosine.shape[-1], features.shape[-1])
+    if cosine.ndim == 3:  # the batch is the first axis, heads and others lie between
+        between = (1,) * (features.ndim - 3)
+        cosine, sine = (x.reshape((x.shape[0], *between, *x.shape[1:])) for x in (cosine, sine))
+    else:
+        cosine, sine = (x.reshape((*(1,) * (features.ndim - 2), *x.shape)) for x in (cosine, sine))
+    turning = features[..., :width].astype(cosine.dtype)
+    pairs, axis = ((width // 2, 2), -1) if interleaved else ((2, width // 2), -2)
+    turning = turning.reshape((*turning.shape[:-1], *pairs))
+    a, b = (jax.lax.index_in_dim(turning, side, axis, keepdims=False) for side in (0, 1))
+    turned = jnp.stack((a * cosine - b * sine, a * sine + b * cosine), axis)
+    turned = turned.reshape((*turned.shape[:-2], width)).astype(features.dtype)
+    return turned if width == features.shape[-1] else jnp.concatenate((turned, features[..., width:]), -1)
+
+
+def check_width(width: int, features: int) -> int:
+    """An even number of features, no more than there are."""
+    if width % 2 or not 0 < width <= features:
+        raise ValueError(
+            f"width: expected an even number in 2..{features}, the features there are; got {width}"
+        )
+    return width
+
+
+def _place_rows(position: Any, shape: tuple[int, ...]) -> tuple[Array, int]:
+    """One integer per row, and a bound of their magnitude that is known before tracing."""
+    length = shape[-2]
+    first = position if isinstance(position, int) else None
+    if first is not None and not -(2**31) < first <= 2**31 - max(length, 1):
+        raise ValueError(f"position: expected int32 positions, got {first} and {length} rows from there")
+    position = jnp.asarray(position)
+    if not jnp.issubdtype(position.dtype, jnp.integer):
+        raise TypeError(f"position: expected integers, got {position.dtype}")
+    if position.ndim == 0:
+        position = position.astype(jnp.int32) + jnp.arange(length, dtype=jnp.int32)
+    elif position.shape != (length,) and (
+        len(shape) < 3 or position.shape not in ((shape[0], length), (1, length))
+    ):
+        rows = f"({length},)" + (f" or ({shape[0]}, {length})" if len(shape) > 2 else "")
+        raise ValueError(f"position: expected an integer or integers of shape {rows}, got {position.shape}")
+    return position, (1 << 31) if first is None else max(abs(first), abs(first + length)) + 1

@@ -1,0 +1,209 @@
+"""How rotary frequencies are changed to serve sequences longer than a model was trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A rule that changes rotary frequencies; hand one to `rotary`."""
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        """One frequency per pair of features, in float64: base^(-2i/width) unless a rule says otherwise."""
+        return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+    @property
+    def amplitude(self) -> float:
+        """What sines and cosines are multiplied by; scores grow by its square."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: every frequency divided by `factor`.
+
+    Args:
+        factor: how many times longer than in training, at least 1.
+
+    Raises:
+        ValueError: a factor below 1.
+
+    Example:
+        >>> from regard import positions
+        >>> print(positions.Linear(4.0).frequencies(4, 10_000.0))
+        [0.25   0.0025]
+
+    Reference: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+    2023.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        return super().frequencies(width, base) / self.factor
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """A larger base, so that slow features stretch and fast ones stay, once `length` exceeds the training's.
+
+    base' = base * (factor * length / trained_length - (factor - 1))^(width / (width - 2))
+
+    `length` is fixed for a sequence: cached keys that were turned by other frequencies would not fit.
+
+    Args:
+        factor: strength, at least 1.
+        trained_length: tokens of a training sequence.
+        length: tokens to serve; up to `trained_length` nothing changes.
+
+    Raises:
+        ValueError: a factor below 1, or a length below 1.
+
+    Example:
+        >>> from regard import positions
+        >>> print(positions.DynamicNTK(2.0, 2048, 8192).frequencies(4, 100.0).round(4))
+        [1.     0.0143]
+
+    Reference: Peng et al., "YaRN", 2023, section 3.3.
+    """
+
+    factor: float
+    trained_length: int
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+        _check_lengths(trained_length=self.trained_length, length=self.length)
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        if width > 2:
+            stretch = self.factor * max(self.length, self.trained_length) / self.trained_length - (
+                self.factor - 1
+            )
+            base = base * stretch ** (width / (width - 2))
+        return super().frequencies(width, base)
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Waves longer than the training sequence are stretched, short ones kept, with a ramp between.
+
+    With w the wavelength 2 pi / frequency and L the trained length: divided by `factor` where
+    w > L / low_frequency, kept where w < L / high_frequency, between them a weighted mean of both.
+
+    Args:
+        factor: how much long waves are stretched, at least 1.
+        trained_length: tokens of a training sequence.
+        low_frequency: turns within the trained length below which a wave counts as long.
+        high_frequency: turns above which it counts as short; more than `low_frequency`.
+
+    Raises:
+        ValueError: a factor below 1, a length below 1, or turns out of order.
+
+    Example:
+        >>> from regard import positions
+        >>> print(positions.Llama3(8.0).frequencies(4, 1e8))
+        [1.00e+00 1.25e-05]
+
+    Reference: Grattafiori et al., "The Llama 3 Herd of Models", 2024; the rule is in the released model code.
+    """
+
+    factor: float
+    trained_length: int = 8192
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+        _check_lengths(trained_length=self.trained_length)
+        if not 0 < self.low_frequency < self.high_frequency:
+            raise ValueError(
+                "low_frequency, high_frequency: expected 0 < low < high,"
+                f" got {self.low_frequency} and {self.high_frequency}"
+            )
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        plain = super().frequencies(width, base)
+        turns = self.trained_length * plain / (2 * np.pi)
+        keep = np.clip((turns - self.low_frequency) / (self.high_frequency - self.low_frequency), 0, 1)
+        return plain * (keep + (1 - keep) / self.factor)
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """Features that turn often are kept, those that turn seldom interpolated; scores are sharpened.
+
+    A feature i that turns `fast_turns` times or more within the trained length keeps its frequency, one that
+    turns `slow_turns` times or less has it divided by `factor`; in between the share is linear in i.
+    Sines and cosines are multiplied by 0.1 ln(factor) + 1.
+
+    Args:
+        factor: how many times longer than in training, at least 1.
+        trained_length: tokens of a training sequence.
+        fast_turns: often (the paper's beta).
+        slow_turns: seldom (the paper's alpha); less than `fast_turns`.
+        sharpness: replaces what sines and cosines are multiplied by; None takes the formula.
+        whole_features: round the ends of the ramp outwards to whole features, as the paper's code does.
+
+    Raises:
+        ValueError: a factor below 1, a length below 1, or turns out of order.
+
+    Example:
+        >>> from regard import positions
+        >>> print(positions.YaRN(4.0, 2048).frequencies(8, 10_000.0))
+        [1.00e+00 1.00e-01 6.25e-03 2.50e-04]
+
+    Reference: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023.
+    """
+
+    factor: float
+    trained_length: int
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+    sharpness: float | None = None
+    whole_features: bool = True
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+        _check_lengths(trained_length=self.trained_length)
+        if not 0 < self.slow_turns < self.fast_turns:
+            raise ValueError(
+                "slow_turns, fast_turns: expected 0 < slow < fast,"
+                f" got {self.slow_turns} and {self.fast_turns}"
+            )
+
+    def frequencies(self, width: int, base: float) -> np.ndarray:
+        plain = super().frequencies(width, base)
+        first, last = (
+            width * math.log(self.trained_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (self.fast_turns, self.slow_turns)
+        )
+        if self.whole_features:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        # Two ends at one feature would divide by zero.
+        ramp = (np.arange(len(plain)) - first) / (last - first if last != first else 1e-3)
+        seldom = np.clip(ramp, 0, 1)
+        return plain * (1 - seldom) + plain / self.factor * seldom
+
+    @property
+    def amplitude(self) -> float:
+        return 0.1 * math.log(self.factor) + 1 if self.sharpness is None else self.sharpness
+
+
+def _check_factor(factor: float) -> None:
+    if not factor >= 1:
+        raise ValueError(f"factor: expected at least 1, got {factor}")
+
+
+def _check_lengths(**lengths: int) -> None:
+    for name, length in lengths.items():
+        if not length >= 1:
+            raise ValueError(f"{name}: expected at least 1, got {length}")

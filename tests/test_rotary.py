@@ -1,0 +1,223 @@
+"""Rotary positions against their definition in complex numbers, in float64."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import attend, masks, positions
+
+BASE = 10_000.0
+
+
+def truth(features, position, width=None, base=BASE, interleaved=False, scaling=None):
+    """Pairs as complex numbers times e^(i angle)."""
+    features = np.asarray(features, np.float64)
+    width = features.shape[-1] if width is None else width
+    rule = positions.Scaling() if scaling is None else scaling
+    angle = np.asarray(position, np.float64)[..., None] * rule.frequencies(width, base)
+    turn = rule.amplitude * np.exp(1j * angle)
+    if turn.ndim == 3:
+        turn = turn.reshape((turn.shape[0], *(1,) * (features.ndim - 3), *turn.shape[1:]))
+    result = features.copy()
+    half = width // 2
+    first, second = slice(0, half), slice(half, width)
+    if interleaved:
+        first, second = slice(0, width, 2), slice(1, width, 2)
+    turned = (features[..., first] + 1j * features[..., second]) * turn
+    result[..., first], result[..., second] = turned.real, turned.imag
+    return result
+
+
+def draw(*shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(3).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [None, 2, 6])
+@pytest.mark.parametrize("shape", [(7, 10), (3, 7, 10), (2, 3, 7, 10), (2, 3, 5, 7, 10)])
+def test_features_are_turned(shape, width, interleaved):
+    features = draw(*shape)
+    turned = positions.rotary(features, 11, width=width, interleaved=interleaved)
+    assert turned.dtype == features.dtype
+    expected = truth(features, np.arange(11, 18), width, interleaved=interleaved)
+    np.testing.assert_allclose(turned, expected, rtol=1e-6, atol=2e-6)
+    if width is not None:
+        np.testing.assert_array_equal(turned[..., width:], features[..., width:])
+
+
+def test_one_position_per_row_and_per_batch():
+    features, rng = draw(2, 3, 7, 10), np.random.default_rng(1)
+    for shape in ((7,), (2, 7), (1, 7)):
+        position = rng.integers(-5000, 5000, shape)
+        turned = positions.rotary(features, jnp.asarray(position))
+        np.testing.assert_allclose(turned, truth(features, position), rtol=1e-6, atol=3e-6)
+    for position in (np.arange(7), list(range(7))):
+        np.testing.assert_array_equal(positions.rotary(features, position), positions.rotary(features))
+
+
+@pytest.mark.parametrize("start", [0, 31, 32, 1000, 1_000_000, 2**31 - 8, -3, -(2**31) + 1])
+def test_any_position_is_exact(start):
+    features = draw(7, 10)
+    expected = truth(features, start + np.arange(7, dtype=np.int64))
+    np.testing.assert_allclose(positions.rotary(features, start), expected, rtol=0, atol=5e-6)
+    traced = jax.jit(positions.rotary)(features, jnp.int32(start))
+    np.testing.assert_allclose(traced, expected, rtol=0, atol=5e-6)
+
+
+def test_float64_is_float64(x64):
+    features = draw(7, 10, dtype=jnp.float64)
+    turned = positions.rotary(features, 1_000_000)
+    assert turned.dtype == jnp.float64
+    np.testing.assert_allclose(turned, truth(features, np.arange(1_000_000, 1_000_007)), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_features_lose_one_rounding(dtype):
+    features = draw(3, 7, 10, dtype=dtype)
+    turned = positions.rotary(features, 1_000_000)
+    assert turned.dtype == dtype
+    expected = truth(features.astype(jnp.float32), np.arange(1_000_000, 1_000_007))
+    error = np.abs(turned.astype(np.float32) - expected)
+    assert (error <= float(jnp.finfo(dtype).eps) * np.abs(expected) + 1e-5).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_scores_depend_on_distance_alone(interleaved):
+    query, key = draw(2, 3, 7, 10), draw(2, 3, 7, 10) + 1
+    turn = functools.partial(positions.rotary, interleaved=interleaved)
+    near, far = (jnp.einsum("...td,...sd->...ts", turn(query, n), turn(key, n)) for n in (0, 123_456))
+    np.testing.assert_allclose(near, far, rtol=1e-5, atol=3e-5)
+    # Sorting features turns one pairing into the other.
+    order = np.r_[0:10:2, 1:10:2]
+    np.testing.assert_allclose(
+        positions.rotary(query, 5, interleaved=True)[..., order], positions.rotary(query[..., order], 5),
+        rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
+
+
+def test_transforms():
+    features = draw(2, 3, 7, 10)
+    position = jnp.asarray([[3] * 7, list(range(7))])
+    together = positions.rotary(features, position)
+    np.testing.assert_allclose(jax.vmap(positions.rotary)(features, position), together, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(positions.rotary)(features, position), together, rtol=1e-6, atol=1e-6)
+    # A turn keeps lengths, so its transpose turns back.
+    pulled = jax.vjp(lambda x: positions.rotary(x, position), features)[1](together)[0]
+    np.testing.assert_allclose(pulled, features, rtol=1e-5, atol=2e-6)
+    _, moved = jax.jvp(lambda x: positions.rotary(x, position), (features,), (features,))
+    np.testing.assert_allclose(moved, together, rtol=1e-6, atol=1e-6)
+
+
+def test_decoding_with_turned_keys_is_the_full_pass():
+    query, key, value = draw(2, 3, 7, 10), draw(2, 3, 7, 10) * 2, draw(2, 3, 7, 5)
+    whole = attend(positions.rotary(query), positions.rotary(key), value, mask=masks.causal())
+    for t in range(7):
+        row = attend(
+            positions.rotary(query[:, :, t : t + 1], t), positions.rotary(key), value,
+            mask=masks.causal(), query_offset=t,
+        )  # fmt: skip
+        np.testing.assert_allclose(row, whole[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
+
+
+def test_no_rows():
+    assert positions.rotary(jnp.zeros((2, 0, 4)), 5).shape == (2, 0, 4)
+
+
+# Scalings.
+
+
+def wavelengths(width, base):
+    return 2 * np.pi * base ** (np.arange(0, width, 2) / width)
+
+
+def test_linear_and_dynamic():
+    plain = 1 / (BASE ** (np.arange(0, 16, 2) / 16))
+    np.testing.assert_allclose(positions.Linear(4.0).frequencies(16, BASE), plain / 4, rtol=1e-15)
+    same = positions.DynamicNTK(4.0, 2048, 1000).frequencies(16, BASE)
+    np.testing.assert_allclose(same, plain, rtol=1e-15)
+    longer = positions.DynamicNTK(4.0, 2048, 8192).frequencies(16, BASE)
+    base = BASE * (4 * 8192 / 2048 - 3) ** (16 / 14)
+    np.testing.assert_allclose(longer, base ** (-np.arange(0, 16, 2) / 16), rtol=1e-14)
+    assert longer[0] == 1
+    assert positions.DynamicNTK(4.0, 8, 64).frequencies(2, BASE) == [1.0]
+
+
+def test_llama3_feature_by_feature():
+    """Llama 3.1's own numbers: width 128, base 500000, factor 8, 8192 tokens."""
+    found = positions.Llama3(8.0).frequencies(128, 500_000.0)
+    for frequency, wave in zip(found, wavelengths(128, 500_000.0), strict=True):
+        plain = 2 * np.pi / wave
+        if wave < 8192 / 4:
+            expected = plain
+        elif wave > 8192 / 1:
+            expected = plain / 8
+        else:
+            share = (8192 / wave - 1) / (4 - 1)
+            expected = (1 - share) * plain / 8 + share * plain
+        np.testing.assert_allclose(frequency, expected, rtol=1e-12)
+    kinds = found / (2 * np.pi / wavelengths(128, 500_000.0))
+    assert kinds[0] == 1
+    np.testing.assert_allclose(kinds[-1], 1 / 8)
+    assert ((kinds > 0.13) & (kinds < 0.99)).any()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_yarn_feature_by_feature(whole):
+    """gpt-oss's numbers: width 64, base 150000, factor 32, 4096 tokens."""
+    rule = positions.YaRN(32.0, 4096, whole_features=whole)
+    found = rule.frequencies(64, 150_000.0)
+    plain = 150_000.0 ** (-np.arange(0, 64, 2) / 64)
+    # Feature i turns L base^(-2i/d) / 2 pi times: 32 times at i = 8.09, once at i = 17.40.
+    ends = (8, 18) if whole else (8.0927791, 17.3980245)
+    for i, (frequency, usual) in enumerate(zip(found, plain, strict=True)):
+        seldom = min(max((i - ends[0]) / (ends[1] - ends[0]), 0), 1)
+        np.testing.assert_allclose(frequency, usual * (1 - seldom) + usual / 32 * seldom, rtol=2e-6)
+    np.testing.assert_allclose(rule.amplitude, 1.3465736, rtol=1e-7)
+    assert positions.YaRN(32.0, 4096, sharpness=0.5).amplitude == 0.5
+
+
+def test_yarn_sharpens_scores():
+    features, rule = draw(3, 7, 10), positions.YaRN(4.0, 16)
+    turned = positions.rotary(features, 100, scaling=rule)
+    np.testing.assert_allclose(
+        turned, truth(features, np.arange(100, 107), scaling=rule), rtol=1e-5, atol=1e-5
+    )
+    norms = np.linalg.norm(turned, axis=-1) / np.linalg.norm(features, axis=-1)
+    np.testing.assert_allclose(norms, 0.1 * np.log(4) + 1, rtol=1e-6)
+
+
+# Bad input.
+
+X = np.ones((2, 7, 10), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: positions.rotary(X, width=5), "width: expected an even number in 2..10.*got 5"),
+        (lambda: positions.rotary(X, width=12), "width: expected an even number in 2..10.*got 12"),
+        (lambda: positions.rotary(X, width=0), "width: .*got 0"),
+        (lambda: positions.rotary(X[..., :5]), "width: .*got 5"),
+        (lambda: positions.rotary(X, base=1.0), "base: expected more than 1, got 1.0"),
+        (lambda: positions.rotary(X, 2**31 - 5), "position: .*2147483643.*rows"),
+        (lambda: positions.rotary(X, np.arange(6)), r"position: .*\(7,\) or \(2, 7\), got \(6,\)"),
+        (lambda: positions.rotary(X, np.zeros((3, 7), int)), r"position: .*got \(3, 7\)"),
+        (lambda: positions.rotary(X[0], np.zeros((2, 7), int)), r"position: .*\(7,\), got \(2, 7\)"),
+        (lambda: positions.rotary(X, 0.5), "position: expected integers, got float32"),
+        (lambda: positions.rotary(X.astype(int)), "features: expected a floating-point array"),
+        (lambda: positions.rotary(X[0, 0]), "features: expected a floating-point array"),
+        (lambda: positions.rotary(X, scaling="yarn"), "scaling: .*Linear, DynamicNTK, Llama3, YaRN.*'yarn'"),
+        (lambda: positions.Linear(0.5), "factor: expected at least 1, got 0.5"),
+        (lambda: positions.DynamicNTK(2.0, 0, 5), "trained_length: expected at least 1, got 0"),
+        (lambda: positions.Llama3(8.0, low_frequency=4.0), "low_frequency, high_frequency: .*4.0 and 4.0"),
+        (lambda: positions.YaRN(8.0, 5, 1.0, 1.0), "slow_turns, fast_turns: .*1.0 and 1.0"),
+    ],
+)
+def test_bad_input_is_explained(call, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert re.search(message, str(caught.value)), str(caught.value)
