@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -250,7 +251,23 @@ def _place(first: Any, block: int, length: int) -> Run:
 
 def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
     starts = [jnp.asarray(start, jnp.int32) for start in starts]
+    if array.dtype == jnp.bfloat16:
+        return _cut_bits(array, starts, tuple(sizes))
     return jax.lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _cut_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Array:
+    """A slice of bfloat16 numbers taken as integers: XLA's CPU would first make the whole array float32."""
+    bits = jax.lax.bitcast_convert_type(array, jnp.uint16)
+    bits = jax.lax.dynamic_slice(bits, starts, sizes, allow_negative_indices=False)
+    return jax.lax.bitcast_convert_type(bits, array.dtype)
+
+
+@_cut_bits.defjvp
+def _cut_bits_jvp(sizes: tuple[int, ...], primals: Any, moves: Any) -> tuple[Array, Array]:
+    moved = jax.lax.dynamic_slice(moves[0], primals[1], sizes, allow_negative_indices=False)
+    return _cut_bits(*primals, sizes), moved
 
 
 @dataclass(frozen=True)
