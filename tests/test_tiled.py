@@ -617,3 +617,27 @@ def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles)
     spoiled = outcome(spoil(query, asks), spoil(key, answers), spoil(value, answers), jnp.float32(0.3))
     assert not answers.all()
     assert_same_bits(spoiled, clean)
+
+
+def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():
+    arrays = draw((3, 11, 7), (3, 11, 7), (3, 11, 13), dtype=jnp.bfloat16)
+    moves = [jnp.cos(x) for x in arrays]
+
+    def energy(*arrays):
+        return jnp.sum(in_small_tiles(posed(*arrays, mask=masks.causal()))[0].astype(jnp.float32) ** 2)
+
+    def outcome(arrays, moves):
+        grads = lambda *arrays: jax.grad(energy, (0, 1, 2))(*arrays)
+        forward = jax.jvp(grads, tuple(arrays), tuple(moves))
+        pull = lambda *arrays: sum(
+            jnp.vdot(x.astype(jnp.float32), y.astype(jnp.float32))
+            for x, y in zip(grads(*arrays), moves, strict=True)
+        )
+        return *forward, jax.grad(pull, (0, 1, 2))(*arrays)
+
+    wide = [[x.astype(jnp.float32) for x in group] for group in (arrays, moves)]
+    for narrow, exact in zip(outcome(arrays, moves), outcome(*wide), strict=True):
+        for found, expected in zip(narrow, exact, strict=True):
+            assert found.dtype == jnp.bfloat16
+            scale = float(jnp.abs(expected).max())
+            np.testing.assert_allclose(found.astype(np.float32), expected, rtol=0, atol=0.05 * scale)
