@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from regard.positions.angles import frequencies
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -14,7 +16,7 @@ class Scaling:
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         """One frequency per pair of features, in float64: base^(-2i/width) unless a rule says otherwise."""
-        return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+        return frequencies(width, base)
 
     @property
     def amplitude(self) -> float:
