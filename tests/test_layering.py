@@ -33,10 +33,12 @@ FLOORS = {
 
 # Within a folder, a module may import those before it.
 FOLDERS = {
-    "masks": "grid picture algebra data positional predicates keys documents stored conventions notation",
+    "masks": "grid picture verdicts algebra data positional predicates keys documents stored conventions"
+    " notation",
     "positions": "angles tables scaling rotation",
-    "engine": "problem sinks exponential dropout online_softmax sparsity tiles flash primitives dense tuning"
-    " tiled registry explanation",
+    "scores": "cells score pointwise distances metrics",
+    "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
+    " operands tile_scores flash primitives dense tuning tiled registry explanation",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",

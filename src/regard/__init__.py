@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard import masks as masks
     from regard import positions as positions
+    from regard import scores as scores
     from regard.attention import attend as attend
     from regard.attention import explain as explain
 
@@ -17,6 +18,7 @@ _HOMES = {
     "explain": "regard.attention",
     "masks": "regard.masks",
     "positions": "regard.positions",
+    "scores": "regard.scores",
 }
 
 
