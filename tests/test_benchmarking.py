@@ -380,6 +380,29 @@ def test_tiles_are_of_nearly_one_size(length):
     assert engine_tuning.Tuning().blocking(narrow)[0].queries <= 512
 
 
+def test_local_masks_get_lower_tiles_in_the_backward_walk():
+    arrays = [jax.ShapeDtypeStruct((2, 4096, 8), jnp.float32)] * 3
+    ids = jnp.arange(4096) // 100
+    local = [
+        masks.sliding_window(255),
+        masks.causal() & masks.sliding_window(300, 300),
+        masks.chunked(512) | masks.segments(ids),
+        masks.segments(ids, ids),
+    ]
+    wide = [
+        masks.causal(),
+        masks.sliding_window(4000),
+        masks.sliding_window(None, 5),
+        masks.causal() | masks.segments(ids),
+        ~masks.chunked(512),
+    ]
+    for mask, lower in (*((mask, 256) for mask in local), *((mask, 512) for mask in wide)):
+        assert mask.local == (lower == 256), mask
+        forward, backward = engine_tuning.Tuning().blocking(peers.pose_plain(*arrays, mask))
+        assert (forward.queries, forward.keys) == (512, 512), mask
+        assert (backward.queries, backward.keys) == (lower, 512), mask
+
+
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys):
     with benchmarking._show_progress(Console()) as begin:
         begin(0, 2, "one")

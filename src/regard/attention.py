@@ -24,6 +24,7 @@ def attend(
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
     aux: Sequence[str] = (),
     backend: str | None = None,
     precision: Any = None,
@@ -53,7 +54,8 @@ def attend(
             pattern depends on (rng, batch, head, query position, key) alone.
         rng: random key, needed when dropout_rate > 0.
         query_offset: position of query row 0: an integer or one per batch row. None means 0 when T == S; with
-            T != S it is needed by masks that read positions.
+            T != S, or with a key_offset, it is needed by masks that read positions.
+        key_offset: position of key row 0, likewise; None means 0. For a piece of a longer sequence.
         aux: names of what else to return: "weights" and "scores" `(*B, T, S)`; "lse" (log of the sum of
             exponentials), "max_score", "argmax" and "entropy" (nats), each `(*B, T)`. Asking does not change
             the output. Weights are those before dropout.
@@ -95,6 +97,7 @@ def attend(
         dropout_rate=dropout_rate,
         rng=rng,
         query_offset=query_offset,
+        key_offset=key_offset,
         aux=aux,
         precision=precision,
     )
@@ -114,6 +117,7 @@ def explain(
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
     aux: Sequence[str] = (),
     backend: str | None = None,
     precision: Any = None,
@@ -133,6 +137,7 @@ def explain(
         dropout_rate: as in `attend`.
         rng: as in `attend`.
         query_offset: as in `attend`.
+        key_offset: as in `attend`.
         aux: as in `attend`.
         backend: as in `attend`.
         precision: as in `attend`.
@@ -164,6 +169,7 @@ def explain(
         dropout_rate=dropout_rate,
         rng=rng,
         query_offset=query_offset,
+        key_offset=key_offset,
         aux=aux,
         precision=precision,
     )

@@ -12,7 +12,6 @@ from regard.axes import Array
 from regard.engine import dropout
 from regard.engine.problem import Problem
 from regard.engine.sinks import sink
-from regard.masks.grid import Grid
 
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
 _FEW_ROWS = 4
@@ -125,12 +124,12 @@ def _zero_unless(used: Array, array: Array) -> Array:
 
 
 def _survivors(problem: Problem) -> Array:
-    grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
+    grid = problem.grid()
     assert problem.rng is not None  # pose asks for it
     seeds = dropout.head_seeds(problem.rng, problem.leading)
     survivors = dropout.survivors(
         dropout.query_words(seeds, grid.query_position),
-        dropout.key_words(seeds, grid.key_index),
+        dropout.key_words(seeds, grid.key_position),
         problem.dropout_rate,
     )
     return problem.with_heads(survivors)

@@ -39,9 +39,9 @@ def query_words(seeds: Words, position: Int[Array, "*#B T 1"]) -> Words:
     return _draw(seeds[..., None, None], position.astype(jnp.uint32), _QUERY)
 
 
-def key_words(seeds: Words, key_index: Int[Array, "*#B 1 S"]) -> Words:
+def key_words(seeds: Words, position: Int[Array, "*#B 1 S"]) -> Words:
     """Two words per key, `(2, *B, 1, S)`."""
-    return _draw(seeds[..., None, None], key_index.astype(jnp.uint32), _KEY)
+    return _draw(seeds[..., None, None], position.astype(jnp.uint32), _KEY)
 
 
 def survivors(query: Words | Pair, key: Words | Pair, rate: float) -> Bool[Array, "*B T S"]:

@@ -105,7 +105,7 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
 
 
 def _census(problem: Problem) -> TileCensus | None:
-    if problem.mask is None or not is_concrete((problem.mask, problem.query_offset)):
+    if problem.mask is None or not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return None
     side = TILE
     while max(problem.T, problem.S) > side * MOST_TILES:
@@ -117,6 +117,7 @@ def _census(problem: Problem) -> TileCensus | None:
             query_block=side,
             key_block=side,
             query_offset=problem.query_offset,
+            key_offset=problem.key_offset,
             leading_axes=len(problem.leading),
         )
     )

@@ -26,7 +26,7 @@ from regard.engine import dropout
 from regard.engine.exponential import exp
 from regard.engine.online_softmax import Running, product
 from regard.engine.sparsity import TileLists
-from regard.engine.tiles import Layout, Walk, Window
+from regard.engine.tiles import Layout, Offsets, Walk, Window
 from regard.masks import Mask
 
 
@@ -66,7 +66,7 @@ class Context:
 
     forward_mask: Mask | None
     backward_mask: Mask | None
-    offset: Any
+    offsets: Offsets
     query_words: tuple[Array, Array] | None  # dropout's words, (*batch, H, T, 1)
     key_words: tuple[Array, Array] | None  # (*batch, H, 1, S)
     by_query: TileLists
@@ -362,7 +362,7 @@ def _mask(
 
 def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -> Array:
     """Which pairs of a tile count."""
-    keep = window.keep(mask, context.offset)
+    keep = window.keep(mask, context.offsets)
     return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
 
 

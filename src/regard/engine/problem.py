@@ -36,6 +36,7 @@ class Problem:
     bias: Array | None
     scale: Any  # one number in the accumulation dtype, maybe traced
     query_offset: Array | int
+    key_offset: Array | int | None  # None: 0
     rng: Array | None
     sinks: Array | None  # broadcasts to *B
     dropout_rate: float = _static()
@@ -125,12 +126,15 @@ class Problem:
         shape = (*(self.leading or (1,)), *rest)
         return jnp.broadcast_to(array, shape).reshape((*self.leading, *rest))
 
+    def grid(self) -> Grid:
+        """All cells of the score matrix."""
+        return Grid.cover(self.T, self.S, self.query_offset, len(self.leading), self.key_offset)
+
     def keep(self) -> Array | None:
         """Which query may attend to which key: mask and -inf biases together. None means all."""
         keep = None
         if self.mask is not None:
-            grid = Grid.cover(self.T, self.S, self.query_offset, len(self.leading))
-            keep = self.with_heads(self.mask.keep(grid))
+            keep = self.with_heads(self.mask.keep(self.grid()))
         if self.bias is not None:
             present = self.with_heads(self.bias != -jnp.inf)
             keep = present if keep is None else keep & present
@@ -151,6 +155,7 @@ def pose(
     aux: Any,
     precision: Any,
     sinks: Any = None,
+    key_offset: Any = None,
 ) -> Problem:
     """Check the arguments of a call and fill in what was left out."""
     query, key, value = (
@@ -162,8 +167,11 @@ def pose(
     if bias is not None:
         bias = _float_array("bias", bias, 0)
         check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
-    query_offset = _check_offset(query_offset, leading)
-    offset = place_queries(num_queries, num_keys, query_offset, mask is not None and mask.reads_positions)
+    query_offset = _check_offset("query_offset", query_offset, leading)
+    key_offset = _check_offset("key_offset", key_offset, leading)
+    key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
+    reads_positions = mask is not None and mask.reads_positions
+    offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
     rate = _check_rate(dropout_rate, rng)
     problem = Problem(
         query,
@@ -173,6 +181,7 @@ def pose(
         bias,
         np.float32(1),
         offset,
+        key_offset,
         rng if rate else None,
         None if sinks is None else _check_sinks(sinks, leading),
         rate,
@@ -272,7 +281,7 @@ def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
     return sinks
 
 
-def _check_offset(offset: Any, leading: tuple[int, ...]) -> Any:
+def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
     if offset is None:
         return None
     if not hasattr(offset, "dtype"):
@@ -281,10 +290,10 @@ def _check_offset(offset: Any, leading: tuple[int, ...]) -> Any:
         except TypeError:
             offset = np.asarray(offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"query_offset: expected integers, got {offset.dtype}")
+        raise TypeError(f"{name}: expected integers, got {offset.dtype}")
     if offset.shape not in ((), leading[:1]):
         raise ValueError(
-            f"query_offset: expected one integer, or one per first leading axis of query {leading[:1]};"
+            f"{name}: expected one integer, or one per first leading axis of query {leading[:1]};"
             f" got shape {tuple(offset.shape)}"
         )
     return offset if offset.dtype == np.int32 else offset.astype(np.int32)

@@ -35,7 +35,13 @@ def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "
     if problem.mask is None:
         return jnp.full((*(1,) * rank, *shape), Tile.FULL, jnp.int8)
     blocks = Blocks.cover(
-        problem.T, problem.S, query_block, key_block, problem.query_offset, len(problem.leading)
+        problem.T,
+        problem.S,
+        query_block,
+        key_block,
+        problem.query_offset,
+        len(problem.leading),
+        problem.key_offset,
     )
     codes = problem.mask.verdicts(blocks)
     codes = jnp.broadcast_to(codes, (*codes.shape[:-2], *shape))

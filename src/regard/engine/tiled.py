@@ -103,28 +103,28 @@ def _heads_alike(problem: Problem) -> bool:
     """Whether one tile of the mask serves all heads."""
     if problem.mask is None:
         return True
-    run = Run(0, 1)
+    mask, run = problem.mask, Run(0, 1)
     cell = jax.eval_shape(
-        lambda: problem.mask.keep(Grid.tile(run, run, problem.query_offset, len(problem.leading)))  # pyright: ignore
+        lambda: mask.keep(Grid.tile(run, run, problem.query_offset, len(problem.leading), problem.key_offset))
     )
     return not problem.leading or cell.shape[-3] == 1
 
 
 def _context(problem: Problem, layout: Layout) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
-    mask, offset = problem.mask, problem.query_offset
+    mask, offsets = problem.mask, (problem.query_offset, problem.key_offset)
     forward_mask, backward_mask = (
         None
         if mask is None
-        else mask.hoist(Window(layout, blocking, (0,) * len(layout.leading)).grid(offset))
+        else mask.hoist(Window(layout, blocking, (0,) * len(layout.leading)).grid(offsets))
         for blocking in (layout.forward, layout.backward)
     )
     query_words = key_words = None
     if problem.dropout_rate:
         assert problem.rng is not None  # pose asks for it
-        grid = Grid.cover(problem.T, problem.S, problem.query_offset, len(problem.leading))
+        grid = problem.grid()
         seeds = dropout.head_seeds(problem.rng, problem.leading)
-        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_index)
+        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
@@ -132,7 +132,7 @@ def _context(problem: Problem, layout: Layout) -> Context:
     return Context(
         forward_mask,
         backward_mask,
-        offset,
+        offsets,
         query_words,
         key_words,
         by_query,

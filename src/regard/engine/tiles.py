@@ -23,6 +23,7 @@ from regard.masks import Mask
 from regard.masks.grid import Grid, Run
 
 Carry = TypeVar("Carry")
+Offsets = tuple[Any, Any]  # positions of the first query and of the first key
 
 
 @dataclass(frozen=True)
@@ -131,15 +132,16 @@ class Window:
         own = self.row_run.members >= self.first_query
         return jnp.broadcast_to(own, (self.layout.group, own.size)).reshape(-1)
 
-    def grid(self, offset: Any) -> Grid:
+    def grid(self, offsets: Offsets) -> Grid:
         """The tile's cells, for one leading position."""
         rank = len(self.layout.mask_leading)
-        return Grid.tile(self.row_run, self.column_run, self._narrow(offset, 0), rank)
+        query, key = (None if offset is None else self._narrow(offset, 0) for offset in offsets)
+        return Grid.tile(self.row_run, self.column_run, query, rank, key)
 
-    def keep(self, mask: Mask | None, offset: Any) -> Array:
+    def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
         """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
         rank = len(self.layout.mask_leading)
-        grid = self.grid(offset)
+        grid = self.grid(offsets)
         keep = None if mask is None else mask.narrow(self._narrow, rank).keep(grid)
         if keep is None or self.layout.num_keys % self.blocking.keys:
             own = grid.key_index >= self.first_key

@@ -57,7 +57,11 @@ class Tuning:
         queries, keys = _divide(problem.T, side // problem.group), _divide(problem.S, side)
         cells = problem.group * queries * keys
         forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
-        return Blocking(queries, keys, forward), Blocking(queries, keys, backward)
+        lower = queries
+        if problem.mask is not None and problem.mask.local:
+            # A band crosses its tiles: lower ones hold less that it does not keep.
+            lower, backward = _divide(problem.T, side // problem.group // 2), 2 * backward
+        return Blocking(queries, keys, forward), Blocking(lower, keys, backward)
 
 
 def _divide(length: int, side: int) -> int:

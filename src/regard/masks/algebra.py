@@ -80,6 +80,11 @@ class Mask:
         raise NotImplementedError
 
     @property
+    def local(self) -> bool:
+        """Whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+        return False
+
+    @property
     def leading_axes(self) -> int:
         """How many leading axes the mask's own data needs at least."""
         return 0
@@ -117,6 +122,7 @@ class Mask:
         num_keys: int | None = None,
         *,
         query_offset: Offset = None,
+        key_offset: Offset = None,
         leading_axes: int | None = None,
     ) -> Bool[Array, ...]:
         """Evaluate the mask everywhere: True where the query may attend to the key.
@@ -126,6 +132,7 @@ class Mask:
             num_keys: S; None means T.
             query_offset: position of the first query, an int or an integer array `(batch,)`. None means 0
                 when T == S, and is an error when T != S and the mask reads positions.
+            key_offset: position of the first key, likewise; None means 0.
             leading_axes: how many axes the result has before (T, S); None means as many as the mask's own
                 data has. Data of shape (batch, ...) keeps to the first of them.
 
@@ -139,9 +146,9 @@ class Mask:
                    [ True,  True,  True]], dtype=bool)
         """
         num_keys = num_queries if num_keys is None else num_keys
-        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions)
-        axes = self._rank(leading_axes, offset)
-        keep = self.keep(Grid.cover(num_queries, num_keys, offset, axes))
+        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions, key_offset)
+        axes = self._rank(leading_axes, offset, key_offset)
+        keep = self.keep(Grid.cover(num_queries, num_keys, offset, axes, key_offset))
         return jnp.broadcast_to(keep, (*keep.shape[:axes], num_queries, num_keys))
 
     def tiles(
@@ -152,6 +159,7 @@ class Mask:
         query_block: int = 128,
         key_block: int = 128,
         query_offset: Offset = None,
+        key_offset: Offset = None,
         leading_axes: int | None = None,
     ) -> Int[Array, ...]:
         """Say of every tile whether it is EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
@@ -165,6 +173,7 @@ class Mask:
             query_block: queries per tile, at least 1.
             key_block: keys per tile, at least 1.
             query_offset: as in `dense`.
+            key_offset: as in `dense`.
             leading_axes: as in `dense`.
 
         Returns:
@@ -183,9 +192,9 @@ class Mask:
             if block < 1:
                 raise ValueError(f"{name}: expected at least 1, got {block}")
         num_keys = num_queries if num_keys is None else num_keys
-        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions)
-        axes = self._rank(leading_axes, offset)
-        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, offset, axes)
+        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions, key_offset)
+        axes = self._rank(leading_axes, offset, key_offset)
+        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, offset, axes, key_offset)
         codes = self.verdicts(blocks)
         return jnp.broadcast_to(
             codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
@@ -228,14 +237,14 @@ class Mask:
         codes = np.asarray(codes)
         return picture.draw_tiles(codes[(0,) * (codes.ndim - 2)], (num_queries, num_keys), block)
 
-    def _rank(self, leading_axes: int | None, offset: Offset) -> int:
-        needed = max(self.leading_axes, np.ndim(offset))
+    def _rank(self, leading_axes: int | None, *offsets: Offset) -> int:
+        needed = max(self.leading_axes, *map(np.ndim, offsets))
         if leading_axes is None:
             return needed
         if leading_axes < needed:
             raise ValueError(
                 f"leading_axes: expected at least {needed}, the axes of the mask's data and of"
-                f" query_offset; got {leading_axes}"
+                f" offsets; got {leading_axes}"
             )
         return leading_axes
 
@@ -334,6 +343,10 @@ class And(Pair):
     symbol = "&"
     binding = 2
 
+    @property
+    def local(self) -> bool:
+        return self.left.local or self.right.local
+
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) & self.right.keep(grid)
 
@@ -347,6 +360,10 @@ class Or(Pair):
     right: Mask
     symbol = "|"
     binding = 1
+
+    @property
+    def local(self) -> bool:
+        return self.left.local and self.right.local
 
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) | self.right.keep(grid)

@@ -10,7 +10,7 @@ import numpy as np
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Cut, Mask, Tile, mask_class, verdict
 from regard.masks.data import check_rows, check_width, integers, literal, split
-from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_verdict
 
 
@@ -22,8 +22,8 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     Args:
         query_ids: integer array `(batch, ..., T)`, aligned with the first leading axes of query; may be
             traced. Ids need no order: a segment may come back after another.
-        key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *position*:
-            keys read it at 0..S-1, and a query reads it where it sits, at `query_offset + t`.
+        key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *key*, and a
+            query reads that of the key where it sits, at position `query_offset + t`.
 
     Returns:
         A mask; with `key_ids` it does not read query positions.
@@ -63,6 +63,10 @@ class Segments(Mask):
         return False
 
     @property
+    def local(self) -> bool:
+        return True
+
+    @property
     def leading_axes(self) -> int:
         return max(np.ndim(self.query_ids), np.ndim(self.key_ids)) - 1
 
@@ -95,7 +99,7 @@ class Segments(Mask):
 
 @mask_class
 class Documents(Mask):
-    """One id per position: a query reads it where it sits. Outside 0..S-1 it sees nothing."""
+    """One id per key: a query reads that of the key where it sits. Where no key sits, it sees nothing."""
 
     ids: Any
 
@@ -104,16 +108,20 @@ class Documents(Mask):
         return True
 
     @property
+    def local(self) -> bool:
+        return True
+
+    @property
     def leading_axes(self) -> int:
         return np.ndim(self.ids) - 1
 
-    def _at(self, position: Array, leading_axes: int) -> tuple[Array, Array]:
-        """Ids at query positions (..., n, 1) and whether each position exists, both (..., n, 1)."""
+    def _at(self, row: Array, leading_axes: int) -> tuple[Array, Array]:
+        """Ids of the keys in rows (..., n, 1) and whether there is such a row, both (..., n, 1)."""
         ids = spread(jnp.asarray(self.ids), leading_axes + 1, trailing=1)
-        inside = (position >= 0) & (position < ids.shape[-1])
+        inside = (row >= 0) & (row < ids.shape[-1])
         if ids.shape[-1] == 0:  # nothing to read from
-            return jnp.zeros_like(position), inside
-        place = jnp.clip(position, 0, ids.shape[-1] - 1)[..., 0]
+            return jnp.zeros_like(row), inside
+        place = jnp.clip(row, 0, ids.shape[-1] - 1)[..., 0]
         shape = np.broadcast_shapes(ids.shape[:-1], place.shape[:-1])
         ids = jnp.broadcast_to(ids, (*shape, ids.shape[-1]))
         place = jnp.broadcast_to(place, (*shape, place.shape[-1]))
@@ -121,15 +129,16 @@ class Documents(Mask):
 
     def keep(self, grid: Grid) -> Array:
         keys = grid.take_columns(jnp.asarray(self.ids))
-        queries, inside = self._at(grid.query_position, grid.leading_axes)
+        row = grid.query_position - offset_column(grid.key_offset, grid.leading_axes)
+        queries, inside = self._at(row, grid.leading_axes)
         return inside & (queries == spread(keys, grid.leading_axes + 2, trailing=1))
 
     def verdicts(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
         rows = blocks.rows
         ones = (1,) * blocks.leading_axes
-        position = rows.reshape((*ones, -1, 1)) + blocks.query_offset
-        queries, inside = self._at(position, blocks.leading_axes)
+        moved = blocks.query_offset - offset_column(blocks.key_offset, blocks.leading_axes)
+        queries, inside = self._at(rows.reshape((*ones, -1, 1)) + moved, blocks.leading_axes)
         queries = queries.reshape((*queries.shape[:-2], *rows.shape))
         inside = inside.reshape((*inside.shape[:-2], *rows.shape))
         key_low, key_high = (

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from regard.axes import Array
 
-Offset = Any  # an int, a traced scalar, or an integer array (batch,)
+Offset = Any  # an int, a traced scalar, or an integer array (batch,); None, known to be 0
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,31 @@ class Grid:
 
     query_index: Array  # (1, ..., T, 1): rows of the query array
     query_position: Array  # (*b, ..., T, 1): where those rows sit
-    key_index: Array  # (1, ..., 1, S): rows of the key array, which is where keys sit
+    key_index: Array  # (1, ..., 1, S): rows of the key array
+    key_offset: Offset  # index + offset = position
     leading_axes: int
     rows: Run | None  # None: the indices have no order to rely on
     columns: Run | None
 
     @classmethod
-    def cover(cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int) -> Grid:
+    def cover(
+        cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int, key_offset: Offset = None
+    ) -> Grid:
         """All T x S cells."""
-        return cls.tile(Run(None, num_queries), Run(None, num_keys), offset, leading_axes)
+        return cls.tile(Run(None, num_queries), Run(None, num_keys), offset, leading_axes, key_offset)
 
     @classmethod
-    def tile(cls, rows: Run, columns: Run, offset: Offset, leading_axes: int) -> Grid:
+    def tile(
+        cls, rows: Run, columns: Run, offset: Offset, leading_axes: int, key_offset: Offset = None
+    ) -> Grid:
         """The cells of consecutive rows and columns."""
-        cells = cls.at(rows.members, columns.members, offset, leading_axes)
+        cells = cls.at(rows.members, columns.members, offset, leading_axes, key_offset)
         return dataclasses.replace(cells, rows=rows, columns=columns)
 
     @classmethod
-    def at(cls, rows: Array, columns: Array, offset: Offset, leading_axes: int) -> Grid:
+    def at(
+        cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, key_offset: Offset = None
+    ) -> Grid:
         """The cells in the given rows and columns, both one-dimensional index arrays."""
         ones = (1,) * leading_axes
         query_index = rows.reshape((*ones, rows.size, 1))
@@ -65,10 +72,16 @@ class Grid:
             query_index,
             query_index + offset_column(offset, leading_axes),
             columns.reshape((*ones, 1, columns.size)),
+            key_offset,
             leading_axes,
             None,
             None,
         )
+
+    @property
+    def key_position(self) -> Array:
+        """Where the keys sit, (*b, ..., 1, S)."""
+        return _move(self.key_index, self.key_offset, self.leading_axes)
 
     def take_rows(self, data: Array, axis: int = -1) -> Array:
         """Entries of per-query data at the grid's rows."""
@@ -91,6 +104,7 @@ class Blocks:
     query_offset: Array  # (*b, ..., 1, 1): index + offset = position
     key_first: Array
     key_last: Array
+    key_offset: Offset
     query_block: int
     key_block: int
     leading_axes: int
@@ -104,6 +118,7 @@ class Blocks:
         key_block: int,
         offset: Offset,
         leading_axes: int,
+        key_offset: Offset = None,
     ) -> Blocks:
         """The tiling of a T x S grid; the last block of each axis may be shorter."""
         ones = (1,) * leading_axes
@@ -115,6 +130,7 @@ class Blocks:
             offset_column(offset, leading_axes),
             jnp.asarray(key_first),
             jnp.asarray(np.minimum(key_first + key_block, num_keys).astype(np.int32) - 1),
+            key_offset,
             query_block,
             key_block,
             leading_axes,
@@ -127,6 +143,14 @@ class Blocks:
     @property
     def position_last(self) -> Array:
         return self.query_last + self.query_offset
+
+    @property
+    def key_position_first(self) -> Array:
+        return _move(self.key_first, self.key_offset, self.leading_axes)
+
+    @property
+    def key_position_last(self) -> Array:
+        return _move(self.key_last, self.key_offset, self.leading_axes)
 
     @property
     def rows(self) -> Array:
@@ -144,9 +168,14 @@ def _members(first: Array, last: Array, block: int) -> Array:
     return jnp.minimum(first + jnp.arange(block, dtype=jnp.int32)[None], last)
 
 
+def _move(index: Array, offset: Offset, leading_axes: int) -> Array:
+    """Positions of indices; what is not moved stays the same array."""
+    return index if offset is None else index + offset_column(offset, leading_axes)
+
+
 def offset_column(offset: Offset, leading_axes: int) -> Array:
     """The offset with `leading_axes + 2` axes, one entry per first leading axis or a single one."""
-    offset = jnp.asarray(offset)
+    offset = jnp.asarray(0 if offset is None else offset)
     if offset.dtype != jnp.int32:
         offset = offset.astype(jnp.int32)
     return spread(offset, leading_axes + 2)
@@ -158,15 +187,23 @@ def spread(data: Array, rank: int, trailing: int = 0) -> Array:
     return data.reshape((*data.shape[:split], *(1,) * (rank - data.ndim), *data.shape[split:]))
 
 
-def place_queries(num_queries: int, num_keys: int, offset: Offset, reads_positions: bool) -> Offset:
+def place_queries(
+    num_queries: int, num_keys: int, offset: Offset, reads_positions: bool, key_offset: Offset = None
+) -> Offset:
     """The offset in force, or an error that draws both alignments when one would have to be guessed."""
     if offset is not None:
         return offset
-    if num_queries == num_keys or not reads_positions:
+    if not reads_positions or (num_queries == num_keys and key_offset is None):
         return 0
+    if key_offset is not None:
+        raise ValueError(
+            "query_offset: expected where the queries sit, because key_offset moves the keys and the mask or"
+            " score reads positions; got None. Query t sits at position query_offset + t, key s at"
+            " key_offset + s"
+        )
     raise ValueError(
         f"query_offset: expected where the queries sit, because T = {num_queries} queries differ from"
-        f" S = {num_keys} keys and the mask reads positions; got None.\n"
+        f" S = {num_keys} keys and the mask or score reads positions; got None.\n"
         f"Query t sits at position query_offset + t, keys at 0..S-1. Causal attention would be either\n\n"
         f"{_both_alignments(num_queries, num_keys)}\n\n"
         f"Pass query_offset={num_keys - num_queries} when the queries are the last rows of the sequence (a"

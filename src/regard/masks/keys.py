@@ -101,11 +101,11 @@ class KeysBelow(Mask):
         return np.ndim(self.bound)
 
     def keep(self, grid: Grid) -> Array:
-        return grid.key_index < spread(jnp.asarray(self.bound), grid.leading_axes + 2)
+        return grid.key_position < spread(jnp.asarray(self.bound), grid.leading_axes + 2)
 
     def verdicts(self, blocks: Blocks) -> Array:
         bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
-        return verdict(empty=blocks.key_first >= bound, full=blocks.key_last < bound)
+        return verdict(empty=blocks.key_position_first >= bound, full=blocks.key_position_last < bound)
 
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return dataclasses.replace(self, bound=cut(self.bound, 0))  # type: ignore[type-var]

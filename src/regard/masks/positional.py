@@ -10,6 +10,8 @@ from regard.axes import Array
 from regard.masks.algebra import Mask, mask_class, static, verdict
 from regard.masks.grid import Blocks, Grid
 
+_FEW = 1024  # neighbours, for a mask to count as local
+
 
 def causal() -> Mask:
     """Let each query attend to its own position and those before it.
@@ -150,13 +152,16 @@ class Positional(Mask):
 
 def _distances(blocks: Blocks) -> tuple[Array, Array]:
     """The smallest and largest key - query distance in each tile; every integer between them occurs."""
-    return blocks.key_first - blocks.position_last, blocks.key_last - blocks.position_first
+    return (
+        blocks.key_position_first - blocks.position_last,
+        blocks.key_position_last - blocks.position_first,
+    )
 
 
 @mask_class
 class Causal(Positional):
     def keep(self, grid: Grid) -> Array:
-        return grid.key_index <= grid.query_position
+        return grid.key_position <= grid.query_position
 
     def verdicts(self, blocks: Blocks) -> Array:
         nearest, farthest = _distances(blocks)
@@ -171,8 +176,12 @@ class SlidingWindow(Positional):
     before: int | None = static()
     after: int | None = static()
 
+    @property
+    def local(self) -> bool:
+        return self.before is not None and self.after is not None and self.before + self.after < _FEW
+
     def keep(self, grid: Grid) -> Array:
-        distance = grid.key_index - grid.query_position
+        distance = grid.key_position - grid.query_position
         keep = jnp.ones_like(distance, dtype=bool)
         if self.before is not None:
             keep &= distance >= -self.before
@@ -198,12 +207,16 @@ class SlidingWindow(Positional):
 class Chunked(Positional):
     size: int = static()
 
+    @property
+    def local(self) -> bool:
+        return self.size <= _FEW
+
     def keep(self, grid: Grid) -> Array:
-        return grid.query_position // self.size == grid.key_index // self.size
+        return grid.query_position // self.size == grid.key_position // self.size
 
     def verdicts(self, blocks: Blocks) -> Array:
         query_low, query_high = blocks.position_first // self.size, blocks.position_last // self.size
-        key_low, key_high = blocks.key_first // self.size, blocks.key_last // self.size
+        key_low, key_high = blocks.key_position_first // self.size, blocks.key_position_last // self.size
         return same_value_verdict(query_low, query_high, key_low, key_high)
 
     def expression(self) -> str:
@@ -222,7 +235,7 @@ class Dilated(Positional):
     stride: int = static()
 
     def keep(self, grid: Grid) -> Array:
-        return (grid.key_index - grid.query_position) % self.stride == 0
+        return (grid.key_position - grid.query_position) % self.stride == 0
 
     def verdicts(self, blocks: Blocks) -> Array:
         nearest, farthest = _distances(blocks)
@@ -240,13 +253,13 @@ class GlobalTokens(Positional):
 
     def keep(self, grid: Grid) -> Array:
         query = (grid.query_position >= 0) & (grid.query_position < self.count)
-        return query | (grid.key_index < self.count)
+        return query | (grid.key_position < self.count)
 
     def verdicts(self, blocks: Blocks) -> Array:
         first, last = blocks.position_first, blocks.position_last
         return verdict(
-            empty=((first >= self.count) | (last < 0)) & (blocks.key_first >= self.count),
-            full=((first >= 0) & (last < self.count)) | (blocks.key_last < self.count),
+            empty=((first >= self.count) | (last < 0)) & (blocks.key_position_first >= self.count),
+            full=((first >= 0) & (last < self.count)) | (blocks.key_position_last < self.count),
         )
 
     def expression(self) -> str:

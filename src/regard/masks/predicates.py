@@ -49,19 +49,19 @@ class Predicate(Positional):
     fn: Callable[[Array, Array], Array] = static()
 
     def keep(self, grid: Grid) -> Array:
-        keep = jnp.asarray(self.fn(grid.query_position, grid.key_index))
+        keep = jnp.asarray(self.fn(grid.query_position, grid.key_position))
         if keep.dtype != bool:
             raise TypeError(
                 f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
             )
-        shape = np.broadcast_shapes(grid.query_position.shape, grid.key_index.shape)
+        shape = np.broadcast_shapes(grid.query_position.shape, grid.key_position.shape)
         return jnp.broadcast_to(keep, shape)
 
     def verdicts(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
 
     def hoist(self, grid: Grid) -> Mask:
-        program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_index)
+        program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_position)
         if not program.consts:
             return self
         return HoistedPredicate(tuple(program.consts), program.jaxpr, self.expression())
@@ -79,7 +79,7 @@ class HoistedPredicate(Positional):
     text: str = static()
 
     def keep(self, grid: Grid) -> Array:
-        (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_index)
+        (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_position)
         return keep
 
     def verdicts(self, blocks: Blocks) -> Array:
@@ -99,7 +99,7 @@ def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
 
     def look(rows: Array) -> Array:
         offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
-        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes)
+        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes, blocks.key_offset)
         keep = mask.keep(grid)
         keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, columns.size))
         cells = keep.reshape((*keep.shape[:-2], rows.size, num_tiles, key_block))
