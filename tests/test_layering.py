@@ -162,6 +162,8 @@ def test_the_lightness_guard_can_fail():
 def test_an_unknown_public_name_lists_the_known_ones():
     import regard
 
-    with pytest.raises(AttributeError, match="it has KVCache, PagedKVCache, attend, explain, masks, positions"):
+    with pytest.raises(
+        AttributeError, match="it has KVCache, PagedKVCache, attend, explain, masks, positions"
+    ):
         _ = regard.attention_please
     assert {"KVCache", "attend", "explain", "masks", "positions"} <= set(dir(regard))

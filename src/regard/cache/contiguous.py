@@ -37,8 +37,9 @@ class KVCache(Rows):
     beam search does. Make one with `KVCache.create`.
 
     Pass `query_offset` and `key_offset=cache.start` to `attend`. Slots that hold no token are zero at first,
-    and keep what they held after `rewind` or `reset`; a causal mask hides them, and other masks do when
-    joined as `mask & cache.valid`. What is hidden reaches no output, even if it is NaN.
+    and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real tokens;
+    `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all reaches no
+    output, even if it is NaN.
 
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
@@ -142,7 +143,7 @@ class KVCache(Rows):
 
     @property
     def valid(self) -> Mask:
-        """A mask that hides slots without a token, for masks that do not: `prefix(n) | causal()`, none."""
+        """A mask that hides slots without a token; join it with masks that are not causal."""
         return rows_of_lengths(self.lengths)
 
     @property
@@ -167,7 +168,7 @@ class KVCache(Rows):
                 is not stored. None means all.
 
         Returns:
-            The longer cache.
+            The longer cache. Outside jit, and under jit without donation, all slots are copied.
 
         Raises:
             TypeError: a dtype that would lose digits, counts that are not integers.

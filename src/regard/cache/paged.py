@@ -35,8 +35,8 @@ class PagedKVCache(Rows):
     A frozen pytree. `append` writes through the table and works under jit. `assign`, `share` and `release`
     change who holds which page, between steps, outside jit. Make one with `PagedKVCache.create`.
 
-    `key` and `value` gather the rows' pages in order, so that attention is called as with `KVCache`. A
-    causal mask hides slots without a token, other masks do when joined as `mask & cache.valid`.
+    `key` and `value` gather the rows' pages in order, so that attention is called as with `KVCache`, and
+    slots without a token are hidden as there.
 
     A row has room for its pages. Tokens beyond it raise outside jit; under jit they are dropped while
     `lengths` counts on, and `overflowed` says so. No token is ever written to a page of another row.
@@ -150,7 +150,7 @@ class PagedKVCache(Rows):
 
     @property
     def valid(self) -> Mask:
-        """A mask that hides slots without a token, for masks that do not: `prefix(n) | causal()`, none."""
+        """A mask that hides slots without a token; join it with masks that are not causal."""
         return rows_of_lengths(jnp.minimum(self.lengths, self.capacity))
 
     @property

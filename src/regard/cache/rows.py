@@ -139,7 +139,9 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
     """int32 numbers, one per row; a scalar serves all rows unless it is refused."""
-    array = numbers if hasattr(numbers, "dtype") else np.asarray(numbers)
+    array: Any = numbers
+    if not hasattr(numbers, "dtype"):
+        array = np.asarray(numbers) if is_concrete(numbers) else jnp.asarray(numbers)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     if array.shape != (batch,) and not (scalar and array.shape == ()):
