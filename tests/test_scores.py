@@ -492,7 +492,7 @@ def test_rows_that_do_not_exist(options, error, words):
         (lambda: scores.relative_bias(np.ones((32, 2), int)), TypeError, "table: expected a floating-point"),
         (lambda: scores.relative_bias(np.ones(32)), ValueError, r"table: expected shape \(buckets, H\)"),
         (lambda: scores.relative_bias(np.ones((31, 2))), ValueError, "an even number"),
-        (lambda: scores.relative_bias(np.ones((32, 2)), max_distance=8), ValueError, "max_distance: expected"),
+        (lambda: scores.relative_bias(np.ones((32, 2)), max_distance=8), ValueError, "max_distance: expect"),
         (lambda: scores.modifier(3), TypeError, "fn: expected a function of"),
         (lambda: scores.bilinear(np.ones(3)), ValueError, "metric: expected shape"),
         (lambda: scores.bilinear(np.ones((3, 3), int)), TypeError, "metric: expected a floating-point"),
