@@ -44,7 +44,8 @@ FOLDERS = {
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
-    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain machine report tuning",
+    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
+    " option_costs cache_rate linear_gain machine report tuning",
     "cli": "console commands displays interruption overview training pictures plotting demonstration"
     " diagnosis explaining benchmarking",
 }

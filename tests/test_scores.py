@@ -178,7 +178,7 @@ def test_values_and_gradients(name, backend, x64):
     np.testing.assert_allclose(output, found.output, rtol=1e-9, atol=1e-12)
     for part, actual in aux.items():
         np.testing.assert_allclose(actual, getattr(found, part), rtol=1e-9, atol=1e-12, err_msg=part)
-    actual = jax.grad(lambda *x: jnp.sum(run(*x) * cotangent), (0, 1, 2, 3))(*arrays, given)
+    actual = jax.jit(jax.grad(lambda *x: jnp.sum(run(*x) * cotangent), (0, 1, 2, 3)))(*arrays, given)
     for one, other in zip(actual, grads, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
     assert not np.asarray(output)[1, :, 0].any()
@@ -190,7 +190,7 @@ def test_statistics_have_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, _ = call(name, backend)
 
-    def statistics(*inputs):
+    def measure(*inputs):
         aux = run(*inputs, aux=("lse", "entropy", "max_score"))[1]
         kept = [jnp.where(jnp.isfinite(x), x, 0) for x in aux.values()]
         return sum(jnp.sum(jnp.sin(x + 1)) for x in kept)
@@ -198,49 +198,54 @@ def test_statistics_have_gradients(name, backend, x64):
     inputs = (*arrays, given)
     rng = np.random.default_rng(4)
     moves = [jnp.asarray(rng.normal(size=x.shape)) for x in inputs]
-    step = 1e-6
+    step, statistics = 1e-6, jax.jit(measure)
     ends = [
         statistics(*(x + sign * step * move for x, move in zip(inputs, moves, strict=True)))
         for sign in (1, -1)
     ]
     slope = (ends[0] - ends[1]) / (2 * step)
-    grads = jax.grad(statistics, (0, 1, 2, 3))(*inputs)
+    grads = jax.jit(jax.grad(statistics, (0, 1, 2, 3)))(*inputs)
     along = sum(jnp.vdot(grad, move) for grad, move in zip(grads, moves, strict=True))
     np.testing.assert_allclose(along, slope, rtol=1e-6)
     np.testing.assert_allclose(jax.jvp(statistics, inputs, tuple(moves))[1], slope, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["softcap by head", "relative bias", "modifier"])
-def test_every_transform(name, x64):
-    arrays, given = draw(), jnp.asarray(CASES[name][1])
-    inputs = (*arrays, given)
+TRANSFORMS = {
+    "hessian-vector": lambda loss, inputs, moves: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), inputs, moves)[1],
+    "reverse over reverse": lambda loss, inputs, moves: jax.grad(
+        lambda *x: sum(jnp.vdot(g, m) for g, m in zip(jax.grad(loss, (0, 1, 2, 3))(*x), moves, strict=True)),
+        (0, 1, 2, 3),
+    )(*inputs),
+    "vmap over parameters": lambda loss, inputs, moves: jax.vmap(jax.grad(loss, 3), (None, None, None, 0))(
+        *inputs[:3], jnp.stack([inputs[3], 1.5 * inputs[3]])
+    ),
+    "vmap over inputs": lambda loss, inputs, moves: jax.vmap(jax.grad(loss, (0, 3)), (0, None, None, None))(
+        jnp.stack([inputs[0], -inputs[0]]), *inputs[1:]
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [
+        *(("softcap by head", transform) for transform in TRANSFORMS),
+        *(pytest.param("modifier", transform, marks=pytest.mark.slow) for transform in TRANSFORMS),
+        pytest.param("relative bias", "hessian-vector", marks=pytest.mark.slow),
+        ("relative bias", "vmap over parameters"),
+    ],
+)
+def test_every_transform(name, transform, x64):
+    inputs = (*draw(), jnp.asarray(CASES[name][1]))
     rng = np.random.default_rng(4)
     moves = tuple(jnp.asarray(rng.normal(size=x.shape)) for x in inputs)
-    several = jnp.stack([given, 1.5 * given, 0.5 * given])
 
-    def results(backend):
+    def result(backend):
         run, _ = call(name, backend)
         loss = lambda *x: jnp.sum(jnp.sin(run(*x)))
-        everything = tuple(range(4))
-        return {
-            "hessian-vector": jax.jvp(jax.grad(loss, everything), inputs, moves)[1],
-            "reverse over reverse": jax.grad(
-                lambda *x: sum(
-                    jnp.vdot(g, m) for g, m in zip(jax.grad(loss, everything)(*x), moves, strict=True)
-                ),
-                everything,
-            )(*inputs),
-            "vmap over parameters": jax.vmap(jax.grad(loss, 3), (None, None, None, 0))(*arrays, several),
-            "vmap over inputs": jax.vmap(jax.grad(loss, everything), (0, None, None, None))(
-                jnp.stack([arrays[0], -arrays[0]]), *inputs[1:]
-            ),
-            "jit": jax.jit(run)(*inputs),
-        }
+        return jax.jit(lambda *x: TRANSFORMS[transform](loss, x, moves))(*inputs)
 
-    expected = results("dense")
-    for transform, found in results("small tiles").items():
-        for one, other in zip(*map(jax.tree.leaves, (found, expected[transform])), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10, err_msg=transform)
+    for one, other in zip(*map(jax.tree.leaves, (result("small tiles"), result("dense"))), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -374,6 +379,7 @@ def attend_densely(problem):
     return (attend(problem.query, problem.key, problem.value, bias=bias, backend="dense"),)
 
 
+@pytest.mark.slow
 def test_memory_is_linear_with_scores():
     def peak(length):
         x = jax.ShapeDtypeStruct((1, 2, length, 16), jnp.float32)
