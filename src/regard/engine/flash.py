@@ -41,10 +41,10 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
             window = Window(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(window)
             scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            scores = finish(scores, inputs, context, window, partial).scores
-            (value,) = clean(spoiled, scores, -2, value)
+            finished = finish(scores, inputs, context, window, partial)
+            (value,) = clean(spoiled, finished, -2, value)
             return running.block(
-                scores, value, surviving(context, window), window.column_run.start, layout.precision
+                finished.scores, value, surviving(context, window), window.column_run.start, layout.precision
             )
 
         empty = Running.empty(
@@ -107,9 +107,8 @@ def tangent(
             key, value = inputs.read_keys(window)
             scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
             finished = finish(scores, inputs, context, window, partial)
-            scores = finished.scores
-            (value,) = clean(spoiled, scores, -2, value)
-            logs = scores - base[..., None] - log_total[..., None]
+            (value,) = clean(spoiled, finished, -2, value)
+            logs = finished.scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(scores)
             for row_move, late in row_moves:
@@ -194,9 +193,8 @@ def backward(
             # Scores lie keys by queries here: three of the five products run faster that way round.
             scores = scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
             finished = finish(scores, inputs, context, window, partial, across=True)
-            scores = finished.scores
-            key, value = clean(spoiled, scores, -1, key, value)
-            logs = scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
+            key, value = clean(spoiled, finished, -1, key, value)
+            logs = finished.scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
             survivors = surviving(context, window, across=True)
             if value_grad is not None:
@@ -211,9 +209,8 @@ def backward(
                     )
                     change = change - window.row_vector(pulls.entropy)[..., None, :] * surprise
                 change = weights * change
-                if "bias" in shapes or finished.apply is not None:
-                    change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
                 if "bias" in shapes:
+                    change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
                     cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
                     grads = grads | {"bias": cells}
                 change, parameter_grads = finished.pull(change)

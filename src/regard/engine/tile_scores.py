@@ -19,6 +19,7 @@ class Finished(NamedTuple):
     """Scores as the softmax sees them, and how the score function brought them about."""
 
     scores: Array
+    masked: Array  # -inf where mask or bias remove a pair; else of no meaning
     apply: Any = None  # of raw scores and the named parameters; None without a score function
     raw: Any = None
     parameters: Any = None
@@ -45,11 +46,12 @@ def finish(
     """Score function, bias and mask."""
     if context.scoring is None:
         scores = _add_bias(scores, inputs, window, across=across)
-        return Finished(_mask(scores, inputs, context, window, partial, across=across))
-    scores = _mask(scores, inputs, context, window, partial, across=across)
+        scores = _mask(scores, inputs, context, window, partial, across=across)
+        return Finished(scores, scores)
+    masked = _mask(scores, inputs, context, window, partial, across=across)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
-    gone = scores == -jnp.inf
-    raw = jnp.where(gone, 0, scores)
+    gone = masked == -jnp.inf
+    raw = jnp.where(gone, 0, masked)
     scoring, cells = context.scoring, window.pairs(context.offsets, across=across)
     names = inputs.named()
     parameters = {name: window.parameter(names[name]) for name in names if name.startswith(PARAMETER)}
@@ -58,7 +60,7 @@ def finish(
         return scoring.join(tuple(parameters.values())).apply(raw, cells)
 
     scores = _add_bias(apply(raw, parameters), inputs, window, across=across)
-    return Finished(jnp.where(gone, -jnp.inf, scores), apply, raw, parameters, window)
+    return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, window)
 
 
 def _add_bias(scores: Array, inputs: Inputs, window: Window, *, across: bool = False) -> Array:
@@ -89,7 +91,7 @@ def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -
     return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
 
 
-def clean(spoiled: Array | None, scores: Array, queries: int, *tiles: Array) -> tuple[Array, ...]:
+def clean(spoiled: Array | None, finished: Finished, queries: int, *tiles: Array) -> tuple[Array, ...]:
     """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
@@ -99,7 +101,7 @@ def clean(spoiled: Array | None, scores: Array, queries: int, *tiles: Array) -> 
         return tiles
 
     def zero(*tiles: Array) -> tuple[Array, ...]:
-        asked = (scores.max(queries) != -jnp.inf)[..., None]
+        asked = (finished.masked.max(queries) != -jnp.inf)[..., None]
         return tuple(jnp.where(asked, tile, 0) for tile in tiles)
 
     return jax.lax.cond(spoiled, zero, lambda *tiles: tiles, *tiles)
