@@ -7,14 +7,14 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import layers, masks, models, positions
+from regard import layers, linear, masks, models, positions
 from regard.inspection import figures
 from regard.models import generate
 
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
-    for module in (masks, positions, layers, models, generate, figures):
+    for module in (linear, masks, positions, layers, models, generate, figures):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

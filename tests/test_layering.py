@@ -37,6 +37,7 @@ FOLDERS = {
     "positions": "angles tables scaling rotation",
     "engine": "problem sinks exponential dropout online_softmax sparsity tiles flash primitives dense tuning"
     " tiled registry explanation",
+    "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
@@ -145,9 +146,8 @@ HEAVY = {
 
 
 def test_importing_regard_is_light():
-    everything = (
-        "import regard; [getattr(regard, name) for name in ('attend', 'explain', 'masks', 'positions')]"
-    )
+    names = ("attend", "explain", "linear", "masks", "positions")
+    everything = f"import regard; [getattr(regard, name) for name in {names}]"
     allowed = loaded_by("import jax, numpy, jaxtyping, jax.extend.random, jax.numpy") | {"regard"}
     new = loaded_by(everything) - allowed
     # What remains is the standard library.
@@ -163,6 +163,6 @@ def test_the_lightness_guard_can_fail():
 def test_an_unknown_public_name_lists_the_known_ones():
     import regard
 
-    with pytest.raises(AttributeError, match="it has attend, explain, masks, positions"):
+    with pytest.raises(AttributeError, match="it has attend, explain, linear, masks, positions"):
         _ = regard.attention_please
-    assert {"attend", "explain", "masks", "positions"} <= set(dir(regard))
+    assert {"attend", "explain", "linear", "masks", "positions"} <= set(dir(regard))

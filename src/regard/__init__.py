@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard import linear as linear
     from regard import masks as masks
     from regard import positions as positions
     from regard.attention import attend as attend
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attend": "regard.attention",
     "explain": "regard.attention",
+    "linear": "regard.linear",
     "masks": "regard.masks",
     "positions": "regard.positions",
 }
