@@ -16,7 +16,13 @@ from jaxtyping import install_import_hook
 # Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
 # error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX
 # replaces by placeholders.
-CHECKED = ("regard.engine.dense", "regard.engine.dropout", "regard.layers", "regard.models")
+CHECKED = (
+    "regard.engine.dense",
+    "regard.engine.dropout",
+    "regard.linear.halving",
+    "regard.layers",
+    "regard.models",
+)
 _hook = install_import_hook(list(CHECKED), "beartype.beartype")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

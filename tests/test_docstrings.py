@@ -7,14 +7,14 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import cache, layers, masks, models, positions
+from regard import cache, layers, linear, masks, models, positions, scores
 from regard.inspection import figures
 from regard.models import generate
 
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
-    for module in (cache, masks, positions, layers, models, generate, figures):
+    for module in (cache, linear, masks, positions, scores, layers, models, generate, figures):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard import linear as linear
     from regard import masks as masks
     from regard import positions as positions
     from regard import scores as scores
@@ -20,6 +21,7 @@ _HOMES = {
     "PagedKVCache": "regard.cache",
     "attend": "regard.attention",
     "explain": "regard.attention",
+    "linear": "regard.linear",
     "masks": "regard.masks",
     "positions": "regard.positions",
     "scores": "regard.scores",

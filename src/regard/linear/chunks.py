@@ -1,0 +1,189 @@
+"""A sequence in chunks: matrix products within one, and a scan that hands the state to the next."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.linear.features import FEATURE_MAPS
+from regard.linear.halving import decay_products, decay_weights, invert
+from regard.linear.inputs import Inputs, Layout
+
+
+class Chunk(NamedTuple):
+    """The rows of one chunk, and while they are cut, of all: then an axis of chunks comes first."""
+
+    query: Array | None  # (..., K, C, G, D)
+    key: Array  # (..., K, C, D)
+    value: Array  # (..., K, C, E)
+    decay: Array | None  # (..., K, C, 1 or D)
+    rate: Array | None  # (..., K, C, 1)
+    valid: Array | None  # (..., K, C, 1)
+
+
+class Carried(NamedTuple):
+    """What a chunk hands to the next."""
+
+    memory: Array  # (L, D, E)
+    key_sum: Array | None  # (L, D)
+
+
+@jax.jit
+def run(inputs: Inputs) -> tuple[Array, Carried]:
+    """Compute the output and the state after the last row."""
+    layout = inputs.layout
+    carried = Carried(inputs.memory, inputs.key_sum)
+    chunks = _cut(inputs)
+    advance = partial(_advance, layout, inputs.scale)
+    if chunks.key.shape[0] == 1:
+        carried, output = advance(carried, jax.tree.map(lambda array: array[0], chunks))
+        output = jax.tree.map(lambda array: array[None], output)
+    else:
+        # A chunk is computed again for its gradient, so that only the states between chunks are kept.
+        carried, output = jax.lax.scan(jax.checkpoint(advance, prevent_cse=False), carried, chunks)
+    output = _read_all(inputs, carried) if output is None else _mend(output, layout)
+    output = output.reshape((*layout.leading, *output.shape[-2:]))
+    return output.astype(inputs.query.dtype), carried
+
+
+def _cut(inputs: Inputs) -> Chunk:
+    layout = inputs.layout
+    length, size = inputs.key.shape[-2], layout.chunk
+    valid = inputs.valid
+    if length % size and valid is None:
+        valid = jnp.ones((*(1,) * (inputs.key.ndim - 2), length, 1), bool)
+
+    def cut(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        if array.shape[-2] != length:  # one row for all
+            array = jnp.broadcast_to(array, (*array.shape[:-2], length, array.shape[-1]))
+        if length % size:
+            array = jnp.pad(array, [*[(0, 0)] * (array.ndim - 2), (0, -length % size), (0, 0)])
+        array = array.reshape((*array.shape[:-2], -(-length // size), size, array.shape[-1]))
+        return jnp.moveaxis(array, -3, 0)
+
+    query = None
+    if layout.causal:
+        *batch, heads, _, width = inputs.query.shape
+        query = inputs.query.reshape((*batch, heads // layout.group, layout.group, length, width))
+        query = jnp.swapaxes(cut(query), -2, -3)  # pyright: ignore
+    return Chunk(query, *map(cut, (inputs.key, inputs.value, inputs.decay, inputs.rate, valid)))  # pyright: ignore
+
+
+def _mend(output: Array, layout: Layout) -> Array:
+    """(N, L, C, G, E) as (L, G, T, E)."""
+    count, lines, size, group, width = output.shape
+    output = jnp.transpose(output, (1, 3, 0, 2, 4)).reshape((lines, group, count * size, width))
+    return output[:, :, : layout.num_queries]
+
+
+def _advance(layout: Layout, scale: Array, carried: Carried, chunk: Chunk) -> tuple[Carried, Array | None]:
+    """One chunk: what its queries read, and the state after it."""
+    memory, key_sum = carried
+    query, key, value, decay, rate = _prepare(layout, chunk)
+    # The delta rule reads what is stored under a key, as one more query would.
+    rows = [] if query is None else [query * scale]
+    rows += [] if rate is None else [key[:, :, None]]
+    rows = jnp.concatenate(rows, 2) if rows else key[:, :, None][:, :, :0]
+    products, until, after = _meet(layout, rows, key, decay)
+    reaching, leaving, whole = rows, key, None
+    if until is not None:
+        reaching, leaving, whole = rows * until[:, :, None], key * after, until[:, -1]
+    reads = _product(layout, reaching, memory)
+
+    written = value
+    if rate is not None:
+        strict = _below(products[:, :, -1], 1) * rate
+        written = rate * (value - reads[:, :, -1])
+        written = jnp.matmul(invert(strict, layout.precision), written, precision=layout.precision)
+    output = None
+    if chunk.query is not None:
+        products = products[:, :, : layout.group]
+        output = reads[:, :, : layout.group] + _product(layout, products, written)
+        if key_sum is not None:
+            total = _product(layout, reaching, key_sum[..., None]) + products.sum(-1, keepdims=True)
+            output = _divide(output, total)
+        output = output.astype(chunk.query.dtype)
+
+    added = jnp.einsum("ncd,nce->nde", leaving, written, precision=layout.precision)
+    memory = added + (memory if whole is None else memory * whole[..., None])
+    if key_sum is not None:
+        key_sum = leaving.sum(1) + (key_sum if whole is None else key_sum * whole)
+    return Carried(memory, key_sum), output
+
+
+def _prepare(layout: Layout, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]:
+    """Query, key, value, decay and rate as they take part: what is not valid reads and changes nothing."""
+    valid = None if chunk.valid is None else _line_up(layout, chunk.valid)
+
+    def real(array: Array) -> Array:
+        if valid is None:
+            return array
+        return jnp.where(valid if array.ndim == valid.ndim else valid[:, :, None], array, 0)
+
+    def enter(array: Array | None) -> Any:
+        return None if array is None else real(_line_up(layout, array).astype(layout.dtype))
+
+    query, key, value, decay, rate = map(enter, chunk[:-1])
+    if layout.feature_map != "identity":
+        # A map may turn 0 into something.
+        feature_map = FEATURE_MAPS[layout.feature_map]
+        query, key = None if query is None else real(feature_map(query)), real(feature_map(key))
+    return query, key, value, decay, rate
+
+
+def _line_up(layout: Layout, array: Array) -> Array:
+    """Spread over *B and K, which become one axis: matrix products of many batch axes fail on some CPUs."""
+    own = array.shape[len(layout.batch) :]
+    return jnp.broadcast_to(array, (*layout.batch, *own)).reshape((math.prod(layout.batch), *own))
+
+
+def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
+    """Rows with the keys up to their own, and the decay from the start and to the end of the chunk."""
+    if decay is not None and decay.shape[-1] > 1:
+        return decay_products(rows, key, jnp.exp(decay), layout.precision)
+    products = _product(layout, rows, jnp.swapaxes(key, -1, -2))
+    if decay is None:
+        return _below(products, 0), None, None
+    weights, until, after = decay_weights(jnp.exp(decay))
+    return products * weights, until, after
+
+
+def _below(products: Array, first: int) -> Array:
+    """Zero unless row - column >= first; rows on axis 1, columns last."""
+    row, column = (
+        jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (1, products.ndim - 1)
+    )
+    return jnp.where(row - column >= first, products, 0)
+
+
+def _product(layout: Layout, rows: Array, matrix: Array) -> Array:
+    """(L, C, R, X) times (L, X, Y), the heads of a group as rows of one matrix."""
+    folded = rows.reshape((rows.shape[0], rows.shape[1] * rows.shape[2], rows.shape[3]))
+    product = jnp.matmul(folded, matrix, precision=layout.precision)
+    return product.reshape((*rows.shape[:3], matrix.shape[-1]))
+
+
+def _divide(output: Array, total: Array) -> Array:
+    """0 where there is nothing to divide by."""
+    some = total != 0
+    return jnp.where(some, output / jnp.where(some, total, 1), 0)
+
+
+def _read_all(inputs: Inputs, carried: Carried) -> Array:
+    """Every query reads the last state: (L, G, T, E)."""
+    layout = inputs.layout
+    *batch, heads, length, width = inputs.query.shape
+    query = inputs.query.reshape((*batch, heads // layout.group, layout.group, length, width))
+    query = _line_up(layout, query).astype(layout.dtype)
+    query = FEATURE_MAPS[layout.feature_map](query) * inputs.scale
+    output = _product(layout, query, carried.memory)
+    if carried.key_sum is None:
+        return output
+    return _divide(output, _product(layout, query, carried.key_sum[..., None]))

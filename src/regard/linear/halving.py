@@ -1,0 +1,88 @@
+"""What decays, and what the delta rule solves, between the rows of a chunk: found by halving the chunk.
+
+Decay factors are only ever multiplied: no ratio overflows, no difference cancels, and a factor of 0 forgets.
+Blocks are stacked on the first axis, which keeps matrix products at one batch axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from regard.axes import Array, Float
+
+
+class Decayed(NamedTuple):
+    """Products of rows with keys, and of decay factors, over blocks of C rows."""
+
+    products: Array  # (N, C, R, C): of row t with key s, decayed from s to t; 0 where s > t
+    until: Array  # (N, C, W): factors of rows 0..t, what row t still sees of the state before the block
+    after: Array  # (N, C, W): factors of rows t+1..C-1, what the end still sees of what row t wrote
+
+
+def decay_products(
+    rows: Float[Array, "N C R D"],
+    key: Float[Array, "N C D"],
+    keep: Float[Array, "N C D"],
+    precision: Any = None,
+) -> Decayed:
+    """Multiply rows and keys, channel d of key s decayed by the factors of rows s+1..t on its way to row t.
+
+    products_trs = sum_d rows_trd key_sd prod_(s < i <= t) keep_id
+    """
+    count, size, heads, width = rows.shape
+    if size == 1:
+        return Decayed(jnp.sum(rows * key[:, :, None], -1, keepdims=True), keep, jnp.ones_like(keep))
+    half = size // 2
+    parts = decay_products(_halve(rows), _halve(key), _halve(keep), precision)
+    # The later half reads the earlier one across their border.
+    reading = rows[:, half:] * parts.until[1::2, :, None]
+    written = key[:, :half] * parts.after[0::2]
+    lower = jnp.einsum(
+        "nrd,nsd->nrs", reading.reshape((count, half * heads, width)), written, precision=precision
+    )
+    return _join(parts, lower.reshape((count, half, heads, half)))
+
+
+def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
+    """The same for one factor per row and products of 1: the weight of what row s wrote at row t."""
+    if keep.shape[1] == 1:
+        return Decayed(jnp.ones_like(keep)[..., None], keep, jnp.ones_like(keep))
+    parts = decay_weights(_halve(keep))
+    lower = parts.until[1::2, :, None] * jnp.swapaxes(parts.after[0::2], -1, -2)[:, None]
+    return _join(parts, lower)
+
+
+def invert(strict: Float[Array, "N C C"], precision: Any = None) -> Array:
+    """The inverse of 1 + strict, where strict is 0 on and above its diagonal."""
+    size = strict.shape[-1]
+    if size == 1:
+        return jnp.ones_like(strict)
+    half = size // 2
+    corners = jnp.stack((strict[:, :half, :half], strict[:, half:, half:]), 1)
+    inverse = invert(corners.reshape((2 * strict.shape[0], half, half)), precision)
+    first, last = inverse[0::2], inverse[1::2]
+    lower = jnp.matmul(strict[:, half:, :half], first, precision=precision)
+    lower = -jnp.matmul(last, lower, precision=precision)
+    return _corners(first, lower, last)
+
+
+def _halve(array: Array) -> Array:
+    """Blocks (N, C, ...) as (2N, C/2, ...): neighbours are the halves of one block."""
+    return array.reshape((2 * array.shape[0], array.shape[1] // 2, *array.shape[2:]))
+
+
+def _join(parts: Decayed, lower: Array) -> Decayed:
+    """Two neighbouring blocks as one, given what the later reads of the earlier."""
+    until, after = parts.until, parts.after
+    last = until[1::2]
+    until = jnp.concatenate((until[0::2], last * until[0::2, -1:]), 1)
+    after = jnp.concatenate((after[0::2] * last[:, -1:], after[1::2]), 1)
+    return Decayed(_corners(parts.products[0::2], lower, parts.products[1::2]), until, after)
+
+
+def _corners(first: Array, lower: Array, last: Array) -> Array:
+    """[[first, 0], [lower, last]], rows on axis 1 and columns on the last."""
+    above = jnp.concatenate((first, jnp.zeros_like(lower)), -1)
+    return jnp.concatenate((above, jnp.concatenate((lower, last), -1)), 1)

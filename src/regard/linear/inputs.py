@@ -1,0 +1,272 @@
+"""Inputs: one call of linear attention as a frozen record, checked once by `pose`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine import problem as engine
+from regard.engine.problem import Problem
+from regard.linear.features import FEATURE_MAPS
+from regard.linear.state import State
+from regard.masks.data import check_rows, check_width
+from regard.masks.grid import spread
+
+# Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
+CHUNK, CHUNK_OF_DELTA = 64, 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known before tracing."""
+
+    leading: tuple[int, ...]  # of the output
+    batch: tuple[int, ...]  # of the state, K last
+    group: int
+    num_queries: int
+    dtype: np.dtype
+    chunk: int
+    causal: bool
+    normalise: bool
+    feature_map: str
+    precision: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Inputs:
+    """The arrays of a call; every one has the axes of the output, of size 1 where it has no own."""
+
+    query: Array  # (..., H, T, D)
+    key: Array  # (..., K, S, D)
+    value: Array  # (..., K, S, E)
+    decay: Array | None  # (..., K, S, 1 or D)
+    rate: Array | None  # (..., K, S, 1)
+    valid: Array | None  # (..., K, S, 1)
+    memory: Array  # (L, D, E) where L = all of *B, K
+    key_sum: Array | None  # (L, D)
+    scale: Any
+    layout: Layout = field(metadata={"static": True})
+
+
+def pose(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    decay: Any,
+    rate: Any,
+    feature_map: Any,
+    normalise: bool,
+    scale: Any,
+    causal: bool,
+    valid: Any,
+    initial: Any,
+    chunk: Any,
+    precision: Any,
+) -> Inputs:
+    """Check the arguments of a call and fill in what was left out."""
+    problem = engine.pose(
+        query,
+        key,
+        value,
+        mask=None,
+        bias=None,
+        scale=scale,
+        dropout_rate=0.0,
+        rng=None,
+        query_offset=None,
+        aux=(),
+        precision=precision,
+    )
+    _check_options(problem, rate, scale, causal, normalise)
+    leading, heads = problem.leading, problem.key_heads
+    batch = (*leading[:-1], heads) if leading else ()
+    if valid is not None:
+        valid = _check_valid(valid, problem, batch)
+    query, key = problem.query, problem.key
+    if isinstance(feature_map, str):
+        if feature_map not in FEATURE_MAPS:
+            raise ValueError(
+                f"feature_map: expected a function or one of {', '.join(FEATURE_MAPS)}; got {feature_map!r}"
+            )
+    else:
+        if valid is not None:  # NaN in a slot that does not count would pass through a function's derivative
+            query, key = _blank(problem, valid, causal)
+        query, key = (_map_features(feature_map, name, x) for name, x in (("query", query), ("key", key)))
+        feature_map = "identity"
+    width = key.shape[-1]
+    if decay is not None:
+        decay = _check_decay(decay, problem, batch, width)
+    if rate is not None:
+        rate = _check_rate(rate, problem, batch)
+    memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
+    expand = problem.with_heads
+    return Inputs(
+        expand(query),
+        expand(key),
+        expand(problem.value),
+        None if decay is None else expand(decay),
+        None if rate is None else expand(rate[..., None]),
+        None if valid is None else expand(valid[..., None]),
+        memory,
+        key_sum,
+        problem.scale,
+        Layout(
+            leading,
+            batch or (1,),
+            problem.group,
+            problem.T,
+            problem.accumulation,
+            _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA),
+            bool(causal),
+            bool(normalise),
+            feature_map,
+            precision,
+        ),
+    )
+
+
+def _check_options(problem: Problem, rate: Any, scale: Any, causal: bool, normalise: bool) -> None:
+    if causal and problem.T != problem.S:
+        raise ValueError(
+            f"query: expected one row per key with causal=True, T = S; got T = {problem.T}, S = {problem.S}."
+            " With causal=False every query reads the state after all keys"
+        )
+    if normalise and rate is not None:
+        raise ValueError(
+            "normalise: expected False with rate, because a state that is corrected is no sum over keys to"
+            " divide by; got True"
+        )
+    if normalise and scale is not None:
+        raise ValueError(
+            f"scale: expected None with normalise=True, which divides any factor out again; got {scale}"
+        )
+
+
+def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
+    valid = jnp.asarray(valid)
+    if jnp.issubdtype(valid.dtype, jnp.integer):
+        valid = valid != 0
+    if valid.dtype != bool or valid.ndim == 0:
+        raise TypeError(
+            "valid: expected a boolean or integer array (..., S), nonzero = a real token;"
+            f" got {valid.dtype} of shape {valid.shape}"
+        )
+    check_rows("valid", valid.shape[:-1], batch)
+    check_width("valid", "key", valid.shape[-1], problem.S)
+    return spread(valid, len(batch) + 1, trailing=1)
+
+
+def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: int) -> Any:
+    decay = _floats("decay", decay)
+    per_token = (*batch, problem.S)
+    if decay.ndim == len(per_token) and _fits(decay.shape, per_token):
+        return decay[..., None]
+    if decay.ndim == len(per_token) + 1 and _fits(decay.shape, (*per_token, width)):
+        return decay
+    raise ValueError(
+        f"decay: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, one factor per"
+        f" token, or {len(per_token) + 1} that broadcast to (*B, K, S, D) = {(*per_token, width)}, one per"
+        f" channel; got shape {decay.shape}. An axis of size 1 serves all"
+    )
+
+
+def _check_rate(rate: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
+    rate = _floats("rate", rate)
+    per_token = (*batch, problem.S)
+    if rate.ndim != len(per_token) or not _fits(rate.shape, per_token):
+        raise ValueError(
+            f"rate: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, one number per"
+            f" token; got shape {rate.shape}. An axis of size 1 serves all"
+        )
+    return rate
+
+
+def _check_initial(
+    initial: Any, problem: Problem, batch: tuple[int, ...], width: int, normalise: bool
+) -> tuple[Any, Any]:
+    dtype, count = problem.accumulation, int(np.prod(batch))
+    shapes = (count, width, problem.E), (count, width)
+    if initial is None:
+        return jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype) if normalise else None
+    if not isinstance(initial, State):
+        raise TypeError(f"initial: expected a regard.linear.State or None, got {type(initial).__name__}")
+    if normalise and initial.key_sum is None:
+        raise ValueError(
+            "initial: expected a state with key_sum because normalise=True; got None. States from calls with"
+            " normalise=True have one"
+        )
+    found = []
+    for name, expected in (("memory", (*batch, width, problem.E)), ("key_sum", (*batch, width))):
+        array = getattr(initial, name)
+        if name == "key_sum" and not normalise:
+            found.append(None)
+            continue
+        array = _floats(f"initial.{name}", array)
+        if array.shape != expected:
+            raise ValueError(f"initial.{name}: expected shape {expected}, got {array.shape}")
+        found.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))
+    return found[0], found[1]
+
+
+def _check_chunk(chunk: Any, length: int, default: int) -> int:
+    """The chunk asked for, but no longer than the sequence needs."""
+    try:
+        size = default if chunk is None else operator.index(chunk)
+    except TypeError:
+        raise TypeError(f"chunk: expected an integer or None, got {chunk!r}") from None
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"chunk: expected a power of two, or None for {default}; got {chunk}")
+    return min(size, 1 << max(length - 1, 0).bit_length())
+
+
+def _blank(problem: Problem, valid: Any, causal: bool) -> tuple[Array, Array]:
+    """Query and key with 0 in the rows of tokens that are not valid."""
+    query, key = problem.with_heads(problem.query), problem.with_heads(problem.key)
+    real = problem.with_heads(valid[..., None])
+    if causal:
+        *batch, heads, length, width = query.shape
+        grouped = query.reshape((*batch, heads // problem.group, problem.group, length, width))
+        grouped = jnp.where(real[..., None, :, :], grouped, 0)
+        query = grouped.reshape((*grouped.shape[:-4], grouped.shape[-4] * problem.group, length, width))
+    return query, jnp.where(real, key, 0)
+
+
+def _map_features(feature_map: Callable[[Array], Any], name: str, array: Array) -> Array:
+    if not callable(feature_map):
+        raise TypeError(
+            f"feature_map: expected a function or one of {', '.join(FEATURE_MAPS)}; got {feature_map!r}"
+        )
+    mapped = feature_map(array)
+    if not hasattr(mapped, "dtype") or not jnp.issubdtype(mapped.dtype, jnp.floating):
+        raise TypeError(f"feature_map: expected a floating-point array from {name}, got {mapped!r}")
+    if mapped.shape[:-1] != array.shape[:-1] or mapped.ndim != array.ndim:
+        raise ValueError(
+            f"feature_map: expected another last axis only, from {name} of shape {array.shape};"
+            f" got shape {mapped.shape}"
+        )
+    return mapped
+
+
+def _floats(name: str, array: Any) -> Array:
+    try:
+        array = jnp.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: expected a floating-point array, got {type(array).__name__} ({error})"
+        ) from None
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}")
+    return array
+
+
+def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    return all(n in (1, m) for n, m in zip(shape, full, strict=True))
