@@ -253,7 +253,10 @@ def test_nothing_is_overwritten_unasked(small, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cases", "huge"], "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit"),
+        (
+            ["--cases", "huge"],
+            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, options, cache, linear",
+        ),
         (["--peers", "jax"], "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["tune", "--cases", "tiny"], "only --rounds, --quick and --dry-run apply"),

@@ -12,7 +12,7 @@ import pytest
 import oracle
 import plain
 from regard import attend, masks
-from regard.engine.problem import AUX
+from regard.engine.posing import AUX
 from regard.engine.registry import BACKENDS
 
 

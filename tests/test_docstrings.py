@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import layers, masks, models, positions
+from regard import cache, layers, masks, models, positions
 from regard.inspection import figures
 from regard.interop import onnx_ops
 from regard.models import generate
@@ -15,7 +15,7 @@ from regard.models import generate
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
-    for module in (masks, positions, layers, models, generate, figures, onnx_ops):
+    for module in (cache, masks, positions, layers, models, generate, figures, onnx_ops):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

@@ -33,16 +33,20 @@ FLOORS = {
 
 # Within a folder, a module may import those before it.
 FOLDERS = {
-    "masks": "grid picture algebra data positional predicates keys documents stored conventions notation",
+    "cache": "rows contiguous paged",
+    "masks": "grid picture verdicts algebra data positional predicates keys documents stored conventions"
+    " notation",
     "positions": "angles tables scaling rotation",
-    "engine": "problem sinks exponential dropout online_softmax sparsity tiles flash primitives dense tuning"
-    " tiled registry explanation",
+    "scores": "cells score pointwise distances metrics",
+    "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
+    " operands tile_scores flash primitives dense tuning tiled registry explanation",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
     "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",
-    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain machine report tuning",
+    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
+    " option_costs cache_rate linear_gain machine report tuning",
     "cli": "console commands displays interruption overview training pictures plotting demonstration"
     " diagnosis explaining benchmarking",
 }
@@ -146,9 +150,7 @@ HEAVY = {
 
 
 def test_importing_regard_is_light():
-    everything = (
-        "import regard; [getattr(regard, name) for name in ('attend', 'explain', 'masks', 'positions')]"
-    )
+    everything = "import regard; [getattr(regard, name) for name in regard._HOMES]"
     allowed = loaded_by("import jax, numpy, jaxtyping, jax.extend.random, jax.numpy") | {"regard"}
     new = loaded_by(everything) - allowed
     # What remains is the standard library.
@@ -164,6 +166,8 @@ def test_the_lightness_guard_can_fail():
 def test_an_unknown_public_name_lists_the_known_ones():
     import regard
 
-    with pytest.raises(AttributeError, match="it has attend, explain, masks, positions"):
+    with pytest.raises(
+        AttributeError, match="it has KVCache, PagedKVCache, attend, explain, masks, positions"
+    ):
         _ = regard.attention_please
-    assert {"attend", "explain", "masks", "positions"} <= set(dir(regard))
+    assert {"KVCache", "attend", "explain", "masks", "positions"} <= set(dir(regard))

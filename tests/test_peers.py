@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend, masks
+from regard import attend, masks, scores
 
 
 def arrays(*shapes, dtype=jnp.float32, seed=0):
@@ -135,3 +135,32 @@ def test_positions_beyond_two_to_the_thirty_first_pairs_are_masked_right():
     query, key, value = arrays((1, 3), (70_000, 3), (70_000, 2))
     seen = attend(query, key, value, mask=masks.causal(), query_offset=46_341)
     np.testing.assert_allclose(seen, attend(query, key[:46_342], value[:46_342]), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [7, 1031])
+def test_the_backward_pass_knows_the_softcap_and_the_scale_at_every_length(length):
+    """A flash backward without the softcap's derivative; a short path without the scale."""
+    query, key, value, move = arrays((length, 5), (length, 5), (length, 3), (length, 5))
+
+    def by_hand(query):
+        weights = jax.nn.softmax(2 * jnp.tanh(query @ key.T * 0.7 / 2), -1)
+        return jnp.vdot(weights @ value, value)
+
+    def ours(query):
+        return jnp.vdot(attend(query, key, value, score=scores.softcap(2.0), scale=0.7), value)
+
+    np.testing.assert_allclose(ours(query), by_hand(query), rtol=1e-5)
+    found, expected = (jnp.vdot(jax.grad(f)(query), move) for f in (ours, by_hand))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_a_sink_counts_once_however_many_tiles_there_are():
+    query, key, value = arrays((2, 1500, 5), (2, 1500, 5), (2, 1500, 3))
+    sinks = jnp.asarray([1.0, 6.0])
+    scale = 1 / np.sqrt(5)
+    lse = jax.nn.logsumexp(scale * jnp.einsum("htd,hsd->hts", query, key), -1)
+    share = jax.nn.sigmoid(lse - sinks[:, None])[..., None]
+    expected = share * attend(query, key, value, backend="dense")
+    np.testing.assert_allclose(
+        attend(query, key, value, sinks=sinks, backend="tiled"), expected, rtol=2e-5, atol=2e-6
+    )

@@ -15,7 +15,7 @@ import plain
 from mask_expressions import expressions
 from regard import attend, masks
 from regard.engine import dense, tiled
-from regard.engine.problem import AUX, pose
+from regard.engine.posing import AUX, pose
 from regard.engine.sparsity import classify, list_tiles
 from regard.engine.tiles import Blocking
 from regard.masks import Mask, Tile

@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard import masks as masks
     from regard import positions as positions
+    from regard import scores as scores
     from regard.attention import attend as attend
     from regard.attention import explain as explain
+    from regard.cache import KVCache as KVCache
+    from regard.cache import PagedKVCache as PagedKVCache
 
 __version__ = "0.1.0"
 
 # Where each public name lives; a module's own name stands for the module.
 _HOMES = {
+    "KVCache": "regard.cache",
+    "PagedKVCache": "regard.cache",
     "attend": "regard.attention",
     "explain": "regard.attention",
     "masks": "regard.masks",
     "positions": "regard.positions",
+    "scores": "regard.scores",
 }
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from regard.axes import Array, ArrayLike
 from regard.engine.explanation import Explanation, describe
-from regard.engine.problem import pose
+from regard.engine.posing import pose
 from regard.engine.registry import BACKENDS, choose
 from regard.masks import Mask
+from regard.scores import Score
 
 
 def attend(
@@ -19,6 +20,7 @@ def attend(
     *,
     mask: Mask | ArrayLike | None = None,
     bias: ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
     scale: float | Array | None = None,
     sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
@@ -26,12 +28,14 @@ def attend(
     query_offset: int | ArrayLike | None = None,
     key_offset: int | ArrayLike | None = None,
     aux: Sequence[str] = (),
+    rows: ArrayLike | Sequence[int] | None = None,
+    heads: ArrayLike | Sequence[int] | None = None,
     backend: str | None = None,
     precision: Any = None,
 ) -> Any:
     """Average the values, weighted by how well each key answers each query.
 
-    score_ts = scale * sum_d query_td key_sd + bias_ts, over the keys that query t may attend to
+    score_ts = f(scale sum_d query_td key_sd) + bias_ts over the keys that query t may attend to; f is `score`
     output_te = sum_s softmax_s(score_ts) value_se
 
     Shapes are `(..., heads, length, width)`: query `(*B, T, D)`, key `(*B, S, D)`, value `(*B, S, E)`; rank
@@ -46,6 +50,8 @@ def attend(
             array that broadcasts to `(*B, T, S)`. None means all may.
         bias: floating-point array that broadcasts to `(*B, T, S)`, added to the scores; -inf removes a key as
             the mask does.
+        score: what becomes of the scaled scores before bias and mask: a `scores.Score`, or several, applied
+            from left to right.
         scale: factor on the scores; None means 1/sqrt(D).
         sinks: one logit per head, an array that broadcasts to `*B`, that takes part in the softmax as a key
             with a value of 0 would: lse = log(e^sink + sum_s e^score_s).
@@ -59,6 +65,9 @@ def attend(
         aux: names of what else to return: "weights" and "scores" `(*B, T, S)`; "lse" (log of the sum of
             exponentials), "max_score", "argmax" and "entropy" (nats), each `(*B, T)`. Asking does not change
             the output. Weights are those before dropout.
+        rows: which query rows "weights" and "scores" in aux are wanted for; None means all. They are then
+            `(*B, len(rows), S)`, formed from the saved lse; of long sequences, nothing larger is computed.
+        heads: which query heads they are wanted for, likewise: the heads axis becomes `len(heads)` long.
         backend: name of the backend to use; None picks.
         precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
             multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
@@ -92,6 +101,7 @@ def attend(
         value,
         mask=mask,
         bias=bias,
+        score=score,
         scale=scale,
         sinks=sinks,
         dropout_rate=dropout_rate,
@@ -99,6 +109,8 @@ def attend(
         query_offset=query_offset,
         key_offset=key_offset,
         aux=aux,
+        rows=rows,
+        heads=heads,
         precision=precision,
     )
     output, extra = BACKENDS[choose(problem, backend).name].run(problem)
@@ -112,6 +124,7 @@ def explain(
     *,
     mask: Mask | ArrayLike | None = None,
     bias: ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
     scale: float | Array | None = None,
     sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
@@ -119,6 +132,8 @@ def explain(
     query_offset: int | ArrayLike | None = None,
     key_offset: int | ArrayLike | None = None,
     aux: Sequence[str] = (),
+    rows: ArrayLike | Sequence[int] | None = None,
+    heads: ArrayLike | Sequence[int] | None = None,
     backend: str | None = None,
     precision: Any = None,
 ) -> Explanation:
@@ -132,6 +147,7 @@ def explain(
         value: as in `attend`, or its shape and dtype.
         mask: as in `attend`.
         bias: as in `attend`, or its shape and dtype.
+        score: as in `attend`.
         scale: as in `attend`.
         sinks: as in `attend`, or its shape and dtype.
         dropout_rate: as in `attend`.
@@ -139,6 +155,8 @@ def explain(
         query_offset: as in `attend`.
         key_offset: as in `attend`.
         aux: as in `attend`.
+        rows: as in `attend`.
+        heads: as in `attend`.
         backend: as in `attend`.
         precision: as in `attend`.
 
@@ -164,6 +182,7 @@ def explain(
         value,
         mask=mask,
         bias=bias,
+        score=score,
         scale=scale,
         sinks=sinks,
         dropout_rate=dropout_rate,
@@ -171,6 +190,8 @@ def explain(
         query_offset=query_offset,
         key_offset=key_offset,
         aux=aux,
+        rows=rows,
+        heads=heads,
         precision=precision,
     )
     return describe(problem, choose(problem, backend))

@@ -11,7 +11,7 @@ so dispatch alone does not count.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -107,3 +107,10 @@ def measure_jit_gain(rounds: int) -> dict[str, Any]:
             "gain": compute_gains(medians),
         }
     return found
+
+
+def describe_jit_gain(found: dict[str, Any]) -> Iterator[str]:
+    """A line for each size."""
+    for label, entry in found.items():
+        gains = ", ".join(f"{name} {gain:.3g} times" for name, gain in entry["gain"].items())
+        yield f"what jit gains at {label}: {gains if entry['agree'] else 'not timed, the ways disagree'}"

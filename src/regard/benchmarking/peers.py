@@ -17,7 +17,8 @@ import numpy as np
 
 from regard.attention import attend, explain
 from regard.benchmarking.cases import Case, Inputs, window_width
-from regard.engine.problem import Problem, pose
+from regard.engine.posing import pose
+from regard.engine.problem import Problem
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value
 KEEP_FREE = 1 << 30  # bytes of memory that no call may take

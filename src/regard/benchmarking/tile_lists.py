@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -44,3 +45,13 @@ def measure_tile_lists(rounds: int, length: int = LENGTH, window: int = WINDOW) 
         "least_seconds": min(seconds),
         "temporary_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", None),
     }
+
+
+def describe_tile_lists(found: dict[str, Any]) -> Iterator[str]:
+    """One line."""
+    mebibytes = (found["temporary_bytes"] or 0) / 2**20
+    yield (
+        f"tile lists of {found['mask']} at {found['length']:,} x {found['length']:,}: "
+        f"{found['median_seconds'] * 1e3:.3g} ms, {mebibytes:.2g} MiB temporary, "
+        f"{found['kept_tiles']:,} of {found['tiles']:,} tiles kept"
+    )

@@ -11,10 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from regard.benchmarking import (
+    cache_rate,
     cases,
     jit_gain,
+    linear_gain,
     machine,
     measuring,
+    option_costs,
     peers,
     report,
     tile_lists,
@@ -31,7 +34,14 @@ RESULTS = "results.json"
 KIND = "regard bench"  # says that a results.json is ours to replace
 ROUNDS, QUICK_ROUNDS = 7, 3
 JIT_ROUNDS = 30  # per round of the others: these calls take microseconds
-EXTRA = ("tile-lists", "jit")
+# What is measured besides the cases: how, for a number of rounds, and how it is said.
+EXTRA: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[dict[str, Any]], Iterator[str]]]] = {
+    "tile-lists": (tile_lists.measure_tile_lists, tile_lists.describe_tile_lists),
+    "jit": (lambda rounds: jit_gain.measure_jit_gain(rounds * JIT_ROUNDS), jit_gain.describe_jit_gain),
+    "options": (option_costs.measure_option_costs, option_costs.describe_option_costs),
+    "cache": (cache_rate.measure_cache_rate, cache_rate.describe_cache_rate),
+    "linear": (linear_gain.measure_linear_gain, linear_gain.describe_linear_gain),
+}
 PEERS = {peer.name: peer for peer in (*peers.JAX_PEERS, *torch_peers.TORCH_PEERS)}
 Begin = Callable[[int, int, str], None]
 
@@ -94,10 +104,7 @@ def _measure(
             _write(out, document)
         for index, name in enumerate(extra, len(calls)):
             begin(index, total, name)
-            if name == "jit":
-                document["jit"] = jit_gain.measure_jit_gain(rounds * JIT_ROUNDS)
-            else:
-                document["tile_lists"] = tile_lists.measure_tile_lists(rounds)
+            document[name.replace("-", "_")] = EXTRA[name][0](rounds)
             _write(out, document)
     document["complete"] = True
     _write(out, document)
@@ -143,18 +150,10 @@ def _draw(outcomes: list[measuring.Outcome], out: Path) -> list[Path]:
 
 
 def _describe_extra(document: dict[str, Any]) -> Iterator[str]:
-    """The tile lists and what jit gains, in a line each."""
-    if "tile_lists" in document:
-        lists = document["tile_lists"]
-        mebibytes = (lists["temporary_bytes"] or 0) / 2**20
-        yield (
-            f"tile lists of {lists['mask']} at {lists['length']:,} x {lists['length']:,}: "
-            f"{lists['median_seconds'] * 1e3:.3g} ms, {mebibytes:.2g} MiB temporary, "
-            f"{lists['kept_tiles']:,} of {lists['tiles']:,} tiles kept"
-        )
-    for label, entry in document.get("jit", {}).items():
-        gains = ", ".join(f"{name} {gain:.3g} times" for name, gain in entry["gain"].items())
-        yield f"what jit gains at {label}: {gains if entry['agree'] else 'not timed, the ways disagree'}"
+    """What was measured besides the cases, in a line or more each."""
+    for name, (_, describe) in EXTRA.items():
+        if name.replace("-", "_") in document:
+            yield from describe(document[name.replace("-", "_")])
 
 
 def _verdict(outcomes: list[measuring.Outcome], console: Console) -> int:

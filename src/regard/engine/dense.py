@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine import dropout
+from regard.engine.excerpt import excerpt
 from regard.engine.problem import Problem
 from regard.engine.sinks import sink
+from regard.masks.grid import Run
+from regard.scores.cells import Block
 
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
 _FEW_ROWS = 4
@@ -23,11 +27,42 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+# So many rows of queries per key head make products that wait for memory: keys and values are read once.
+_FEW_QUERIES = 32
+
+
 @jax.jit
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
+    masked = problem.mask is not None or problem.bias is not None
+    if not masked or problem.dropout_rate or problem.T * problem.group > _FEW_QUERIES or 0 in problem.leading:
+        return _define(problem)
+    # What the functions of mask and score close over may be differentiated by.
+    mask = None if problem.mask is None else problem.mask.hoist(problem.grid())
+    score = None if problem.score is None else problem.score.hoist(problem.accumulation)
+    return _read_once(dataclasses.replace(problem, mask=mask, score=score))
+
+
+@jax.custom_jvp
+def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """The same; only where the output shows NaN or inf are unreachable keys and values zeroed, in a copy."""
+    found = _attend(problem, problem.keep(), *_inputs(problem))
+    return jax.lax.cond(jnp.isfinite(found[0]).all(), lambda: found, lambda: _define(problem))
+
+
+@_read_once.defjvp
+def _read_once_jvp(primals: Any, moves: Any) -> Any:
+    return jax.jvp(_define, primals, moves)
+
+
+def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
     keep = problem.keep()
-    query, key, value = _reachable(problem, keep)
+    return _attend(problem, keep, *_reachable(problem, keep))
+
+
+def _attend(
+    problem: Problem, keep: Array | None, query: Array, key: Array, value: Array
+) -> tuple[Array, dict[str, Array]]:
     scores = _scores(problem, query, key, keep)
 
     peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
@@ -67,7 +102,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         if name in rows:
             aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
         else:
-            aux[name] = problem.spread(matrices[name](), problem.T, problem.S)
+            aux[name] = excerpt(problem, problem.spread(matrices[name](), problem.T, problem.S))
     return problem.spread(output, problem.T, problem.E).astype(problem.query.dtype), aux
 
 
@@ -83,9 +118,19 @@ def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> A
     query = problem.fold(query if problem.narrow else query * problem.scale)
     scores = problem.unfold(_product("...td,...sd->...ts", query, key, problem.precision))
     scores = scores * problem.scale if problem.narrow else scores
+    if problem.score is not None:
+        scores = jnp.broadcast_to(scores, (*(problem.leading or (1,)), problem.T, problem.S))
+        scores = problem.score.apply(scores, _cells(problem))
     if problem.bias is not None:
         scores = scores + problem.with_heads(problem.bias).astype(scores.dtype)
     return scores if keep is None else jnp.where(keep, scores, -jnp.inf)
+
+
+def _cells(problem: Problem) -> Block:
+    axes = len(problem.leading)
+    first = jnp.arange(problem.leading[0] if axes > 1 else 1, dtype=jnp.int32)
+    heads = Run(None, problem.leading[-1] if axes else 1)
+    return Block(problem.grid(), heads, first.reshape((-1, *(1,) * (max(axes, 1) + 1))), problem.with_heads)
 
 
 def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
@@ -97,16 +142,19 @@ def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=total)[..., :rows, :]
 
 
+def _inputs(problem: Problem) -> tuple[Array, Array, Array]:
+    """Query, key and value in the dtype of products."""
+    query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
+    return query.astype(problem.factor), key.astype(problem.factor), value.astype(problem.factor)
+
+
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
     """Inputs in the dtype of products, zero where no pair uses them.
 
     What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
     still reach outputs and gradients.
     """
-    query, key, value = (
-        problem.with_heads(array).astype(problem.factor)
-        for array in (problem.query, problem.key, problem.value)
-    )
+    query, key, value = _inputs(problem)
     if keep is None:
         return query, key, value
     asks = keep.any(-1)[..., None]

@@ -42,6 +42,7 @@ class Explanation:
     dtypes: dict[str, str]
     query_heads: int
     key_heads: int
+    score: str | None
     mask: str | None
     tiles: TileCensus | None
     backend: str
@@ -59,6 +60,7 @@ class Explanation:
             ("arrays", arrays),
             ("heads", heads),
             ("dtypes", ", ".join(f"{name} {dtype}" for name, dtype in self.dtypes.items())),
+            *([("score", self.score)] if self.score else []),
             ("mask", self.mask or "none: every query attends to every key"),
         ]
         if self.tiles is not None:
@@ -94,6 +96,7 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         },
         query_heads=problem.leading[-1] if problem.leading else 1,
         key_heads=problem.key_heads,
+        score=None if problem.score is None else repr(problem.score),
         mask=None if problem.mask is None else repr(problem.mask),
         tiles=_census(problem),
         backend=choice.name,

@@ -1,10 +1,11 @@
 """Flash attention in tiles: forward, its tangent, and the tangent's transpose.
 
-All three take arrays as `tiles` describes. s = scale q k^T + bias, p = e^(s - lse), o = p v:
+All three take arrays as `tiles` describes. r = scale q k^T, s = f(r) + bias, p = e^(s - lse), o = p v:
 
-    tangent:   ds = (scale q k^T + bias)',  dlse = sum_s p ds,  do = sum_s p (ds v + dv) - dlse o
+    tangent:   ds = f'(r) dr + dbias,  dlse = sum_s p ds,  do = sum_s p (ds v + dv) - dlse o
                dH = -sum_s p (log p + H) ds
-    backward:  ds = p (do . v - do . o + dlse - dH (log p + H)),  from it dq, dk, dbias, dscale; dv = p^T do
+    backward:  ds = p (do . v - do . o + dlse - dH (log p + H)),  dr = f'(r) ds,
+               from these dbias, dq, dk, dscale and those of f's parameters;  dv = p^T do
 
 With dropout the weights in o are p' = keep p / (1 - rate); lse and H are those of p. lse is kept as two
 numbers, peak + log_total: rounded to one, scores in the hundreds would cost p three digits.
@@ -15,72 +16,16 @@ Reference: Dao et al., "FlashAttention", 2022, algorithms 1 and 4; entropy and l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import dropout
 from regard.engine.exponential import exp
 from regard.engine.online_softmax import Running, product
-from regard.engine.sparsity import TileLists
-from regard.engine.tiles import Layout, Offsets, Walk, Window
-from regard.masks import Mask
-
-
-class Inputs(NamedTuple):
-    """What attention is differentiated by."""
-
-    query: Array  # (*batch, H, T, D)
-    key: Array  # (*batch, K, S, D)
-    value: Array  # (*batch, K, S, E)
-    scale: Array  # (*1, 1, 1)
-    bias: Array | None = None  # (*batch, H, T, S)
-
-    def read_query(self, window: Window) -> Array:
-        """A tile of queries, to be multiplied; scaled unless `_scale_late` does it."""
-        query = window.rows(self.query).astype(window.layout.factor)
-        return _scale_early(query, window.cells(self.scale), window.layout)
-
-    def read_keys(self, window: Window) -> tuple[Array, Array]:
-        """A tile of keys and one of values, to be multiplied."""
-        key, value = (window.columns(array).astype(window.layout.factor) for array in (self.key, self.value))
-        return key, value
-
-    def spoiled(self, layout: Layout) -> Array | None:
-        """Whether some key or value is NaN or inf; None where every query attends to all of them anyway."""
-        if not layout.masked and self.bias is None:
-            return None
-        # Extremes show it, and finding them needs no array of the inputs' size.
-        arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value)]
-        spans = [array.max() - array.min() for array in arrays]
-        return ~(jnp.isfinite(spans[0]) & jnp.isfinite(spans[1]))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Context:
-    """What it is not differentiated by."""
-
-    forward_mask: Mask | None
-    backward_mask: Mask | None
-    offsets: Offsets
-    query_words: tuple[Array, Array] | None  # dropout's words, (*batch, H, T, 1)
-    key_words: tuple[Array, Array] | None  # (*batch, H, 1, S)
-    by_query: TileLists
-    by_key: TileLists
-
-
-class Results(NamedTuple):
-    """What the forward pass found; the first three have tangents, for which the peak counts as constant."""
-
-    output: Array  # (*batch, H, T, E)
-    log_total: Array  # (*batch, H, T)
-    entropy: Any = None  # None where nobody asks
-    peak: Any = None
-    argmax: Any = None
+from regard.engine.operands import Context, Inputs, Results, scale_early, scale_late
+from regard.engine.tile_scores import clean, drop, finish, surviving
+from regard.engine.tiles import Layout, Walk, Window
 
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
@@ -95,11 +40,11 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
         def visit(start: Any, partial: Any, running: Running) -> Running:
             window = Window(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(window)
-            scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
-            (value,) = _clean(spoiled, scores, -2, value)
+            scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
+            scores = finish(scores, inputs, context, window, partial).scores
+            (value,) = clean(spoiled, scores, -2, value)
             return running.block(
-                scores, value, _survivors(context, window), window.column_run.start, layout.precision
+                scores, value, surviving(context, window), window.column_run.start, layout.precision
             )
 
         empty = Running.empty(
@@ -149,10 +94,10 @@ def tangent(
         row_moves = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in moves:
             move = here.rows(moves["query"]).astype(layout.factor)
-            row_moves.append((_scale_early(move, scale, layout), scale))
+            row_moves.append((scale_early(move, scale, layout), scale))
         if "scale" in moves:
             row, move = here.rows(inputs.query).astype(layout.factor), here.cells(moves["scale"])
-            row_moves.append((_scale_early(row, move, layout), move))
+            row_moves.append((scale_early(row, move, layout), move))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
@@ -160,29 +105,31 @@ def tangent(
         def visit(start: Any, partial: Any, sums: Any) -> Any:
             window = Window(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(window)
-            scores = _scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            scores = _mask(_add_bias(scores, inputs, window), inputs, context, window, partial)
-            (value,) = _clean(spoiled, scores, -2, value)
+            scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
+            finished = finish(scores, inputs, context, window, partial)
+            scores = finished.scores
+            (value,) = clean(spoiled, scores, -2, value)
             logs = scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(scores)
             for row_move, late in row_moves:
                 part = product(row_move, key, layout.precision, (-1, -1))
-                change = change + _scale_late(part, late, layout)
+                change = change + scale_late(part, late, layout)
             if "key" in moves:
                 key_move = window.columns(moves["key"]).astype(layout.factor)
                 part = product(query, key_move, layout.precision, (-1, -1))
-                change = change + _scale_late(part, scale, layout)
+                change = change + scale_late(part, scale, layout)
+            change = finished.push(change, moves)
             if "bias" in moves:
                 change = change + window.cells(moves["bias"]).astype(layout.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
-            survivors = _survivors(context, window)
+            survivors = surviving(context, window)
             through_scores, lse_move, entropy_move, through_values = sums
-            through_scores = through_scores + product(_drop(change, survivors), value, layout.precision)
+            through_scores = through_scores + product(drop(change, survivors), value, layout.precision)
             if "value" in moves:
                 value_move = window.columns(moves["value"]).astype(layout.factor)
                 through_values = through_values + product(
-                    _drop(weights, survivors), value_move, layout.precision
+                    drop(weights, survivors), value_move, layout.precision
                 )
             lse_move = lse_move + change.sum(-1)
             if entropy is not None:
@@ -223,7 +170,7 @@ def backward(
     """Gradients, by the names and in the shapes given, of what pulls on output, lse and entropy."""
     walk, spoiled = Walk(layout, layout.backward, reversible), inputs.spoiled(layout)
     grow = 1 / (1 - layout.dropout_rate)
-    want_scores = any(name in shapes for name in ("query", "key", "scale", "bias"))
+    want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
 
     def line(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
@@ -245,20 +192,18 @@ def backward(
             pull = (pull * grow).astype(layout.factor)
             base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
-            scores = _scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
-            scores = _mask(
-                _add_bias(scores, inputs, window, across=True), inputs, context, window, partial, across=True
-            )
-            key, value = _clean(spoiled, scores, -1, key, value)
+            scores = scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
+            finished = finish(scores, inputs, context, window, partial, across=True)
+            scores = finished.scores
+            key, value = clean(spoiled, scores, -1, key, value)
             logs = scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
-            survivors = _survivors(context, window, across=True)
+            survivors = surviving(context, window, across=True)
             if value_grad is not None:
-                value_grad = value_grad + product(_drop(weights, survivors), pull, layout.precision)
+                value_grad = value_grad + product(drop(weights, survivors), pull, layout.precision)
             if want_scores:
                 change = (
-                    _drop(product(value, pull, layout.precision, (-1, -1)), survivors)
-                    - row_pull[..., None, :]
+                    drop(product(value, pull, layout.precision, (-1, -1)), survivors) - row_pull[..., None, :]
                 )
                 if pulls.entropy is not None:
                     surprise = (
@@ -266,6 +211,14 @@ def backward(
                     )
                     change = change - window.row_vector(pulls.entropy)[..., None, :] * surprise
                 change = weights * change
+                if "bias" in shapes or finished.apply is not None:
+                    change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
+                if "bias" in shapes:
+                    cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
+                    grads = grads | {"bias": cells}
+                change, parameter_grads = finished.pull(change)
+                for name in shapes.keys() & parameter_grads.keys():
+                    grads = grads | {name: window.add_parameter(grads[name], parameter_grads[name])}
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, layout.precision)
                 if want_rows:
@@ -273,10 +226,6 @@ def backward(
                         grads["query"], product(key, change, layout.precision, (-2, -2))
                     )
                     grads = grads | {"query": rows}
-                if "bias" in shapes:
-                    change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
-                    cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
-                    grads = grads | {"bias": cells}
             return grads, key_grad, value_grad
 
         sums = (
@@ -286,7 +235,7 @@ def backward(
         )
         grads, key_grad, value_grad = walk.tiles(context.by_key, leading, number, visit, sums)
         if key_grad is not None:
-            key_grad = _scale_late(key_grad, scale, layout)
+            key_grad = scale_late(key_grad, scale, layout)
             grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
         if value_grad is not None:
             grads = grads | {"value": here.add_columns(grads["value"], value_grad)}
@@ -314,20 +263,6 @@ def backward(
     return totals
 
 
-def _scale_early(rows: Array, scale: Array, layout: Layout) -> Array:
-    """Scale a factor, T x D numbers instead of T x S; not one that would lose digits by it."""
-    return rows if layout.narrow else rows * scale
-
-
-def _scale_late(scores: Array, scale: Array, layout: Layout) -> Array:
-    """Scale a product whose factors could not be."""
-    return scores * scale if layout.narrow else scores
-
-
-def _drop(tile: Array, survivors: Array | None) -> Array:
-    return tile if survivors is None else jnp.where(survivors, tile, 0)
-
-
 def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
     alike = tuple(axis for axis, size in enumerate(shape) if size == 1 < array.shape[axis])
     return array.sum(alike, keepdims=True)
@@ -336,59 +271,3 @@ def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
 def _unreached(peak: Array) -> Array:
     """+inf where a query attends to nothing, so that e^(s - peak) is 0 there."""
     return jnp.where(peak == -jnp.inf, jnp.inf, peak)
-
-
-def _add_bias(scores: Array, inputs: Inputs, window: Window, *, across: bool = False) -> Array:
-    if inputs.bias is None:
-        return scores
-    bias = window.cells(inputs.bias).astype(scores.dtype)
-    return scores + (jnp.swapaxes(bias, -1, -2) if across else bias)
-
-
-def _mask(
-    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
-) -> Array:
-    """-inf where the mask, or a bias of -inf, removes a pair; FULL tiles evaluate no mask."""
-    mask = context.backward_mask if across else context.forward_mask
-
-    def remove(scores: Array) -> Array:
-        keep = _keep(inputs, mask, context, window)
-        return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
-
-    if inputs.bias is not None:
-        return remove(scores)
-    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if window.layout.masked else scores
-
-
-def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -> Array:
-    """Which pairs of a tile count."""
-    keep = window.keep(mask, context.offsets)
-    return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
-
-
-def _clean(spoiled: Array | None, scores: Array, queries: int, *tiles: Array) -> tuple[Array, ...]:
-    """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
-
-    What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
-    outputs and gradients.
-    """
-    if spoiled is None:
-        return tiles
-
-    def clean(*tiles: Array) -> tuple[Array, ...]:
-        asked = (scores.max(queries) != -jnp.inf)[..., None]
-        return tuple(jnp.where(asked, tile, 0) for tile in tiles)
-
-    return jax.lax.cond(spoiled, clean, lambda *tiles: tiles, *tiles)
-
-
-def _survivors(context: Context, window: Window, *, across: bool = False) -> Array | None:
-    if context.query_words is None or context.key_words is None:
-        return None
-    rate = window.layout.dropout_rate
-    query, key = (
-        (window.slice_cells(words[0]), window.slice_cells(words[1]))
-        for words in (context.query_words, context.key_words)
-    )
-    survivors = window.over_scores(dropout.survivors(query, key, rate))
-    return jnp.swapaxes(survivors, -1, -2) if across else survivors

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
 from regard.engine import flash
-from regard.engine.flash import Context, Inputs, Results
+from regard.engine.operands import Context, Inputs, Results
 from regard.engine.tiles import Layout
 
 Leaves = Sequence[Any]
@@ -37,7 +37,7 @@ class Spec:
     """What a bind knows besides its arrays; static.
 
     Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
-    context are arrays of one rank.
+    context are arrays with the layout's leading axes, but for parameters, which only have those vmap added.
     """
 
     layout: Layout
@@ -73,17 +73,17 @@ class Spec:
 
 def run(inputs: Inputs, context: Context, layout: Layout) -> Results:
     """Attend; differentiable in the inputs."""
-    present = tuple(name for name, array in inputs._asdict().items() if array is not None)
+    named = inputs.named()
     leaves, structure = jax.tree.flatten(context)
-    spec = Spec(layout, present, structure)
-    found = forward_p.bind(*(getattr(inputs, name) for name in present), *leaves, spec=spec)
+    spec = Spec(layout, tuple(named), structure)
+    found = forward_p.bind(*named.values(), *leaves, spec=spec)
     return Results(**dict(zip(spec.found, found, strict=True)))
 
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
     """What a primitive computes, as ordinary JAX code."""
     rest = iter(operands)
-    inputs = Inputs(**{field: next(rest) for field in spec.present})
+    inputs = Inputs.from_named({name: next(rest) for name in spec.present})
     residuals = None
     if name != "forward":
         residuals = Results(**{result: next(rest) for result in spec.residuals})

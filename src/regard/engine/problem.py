@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks import Mask, from_array
-from regard.masks.data import booleans, check_broadcast
-from regard.masks.grid import Grid, is_concrete, place_queries
-
-AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
+from regard.masks import Mask
+from regard.masks.grid import Grid
+from regard.scores.score import Score
 
 
 def _static() -> Any:
@@ -39,6 +36,9 @@ class Problem:
     key_offset: Array | int | None  # None: 0
     rng: Array | None
     sinks: Array | None  # broadcasts to *B
+    score: Score | None
+    rows: Array | None  # of "weights" and "scores" in aux; None, all
+    heads: Array | None
     dropout_rate: float = _static()
     aux: tuple[str, ...] = _static()
     precision: Any = _static()
@@ -62,7 +62,7 @@ class Problem:
     @property
     def leading(self) -> tuple[int, ...]:
         """*B: the leading axes of the output, heads last."""
-        return _broadcast_leading(self.query.shape[:-2], self.key.shape[:-2], self.value.shape[:-2])
+        return broadcast_leading(self.query.shape[:-2], self.key.shape[:-2], self.value.shape[:-2])
 
     @property
     def key_heads(self) -> int:
@@ -141,96 +141,7 @@ class Problem:
         return keep
 
 
-def pose(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any,
-    bias: Any,
-    scale: Any,
-    dropout_rate: Any,
-    rng: Any,
-    query_offset: Any,
-    aux: Any,
-    precision: Any,
-    sinks: Any = None,
-    key_offset: Any = None,
-) -> Problem:
-    """Check the arguments of a call and fill in what was left out."""
-    query, key, value = (
-        _float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
-    )
-    leading = _check_shapes(query, key, value)
-    num_queries, num_keys = query.shape[-2], key.shape[-2]
-    mask = _check_mask(mask, leading, num_queries, num_keys)
-    if bias is not None:
-        bias = _float_array("bias", bias, 0)
-        check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
-    query_offset = _check_offset("query_offset", query_offset, leading)
-    key_offset = _check_offset("key_offset", key_offset, leading)
-    key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
-    reads_positions = mask is not None and mask.reads_positions
-    offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
-    rate = _check_rate(dropout_rate, rng)
-    problem = Problem(
-        query,
-        key,
-        value,
-        mask,
-        bias,
-        np.float32(1),
-        offset,
-        key_offset,
-        rng if rate else None,
-        None if sinks is None else _check_sinks(sinks, leading),
-        rate,
-        _check_aux(aux),
-        precision,
-    )
-    return dataclasses.replace(problem, scale=_check_scale(scale, problem))
-
-
-def _float_array(name: str, array: Any, least_rank: int) -> Any:
-    if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
-        try:
-            array = jnp.asarray(array)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{name}: expected a floating-point array, got {type(array).__name__} ({error})"
-            ) from None
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        hint = ""
-        if name == "bias" and (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer)):
-            hint = "; pass boolean and 0/1 masks as `mask=`"
-        raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}{hint}")
-    if array.ndim < least_rank:
-        raise ValueError(
-            f"{name}: expected at least {least_rank} axes (..., length, width), got shape {array.shape}"
-        )
-    return array
-
-
-def _check_shapes(query: Any, key: Any, value: Any) -> tuple[int, ...]:
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"key: expected the head width of query, D = {query.shape[-1]}, on its last axis; got {shapes}"
-        )
-    if query.shape[-1] == 0:
-        raise ValueError(f"query: expected a head width D of at least 1, got {shapes}")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"value: expected one row per key, S = {key.shape[-2]}, on axis -2; got {shapes}")
-    try:
-        return _broadcast_leading(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    except ValueError as error:
-        raise ValueError(
-            f"query, key, value: {error}; got {shapes}. Arrays are (batch, heads, length, width): heads are"
-            " the axis before the length. From (batch, length, heads, width), swap axes -3 and -2 first"
-        ) from None
-
-
-def _broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
+def broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
     """The leading axes of the output; the last one, heads, may be a multiple of that of key and value."""
     try:
         pair = np.broadcast_shapes(tuple(key), tuple(value))
@@ -244,90 +155,3 @@ def _broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence
         return np.broadcast_shapes(tuple(query), tuple(pair))
     except ValueError:
         raise ValueError("expected leading axes that broadcast") from None
-
-
-def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys: int) -> Mask | None:
-    if mask is None:
-        return None
-    if not isinstance(mask, Mask):
-        try:
-            array = booleans("mask", mask)
-        except TypeError as error:
-            raise TypeError(str(error)) from None
-        check_broadcast("mask", array.shape, leading, num_queries, num_keys)
-        mask = from_array(array.reshape((*(1,) * (2 - array.ndim), *array.shape)))
-    mask.check(leading, num_queries, num_keys)
-    return mask
-
-
-def _check_scale(scale: Any, problem: Problem) -> Any:
-    if scale is None:
-        return np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
-    if np.ndim(scale) != 0 or isinstance(scale, bool | str):
-        raise ValueError(f"scale: expected one number or None for 1/sqrt(D), got {_describe(scale)}")
-    if isinstance(scale, jax.Array):
-        return scale.astype(problem.accumulation)
-    return np.asarray(scale, problem.accumulation)
-
-
-def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
-    sinks = _float_array("sinks", sinks, 0)
-    missing = len(leading) - sinks.ndim
-    if missing < 0 or any(n not in (1, m) for n, m in zip(sinks.shape, leading[missing:], strict=True)):
-        raise ValueError(
-            "sinks: expected one logit per head, an array that broadcasts to the leading axes of the output"
-            f" {leading}; got shape {tuple(sinks.shape)}"
-        )
-    return sinks
-
-
-def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
-    if offset is None:
-        return None
-    if not hasattr(offset, "dtype"):
-        try:
-            return operator.index(offset)
-        except TypeError:
-            offset = np.asarray(offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {offset.dtype}")
-    if offset.shape not in ((), leading[:1]):
-        raise ValueError(
-            f"{name}: expected one integer, or one per first leading axis of query {leading[:1]};"
-            f" got shape {tuple(offset.shape)}"
-        )
-    return offset if offset.dtype == np.int32 else offset.astype(np.int32)
-
-
-def _check_rate(rate: Any, rng: Any) -> float:
-    if not is_concrete(rate):
-        raise TypeError("dropout_rate: expected a number known before tracing, got a traced value")
-    try:
-        rate = float(rate)
-    except (TypeError, ValueError):
-        raise TypeError(f"dropout_rate: expected a number in [0, 1), got {_describe(rate)}") from None
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate: expected a number in [0, 1), got {rate}")
-    if rate and rng is None:
-        raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
-    if rate:
-        typed = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-        if not (typed and rng.ndim == 0) and not (np.ndim(rng) == 1 and rng.dtype == np.uint32):
-            raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
-    return rate
-
-
-def _check_aux(aux: Any) -> tuple[str, ...]:
-    if isinstance(aux, str):
-        raise TypeError(f"aux: expected a sequence of names, got the string {aux!r}; write aux=({aux!r},)")
-    aux = tuple(aux)
-    unknown = [name for name in aux if name not in AUX]
-    if unknown:
-        raise ValueError(f"aux: expected names among {', '.join(AUX)}; got {', '.join(map(repr, unknown))}")
-    return aux
-
-
-def _describe(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,15 +12,18 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine import dense, dropout, primitives
 from regard.engine.dense import score_matrix
+from regard.engine.excerpt import excerpt, score_excerpt
 from regard.engine.exponential import exp
-from regard.engine.flash import Context, Inputs
+from regard.engine.operands import Context, Inputs
 from regard.engine.problem import Problem
+from regard.engine.scoring import Scoring
 from regard.engine.sinks import sink
 from regard.engine.sparsity import TileLists, classify, list_tiles
 from regard.engine.tiles import Blocking, Layout, Window
 from regard.engine.tuning import load_tuning
 from regard.masks import Tile
-from regard.masks.grid import Grid, Run
+from regard.masks.grid import Grid, Run, offset_column
+from regard.scores.cells import Picks
 
 
 def refuses(problem: Problem) -> str | None:
@@ -39,19 +43,22 @@ def run(
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    inputs = Inputs(query, key, value, scale, bias)
-    context = _context(problem, layout)
+    scoring, parameters = None, ()
+    if problem.score is not None:
+        scoring, parameters = Scoring.split(problem.score, layout.dtype)
+    inputs = Inputs(query, key, value, scale, bias, parameters)
+    context = dataclasses.replace(_context(problem, layout), scoring=scoring)
     results = primitives.run(inputs, context, layout)
 
     peak = jax.lax.stop_gradient(results.peak)
     rows = {
         "lse": lambda: peak + results.log_total,
-        "max_score": lambda: _largest(inputs, layout, peak, results.argmax),
+        "max_score": lambda: _largest(problem, inputs, layout, peak, results.argmax),
         "argmax": lambda: results.argmax,
         "entropy": lambda: results.entropy,
     }
     matrices = {
-        "scores": lambda: score_matrix(problem),
+        "scores": lambda: _scores(problem),
         "weights": lambda: _weights(problem, peak, results.log_total),
     }
     output = results.output
@@ -61,7 +68,7 @@ def run(
         sunk = sink(problem.sink_column()[..., 0], lse, entropy)
         output = output * sunk.share[..., None]
         rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
-        share = sunk.share.reshape((*problem.leading, problem.T, 1))
+        share = excerpt(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
         matrices |= {"weights": lambda: _weights(problem, peak, results.log_total) * share}
     aux = {}
     for name in problem.aux:
@@ -153,15 +160,21 @@ def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
     )
 
 
+def _scores(problem: Problem) -> Array:
+    """The T x S scores, or the rows and heads of them that are asked for."""
+    whole = problem.rows is None and problem.heads is None
+    return score_matrix(problem) if whole else score_excerpt(problem)
+
+
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
-    """The T x S weights, which nobody gets without asking."""
+    """The T x S weights, which nobody gets without asking, or the rows and heads that are asked for."""
     per_row = (*problem.leading, problem.T, 1)
-    peak, log_total = peak.reshape(per_row), log_total.reshape(per_row)
+    peak, log_total = (excerpt(problem, array.reshape(per_row)) for array in (peak, log_total))
     alive = peak != -jnp.inf
-    return jnp.where(alive, exp(score_matrix(problem) - jnp.where(alive, peak, 0) - log_total), 0)
+    return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 
 
-def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
+def _largest(problem: Problem, inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
     """The largest score, differentiable through its first occurrence: that one score is computed again."""
     alive = argmax >= 0
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
@@ -176,6 +189,13 @@ def _largest(inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
     rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-2], key_head, place])
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
+    if problem.score is not None:
+        axes = len(problem.leading)
+        grid = problem.grid()
+        batch = index[0] if axes > 1 else jnp.zeros_like(index[0])
+        moved = offset_column(problem.key_offset, axes)[..., 0]
+        position = grid.query_position[..., 0]
+        score = problem.score.apply(score, Picks(position, place + moved, index[-2], batch))
     if inputs.bias is not None:
         score = score + pick(inputs.bias, [*index, place])
     moves = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score

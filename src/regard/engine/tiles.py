@@ -21,6 +21,7 @@ from regard.axes import Array
 from regard.engine.sparsity import TileLists
 from regard.masks import Mask
 from regard.masks.grid import Grid, Run
+from regard.scores.cells import Block
 
 Carry = TypeVar("Carry")
 Offsets = tuple[Any, Any]  # positions of the first query and of the first key
@@ -147,6 +148,45 @@ class Window:
             own = grid.key_index >= self.first_key
             keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
+
+    def pairs(self, offsets: Offsets, *, across: bool = False) -> Block:
+        """The tile's cells for score functions; `across`, where scores lie keys by queries."""
+        layout, rank = self.layout, len(self.layout.mask_leading)
+        first = self.leading[layout.added] if rank > 1 else 0
+        heads = Run(self.leading[-1] * layout.group, self.blocking.heads * layout.group)
+
+        def lay(array: Array) -> Array:
+            array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
+            laid = self.over_scores(array)
+            return jnp.swapaxes(laid, -1, -2) if across else laid
+
+        return Block(self.grid(offsets), heads, jnp.asarray(first, jnp.int32).reshape((1, 1, 1)), lay)
+
+    # Parameters have axes of their own after those that vmap added.
+
+    def parameter(self, array: Array) -> Array:
+        """This leading position's parameter, in the dtype of sums."""
+        added, own = self.layout.added, array.shape[self.layout.added :]
+        array = array.astype(self.layout.dtype)
+        if not added:
+            return array
+        return _cut(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
+
+    def add_parameter(self, array: Array, change: Array) -> Array:
+        """Add to this leading position's parameter."""
+        if not self.layout.added:
+            return array + change
+        starts = self._added_starts(array)
+        change = change.reshape((*(1,) * self.layout.added, *change.shape))
+        change = change + _cut(array, starts, change.shape)
+        return jax.lax.dynamic_update_slice(array, change, starts, allow_negative_indices=False)
+
+    def _added_starts(self, array: Array) -> list[Array]:
+        added = self.layout.added
+        starts = [
+            0 if n == 1 else start for n, start in zip(array.shape[:added], self.leading[:added], strict=True)
+        ]
+        return [jnp.asarray(start, jnp.int32) for start in (*starts, *[0] * (array.ndim - added))]
 
     def _narrow(self, data: Any, trailing: int) -> Array:
         """This tile's part of a mask's data, whose leading axes are the first of the call's."""

@@ -1,7 +1,6 @@
 """Floor 1. Masks as an algebra: makers, combined by `&`, `|` and `~`. True = may attend, everywhere."""
 
 from regard.masks.algebra import Mask as Mask
-from regard.masks.algebra import Tile as Tile
 from regard.masks.conventions import from_drop as from_drop
 from regard.masks.conventions import from_flash_window as from_flash_window
 from regard.masks.conventions import from_hf_attention_mask as from_hf_attention_mask
@@ -20,3 +19,4 @@ from regard.masks.positional import global_tokens as global_tokens
 from regard.masks.positional import sliding_window as sliding_window
 from regard.masks.predicates import predicate as predicate
 from regard.masks.stored import from_array as from_array
+from regard.masks.verdicts import Tile as Tile

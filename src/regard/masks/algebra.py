@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, dataclass_transform
@@ -15,21 +14,7 @@ import numpy as np
 from regard.axes import Array, Bool, Int
 from regard.masks import picture
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete, place_queries
-
-
-class Tile(enum.IntEnum):
-    """What a mask says of a tile. The order makes `&` a minimum, `|` a maximum and `~` a reflection."""
-
-    EMPTY = 0
-    PARTIAL = 1
-    FULL = 2
-
-
-def verdict(empty: Array, full: Array) -> Array:
-    """Tile codes from two conditions; neither means PARTIAL, which is always a safe answer."""
-    code = jnp.where(full, jnp.int8(Tile.FULL), jnp.int8(Tile.PARTIAL))
-    return jnp.where(empty, jnp.int8(Tile.EMPTY), code)
-
+from regard.masks.verdicts import Tile
 
 M = TypeVar("M", bound=type)
 

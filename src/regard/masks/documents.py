@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask, Tile, mask_class, verdict
+from regard.masks.algebra import Cut, Mask, mask_class
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_verdict
+from regard.masks.verdicts import Tile, verdict
 
 
 def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:

@@ -7,8 +7,9 @@ import operator
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.masks.algebra import Mask, mask_class, static, verdict
+from regard.masks.algebra import Mask, mask_class, static
 from regard.masks.grid import Blocks, Grid
+from regard.masks.verdicts import verdict
 
 _FEW = 1024  # neighbours, for a mask to count as local
 

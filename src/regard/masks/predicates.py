@@ -11,9 +11,10 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from regard.axes import Array
-from regard.masks.algebra import Mask, mask_class, static, verdict
+from regard.masks.algebra import Mask, mask_class, static
 from regard.masks.grid import Blocks, Grid
 from regard.masks.positional import Positional
+from regard.masks.verdicts import verdict
 
 
 def predicate(fn: Callable[[Array, Array], Array]) -> Mask:

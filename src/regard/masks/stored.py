@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask, mask_class, verdict
+from regard.masks.algebra import Cut, Mask, mask_class
 from regard.masks.data import booleans, check_broadcast, literal, split
 from regard.masks.grid import Blocks, Grid
+from regard.masks.verdicts import verdict
 
 
 def from_array(array: ArrayLike) -> Mask:

@@ -1,0 +1,326 @@
+"""Keys and values of each row side by side, in order, so that attention needs no special path."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.cache.rows import (
+    Chunk,
+    Rows,
+    check_room,
+    float_dtype,
+    pose_chunk,
+    row_integers,
+    whole_number,
+)
+from regard.masks import Mask
+from regard.masks import lengths as rows_of_lengths
+from regard.masks.grid import is_concrete
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class KVCache(Rows):
+    """Keys and values of the tokens so far, with room for more: what decoding attends to.
+
+    slot s of row b holds the token at position start_b + s, for start_b <= position < lengths_b
+
+    A frozen pytree: `append` returns a new cache. Under jit with the old cache donated, tokens are written in
+    place. Every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)` reorders rows, as
+    beam search does. Make one with `KVCache.create`.
+
+    Pass `query_offset` and `key_offset=cache.start` to `attend`. Slots that hold no token are zero at first,
+    and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real tokens;
+    `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all reaches no
+    output, even if it is NaN.
+
+    With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
+    to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
+
+    Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
+    `lengths` counts on, and `overflowed` says which rows are no longer right.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard import KVCache, attend, masks
+        >>> cache = KVCache.create(batch=2, key_heads=1, capacity=8, key_width=4)
+        >>> x = jax.random.normal(jax.random.key(0), (2, 1, 5, 4))
+        >>> whole = attend(x, x, x, mask=masks.causal())
+        >>> cache = cache.append(x[:, :, :3], x[:, :, :3])
+        >>> for t in (3, 4):
+        ...     token = x[:, :, t : t + 1]
+        ...     cache = cache.append(token, token)
+        ...     out = attend(
+        ...         token, cache.key, cache.value, mask=masks.causal(),
+        ...         query_offset=cache.query_offset(1), key_offset=cache.start,
+        ...     )
+        >>> cache.lengths.tolist(), bool(jnp.allclose(out, whole[:, :, 4:], atol=1e-6))
+        ([5, 5], True)
+    """
+
+    key: Float[Array, "batch K capacity D"]
+    """Stored keys."""
+    value: Float[Array, "batch K capacity E"]
+    """Stored values."""
+    lengths: Int[Array, " batch"]
+    """Tokens appended so far, int32, which is the position of the next one."""
+    start: Int[Array, " batch"]
+    """Position of slot 0, int32; 0 without a window. `key_offset=` of `attend`."""
+    window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    """How many tokens before its own a query needs; None means all."""
+
+    @classmethod
+    def create(
+        cls,
+        batch: int,
+        key_heads: int,
+        capacity: int | None,
+        key_width: int,
+        value_width: int | None = None,
+        *,
+        dtype: Any = jnp.float32,
+        window: int | None = None,
+    ) -> KVCache:
+        """Make an empty cache.
+
+        Args:
+            batch: number of rows.
+            key_heads: K, heads of key and value; those of query may be a multiple.
+            capacity: slots per row. With a window at least `window` and the longest chunk that is appended;
+                None means twice the window.
+            key_width: D.
+            value_width: E; None means D.
+            dtype: floating-point dtype of what is stored.
+            window: how many tokens before its own a query needs, as in `masks.sliding_window(window)`; older
+                ones may be forgotten. None keeps all.
+
+        Returns:
+            A cache of zeros, with lengths 0.
+
+        Raises:
+            TypeError: sizes that are not integers, a dtype that is not floating-point.
+            ValueError: sizes below 1, a window without room for one more token, no capacity and no window.
+        """
+        if window is not None:
+            window = whole_number("window", window, 0)
+        if capacity is None:
+            if window is None:
+                raise ValueError("capacity: expected the slots per row, because window is None; got None")
+            capacity = max(2 * window, 1)
+        sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
+        sizes["value_width"] = key_width if value_width is None else value_width
+        rows, heads, slots, width, value_width = (whole_number(name, n, 1) for name, n in sizes.items())
+        if window is not None and slots <= window:
+            raise ValueError(
+                f"capacity: expected more than the window of {window} tokens, best twice it, for there to be"
+                f" room to append; got {slots}"
+            )
+        dtype = float_dtype(dtype)
+        return cls(
+            jnp.zeros((rows, heads, slots, width), dtype),
+            jnp.zeros((rows, heads, slots, value_width), dtype),
+            jnp.zeros(rows, jnp.int32),
+            jnp.zeros(rows, jnp.int32),
+            window,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        return self.key.shape[2]
+
+    @property
+    def longest_chunk(self) -> int:
+        """How many tokens one `append` takes at most."""
+        return self.capacity - (self.window or 0)
+
+    @property
+    def valid(self) -> Mask:
+        """A mask that hides slots without a token; join it with masks that are not causal."""
+        return rows_of_lengths(self.lengths)
+
+    @property
+    def overflowed(self) -> Bool[Array, " batch"]:
+        """True where a row has lost tokens that its next queries need, so that its outputs are not right.
+
+        Without a window: more than `capacity` tokens were appended under jit. With a window: a `rewind` under
+        jit went behind what was kept; after as many new tokens as the window holds, the row is right again.
+        """
+        if self.window is None:
+            return self.lengths > self.capacity
+        return self.start > jnp.maximum(self.lengths - self.window, 0)
+
+    def append(self, key: ArrayLike, value: ArrayLike, counts: ArrayLike | None = None) -> KVCache:
+        """Add tokens at the end of each row: one in decoding, a chunk in prefill.
+
+        Args:
+            key: `(batch, K, n, D)` for any n, in a dtype that the cache's holds without loss; rotary keys are
+                turned before, at positions `lengths + 0..n-1`.
+            value: `(batch, K, n, E)`.
+            counts: how many of the n tokens are real, per row, int `(batch,)`; padding comes after them and
+                is not stored. None means all.
+
+        Returns:
+            The longer cache. Outside jit, and under jit without donation, all slots are copied.
+
+        Raises:
+            TypeError: a dtype that would lose digits, counts that are not integers.
+            ValueError: shapes that do not fit the cache, chunks beyond `longest_chunk`; outside jit also
+                counts outside 0..n and rows without room. Under jit, counts are clipped, and tokens without
+                room dropped, see `overflowed`.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from regard import KVCache
+            >>> cache = KVCache.create(batch=2, key_heads=1, capacity=8, key_width=4)
+            >>> x = jnp.ones((2, 1, 3, 4))
+            >>> cache.append(x, x, counts=jnp.array([3, 1])).append(x, x)
+            KVCache(batch=2, key_heads=1, capacity=8, key_width=4, value_width=4, float32, lengths=[6, 4])
+        """
+        chunk = pose_chunk(self.batch, (self.key, self.value), key, value, counts)
+        if chunk.size > self.longest_chunk:
+            raise ValueError(self._too_long(chunk.size))
+        if self.window is None:
+            fix = "Create the cache with a larger capacity, or with window= if queries look back so far only"
+            check_room(self.lengths, chunk.real, np.full(self.batch, self.capacity), fix)
+        return _append(self, chunk)
+
+    def rewind(self, lengths: int | ArrayLike) -> KVCache:
+        """Forget the newest tokens, as speculative decoding does with drafts that were not accepted.
+
+        With a window, all tokens of the last `append` can be taken back, and maybe more.
+
+        Args:
+            lengths: tokens to keep, 0..`self.lengths`, an integer or one per row.
+
+        Returns:
+            The shorter cache. Under jit, lengths are clipped to what the row has.
+
+        Raises:
+            TypeError: lengths that are not integers.
+            ValueError: another shape; outside jit also more tokens than stored, or so few that the window
+                has dropped some that the next query needs (under jit see `overflowed`).
+        """
+        kept = row_integers("lengths", lengths, self.batch)
+        shorter = dataclasses.replace(self, lengths=jnp.clip(kept, 0, self.lengths))
+        shorter = dataclasses.replace(shorter, start=jnp.minimum(self.start, shorter.lengths))
+        if is_concrete((self.lengths, self.start, kept)):
+            stored = np.minimum(self.lengths, self.start + self.capacity)
+            for row in np.flatnonzero((np.asarray(kept) < 0) | (np.asarray(kept) > stored)):
+                raise ValueError(
+                    f"lengths: expected 0..{stored[row]}, the tokens stored for row {row}; got {kept[row]}"
+                )
+            for row in np.flatnonzero(np.asarray(shorter.overflowed)):
+                raise ValueError(
+                    f"lengths: expected 0 or at least {int(self.start[row]) + (self.window or 0)} for row"
+                    f" {row}, which has dropped its tokens before {self.start[row]}; got {kept[row]}. Create"
+                    " the cache with a larger capacity to rewind farther, or rewind before appending more"
+                )
+        return shorter
+
+    def reset(self, rows: ArrayLike | None = None) -> KVCache:
+        """Empty rows, for the next requests.
+
+        Args:
+            rows: booleans `(batch,)`, True = empty this row; None means all rows.
+
+        Returns:
+            The cache with lengths 0 in those rows.
+
+        Raises:
+            TypeError: rows that are not booleans.
+            ValueError: another shape.
+        """
+        keep = jnp.zeros(self.batch, jnp.int32)
+        if rows is not None:
+            chosen = jnp.asarray(rows)
+            if chosen.dtype != bool:
+                raise TypeError(
+                    f"rows: expected booleans, True = empty this row, got {chosen.dtype}; for row numbers"
+                    f" write jnp.isin(jnp.arange({self.batch}), rows)"
+                )
+            if chosen.shape != (self.batch,):
+                raise ValueError(f"rows: expected one per row, shape ({self.batch},); got {chosen.shape}")
+            keep = (~chosen).astype(jnp.int32)
+        return dataclasses.replace(self, lengths=self.lengths * keep, start=self.start * keep)
+
+    def _too_long(self, size: int) -> str:
+        if self.window is None:
+            return (
+                f"key: expected at most {self.capacity} tokens, the capacity; got {size}. Create the cache"
+                " with a larger capacity"
+            )
+        return (
+            f"key: expected at most {self.longest_chunk} tokens at once, the capacity of {self.capacity} less"
+            f" the window of {self.window}; got {size}. Append shorter chunks, or create the cache with"
+            f" capacity={self.window + size}"
+        )
+
+    def _loss(self, rows: np.ndarray) -> str:
+        if self.window is None:
+            return (
+                f"{self.lengths[rows].tolist()} tokens for rows {rows.tolist()} of capacity {self.capacity}."
+                " Create the cache with a larger capacity"
+            )
+        return (
+            f"rows {rows.tolist()} rewound behind the window of {self.window}. Create the cache with a larger"
+            " capacity to rewind farther, or rewind before appending more"
+        )
+
+    def __repr__(self) -> str:
+        shape, lengths = np.shape(self.key), self.lengths
+        if len(shape) != 4:  # inside tree functions anything may stand for the arrays
+            return f"KVCache(key={self.key!r}, lengths={lengths!r})"
+        lengths = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
+        window = "" if self.window is None else f", window={self.window}"
+        return (
+            f"KVCache(batch={shape[0]}, key_heads={shape[1]}, capacity={shape[2]}, key_width={shape[3]},"
+            f" value_width={self.value.shape[3]}, {self.key.dtype}{window}, lengths={lengths})"
+        )
+
+
+@jax.jit
+def _append(cache: KVCache, chunk: Chunk) -> KVCache:
+    if cache.window is not None:
+        crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
+        cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
+    slots = chunk.slots(cache.lengths - cache.start, cache.capacity)
+    return dataclasses.replace(
+        cache,
+        key=_write(cache.key, chunk.key, slots),
+        value=_write(cache.value, chunk.value, slots),
+        lengths=cache.lengths + chunk.real,
+    )
+
+
+def _move_to_front(cache: KVCache) -> KVCache:
+    """The newest `window` tokens of every row in its first slots: all rows, so that moves stay rare."""
+    window = cache.window or 0
+    shift = jnp.maximum(cache.lengths - cache.start - window, 0)
+
+    def move(buffer: Array) -> Array:
+        def newest(row: Array, first: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(row, first, window, axis=1)
+
+        return jax.lax.dynamic_update_slice_in_dim(buffer, jax.vmap(newest)(buffer, shift), 0, axis=2)
+
+    return dataclasses.replace(cache, key=move(cache.key), value=move(cache.value), start=cache.start + shift)
+
+
+def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
+    """Put tokens (batch, K, n, width) into slots (batch, n) of a buffer (batch, K, S, width).
+
+    A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
+    """
+
+    def write(row: Array, tokens: Array, slots: Array) -> Array:
+        return row.at[:, slots].set(tokens, mode="drop")
+
+    return jax.vmap(write)(buffer, tokens, slots)

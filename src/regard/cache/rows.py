@@ -1,0 +1,183 @@
+"""What every cache shares: rows of unequal length, and the checks of what is appended to them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike, Bool, Int
+from regard.masks.grid import is_concrete
+
+
+class Rows:
+    """Rows of tokens, each with a length of its own."""
+
+    lengths: Any
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self.lengths.shape[0]
+
+    @property
+    def overflowed(self) -> Bool[Array, " batch"]:
+        """True where a row has lost tokens that its next queries need, so that its outputs are not right."""
+        raise NotImplementedError
+
+    def query_offset(self, num_queries: int | ArrayLike) -> Int[Array, " batch"]:
+        """Where the queries of the tokens appended last sit: `query_offset=` of `regard.attend`.
+
+        query_offset_b = lengths_b - num_queries_b
+
+        Args:
+            num_queries: how many tokens were appended, an integer; after a ragged append its counts,
+                `(batch,)`, so that the queries are padded at the end as the keys were.
+
+        Returns:
+            The position of query row 0, int32, one per row.
+
+        Raises:
+            TypeError: numbers that are not integers.
+            ValueError: numbers of another shape.
+        """
+        return self.lengths - row_integers("num_queries", num_queries, self.batch)
+
+    def check(self) -> Any:
+        """Raise where a row has overflowed, after a loop under jit, where nothing could be raised.
+
+        Within jit, `jax.experimental.checkify.check(~cache.overflowed.any(), "overflow")` serves.
+
+        Returns:
+            The cache itself.
+
+        Raises:
+            TypeError: called within jit.
+            ValueError: a row has overflowed.
+        """
+        if not is_concrete(self.overflowed):
+            raise TypeError(
+                "check: expected a cache with concrete lengths, got one inside a trace; return"
+                " cache.overflowed from the traced function, or use jax.experimental.checkify"
+            )
+        lost = np.flatnonzero(np.asarray(self.overflowed))
+        if lost.size:
+            raise ValueError(f"cache: expected that no row overflows, got {self._loss(lost)}")
+        return self
+
+    def _loss(self, rows: np.ndarray) -> str:
+        """Which rows lost what, and how to avoid it."""
+        raise NotImplementedError
+
+
+class Chunk(NamedTuple):
+    """Tokens to append, checked: `counts` of each row are real, None means all."""
+
+    key: Array  # (batch, K, n, D)
+    value: Array  # (batch, K, n, E)
+    counts: Array | None  # (batch,)
+
+    @property
+    def size(self) -> int:
+        """n, with padding."""
+        return self.key.shape[2]
+
+    @property
+    def real(self) -> Any:
+        """Real tokens per row."""
+        return np.int32(self.size) if self.counts is None else self.counts
+
+    def slots(self, first: Array, beyond: int) -> Array:
+        """(batch, n): where tokens go when row b begins at `first[b]`; padding goes `beyond`."""
+        index = jnp.arange(self.size, dtype=jnp.int32)[None]
+        slots = first[:, None] + index
+        return slots if self.counts is None else jnp.where(index < self.counts[:, None], slots, beyond)
+
+
+def pose_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any, counts: Any) -> Chunk:
+    """Check keys, values and counts against what a cache of `batch` rows stores."""
+    key = _tokens("key", key, batch, stored[0])
+    value = _tokens("value", value, batch, stored[1])
+    size = key.shape[2]
+    if value.shape[2] != size:
+        raise ValueError(f"value: expected as many tokens as key, {size}, on axis 2; got {value.shape[2]}")
+    if counts is None:
+        return Chunk(key, value, None)
+    counts = row_integers("counts", counts, batch, scalar=False)
+    if is_concrete(counts):
+        wrong = np.flatnonzero((np.asarray(counts) < 0) | (np.asarray(counts) > size))
+        if wrong.size:
+            raise ValueError(
+                f"counts: expected 0..{size}, as many as key has tokens; got {int(counts[wrong[0]])} for row"
+                f" {wrong[0]}"
+            )
+    return Chunk(key, value, jnp.clip(counts, 0, size))
+
+
+def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
+    """Tokens (batch, K, n, width) in the dtype that `stored` has."""
+    array = jnp.asarray(tokens)
+    heads, width = stored.shape[1], stored.shape[3]
+    if array.ndim != 4 or (array.shape[0], array.shape[1], array.shape[3]) != (batch, heads, width):
+        hint = f"; one token needs its axis, {name}[:, :, None]" if array.ndim == 3 else ""
+        raise ValueError(
+            f"{name}: expected shape ({batch}, {heads}, n, {width}), the cache's rows, key heads, any number"
+            f" of tokens, width; got {array.shape}{hint}"
+        )
+    exact = jnp.issubdtype(array.dtype, jnp.floating) and np.can_cast(array.dtype, stored.dtype)
+    if array.dtype != stored.dtype and not exact:
+        raise TypeError(
+            f"{name}: expected {stored.dtype}, the cache's dtype, or one that it holds without loss; got"
+            f" {array.dtype}. Cast it, {name}.astype({str(stored.dtype)!r}), or create the cache with"
+            f" dtype={str(array.dtype)!r}"
+        )
+    return array.astype(stored.dtype)
+
+
+def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
+    """int32 numbers, one per row; a scalar serves all rows unless it is refused."""
+    array: Any = numbers
+    if not hasattr(numbers, "dtype"):
+        array = np.asarray(numbers) if is_concrete(numbers) else jnp.asarray(numbers)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    if array.shape != (batch,) and not (scalar and array.shape == ()):
+        either = "one integer or " if scalar else ""
+        raise ValueError(f"{name}: expected {either}one per row, shape ({batch},); got {tuple(array.shape)}")
+    return jnp.broadcast_to(jnp.asarray(array).astype(jnp.int32), (batch,))
+
+
+def whole_number(name: str, number: Any, least: int) -> int:
+    """An integer that is part of the shape of a cache."""
+    try:
+        found = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer known before tracing, got {number!r}") from None
+    if found < least or isinstance(number, bool):
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
+    return found
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """The dtype of what is stored."""
+    found = jax.dtypes.canonicalize_dtype(dtype)
+    if not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(f"dtype: expected a floating-point dtype, got {found}")
+    return found
+
+
+def check_room(lengths: Array, counts: Any, room: Any, fix: str) -> None:
+    """Raise, outside jit, where rows get more tokens than they have room for."""
+    if not is_concrete((lengths, counts, room)):
+        return
+    counts = np.broadcast_to(counts, lengths.shape)
+    over = np.flatnonzero(np.asarray(lengths) + counts > np.asarray(room))
+    if over.size:
+        row = over[0]
+        raise ValueError(
+            f"key: expected at most {max(int(room[row]) - int(lengths[row]), 0)} more tokens for row {row},"
+            f" which has {int(lengths[row])} of at most {int(room[row])}; got {int(counts[row])}. {fix}"
+        )

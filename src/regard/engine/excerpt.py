@@ -1,0 +1,60 @@
+"""Chosen rows and heads of the score matrix, from the inputs: no larger part of it is ever computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.online_softmax import product
+from regard.engine.problem import Problem
+from regard.masks.grid import Grid
+from regard.scores.cells import Picks
+
+
+def excerpt(problem: Problem, array: Array) -> Array:
+    """The chosen rows and heads of an array (*B, T, x)."""
+    if problem.rows is not None:
+        array = jnp.take(array, problem.rows, axis=-2)
+    if problem.heads is not None:
+        array = jnp.take(array, problem.heads, axis=-3)
+    return array
+
+
+def score_excerpt(problem: Problem) -> Array:
+    """Scores (*B, R, S) of the chosen rows and heads, -inf where a query may not attend."""
+    rows = _all(problem.T) if problem.rows is None else jnp.asarray(problem.rows)
+    heads = _all(problem.leading[-1] if problem.leading else 1)
+    heads = heads if problem.heads is None else jnp.asarray(problem.heads)
+    batch = problem.leading[:-1]
+    shape = (*batch, heads.size, rows.size, problem.S)
+
+    def choose(array: Array, axis: int, index: Array) -> Array:
+        return array if array.shape[axis] == 1 else jnp.take(array, index, axis)
+
+    query, key = map(problem.with_heads, (problem.query, problem.key))
+    query = choose(jnp.take(query, rows, -2), -3, heads).astype(problem.factor)
+    key = choose(key, -3, heads // problem.group).astype(problem.factor)
+    query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
+    scores = product(query, key, problem.precision, (-1, -1)) * problem.scale
+    grid = Grid.at(rows, _all(problem.S), problem.query_offset, len(problem.leading), problem.key_offset)
+    if problem.score is not None:
+        first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
+        first = first.reshape((-1, *(1,) * (len(shape) - 1)))
+        query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
+        head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
+        cells = Picks(query_position, key_position, head, first)
+        scores = problem.score.apply(scores, cells)
+    if problem.bias is not None:
+        bias = choose(choose(problem.with_heads(problem.bias), -2, rows), -3, heads)
+        scores = jnp.where(bias == -jnp.inf, -jnp.inf, scores + bias.astype(scores.dtype))
+    if problem.mask is not None:
+        keep = problem.with_heads(problem.mask.keep(grid))
+        scores = jnp.where(choose(keep, -3, heads), scores, -jnp.inf)
+    return scores.reshape(shape if problem.leading else shape[-2:])
+
+
+def _all(count: int) -> Any:
+    return jnp.arange(count, dtype=np.int32)

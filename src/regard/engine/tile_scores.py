@@ -1,0 +1,123 @@
+"""What becomes of a tile of raw scores: score function, bias and mask; and what dropout and NaN take away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.engine import dropout
+from regard.engine.operands import PARAMETER, Context, Inputs
+from regard.engine.tiles import Window
+from regard.masks import Mask
+
+
+class Finished(NamedTuple):
+    """Scores as the softmax sees them, and how the score function brought them about."""
+
+    scores: Array
+    apply: Any = None  # of raw scores and the named parameters; None without a score function
+    raw: Any = None
+    parameters: Any = None
+    window: Any = None
+
+    def push(self, change: Array, moves: Mapping[str, Array]) -> Array:
+        """How scores change when raw ones change, and parameters move."""
+        if self.apply is None:
+            return change
+        zeros = {name: jnp.zeros_like(array) for name, array in self.parameters.items()}
+        moves = zeros | {name: self.window.parameter(moves[name]) for name in zeros.keys() & moves.keys()}
+        return jax.jvp(self.apply, (self.raw, self.parameters), (change, moves))[1]
+
+    def pull(self, change: Array) -> tuple[Array, dict[str, Array]]:
+        """What pulls on raw scores and parameters, when `change` pulls on scores."""
+        if self.apply is None:
+            return change, {}
+        return jax.vjp(self.apply, self.raw, self.parameters)[1](change)
+
+
+def finish(
+    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
+) -> Finished:
+    """Score function, bias and mask."""
+    if context.scoring is None:
+        scores = _add_bias(scores, inputs, window, across=across)
+        return Finished(_mask(scores, inputs, context, window, partial, across=across))
+    scores = _mask(scores, inputs, context, window, partial, across=across)
+    # The function and its derivative see no score of a pair that is masked, which may be NaN.
+    gone = scores == -jnp.inf
+    raw = jnp.where(gone, 0, scores)
+    scoring, cells = context.scoring, window.pairs(context.offsets, across=across)
+    names = inputs.named()
+    parameters = {name: window.parameter(names[name]) for name in names if name.startswith(PARAMETER)}
+
+    def apply(raw: Array, parameters: dict[str, Array]) -> Array:
+        return scoring.join(tuple(parameters.values())).apply(raw, cells)
+
+    scores = _add_bias(apply(raw, parameters), inputs, window, across=across)
+    return Finished(jnp.where(gone, -jnp.inf, scores), apply, raw, parameters, window)
+
+
+def _add_bias(scores: Array, inputs: Inputs, window: Window, *, across: bool = False) -> Array:
+    if inputs.bias is None:
+        return scores
+    bias = window.cells(inputs.bias).astype(scores.dtype)
+    return scores + (jnp.swapaxes(bias, -1, -2) if across else bias)
+
+
+def _mask(
+    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
+) -> Array:
+    """-inf where the mask, or a bias of -inf, removes a pair; FULL tiles evaluate no mask."""
+    mask = context.backward_mask if across else context.forward_mask
+
+    def remove(scores: Array) -> Array:
+        keep = _keep(inputs, mask, context, window)
+        return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
+
+    if inputs.bias is not None:
+        return remove(scores)
+    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if window.layout.masked else scores
+
+
+def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -> Array:
+    """Which pairs of a tile count."""
+    keep = window.keep(mask, context.offsets)
+    return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
+
+
+def clean(spoiled: Array | None, scores: Array, queries: int, *tiles: Array) -> tuple[Array, ...]:
+    """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
+
+    What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
+    outputs and gradients.
+    """
+    if spoiled is None:
+        return tiles
+
+    def zero(*tiles: Array) -> tuple[Array, ...]:
+        asked = (scores.max(queries) != -jnp.inf)[..., None]
+        return tuple(jnp.where(asked, tile, 0) for tile in tiles)
+
+    return jax.lax.cond(spoiled, zero, lambda *tiles: tiles, *tiles)
+
+
+def surviving(context: Context, window: Window, *, across: bool = False) -> Array | None:
+    """Which weights dropout spares; None where it is off."""
+    if context.query_words is None or context.key_words is None:
+        return None
+    rate = window.layout.dropout_rate
+    query, key = (
+        (window.slice_cells(words[0]), window.slice_cells(words[1]))
+        for words in (context.query_words, context.key_words)
+    )
+    survivors = window.over_scores(dropout.survivors(query, key, rate))
+    return jnp.swapaxes(survivors, -1, -2) if across else survivors
+
+
+def drop(tile: Array, survivors: Array | None) -> Array:
+    """0 where dropout takes a weight."""
+    return tile if survivors is None else jnp.where(survivors, tile, 0)

@@ -1,0 +1,152 @@
+"""Cells: the pairs that scores belong to, for score functions that ask where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.masks.grid import Grid, Run
+
+_SIDE = 32  # of the squares that a matrix of distances is put together from
+
+Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
+
+
+class Cells(Protocol):
+    """Where pairs of queries and keys lie; every answer broadcasts against their scores."""
+
+    @property
+    def query_position(self) -> Array:
+        """Where the queries sit."""
+        ...
+
+    @property
+    def key_position(self) -> Array:
+        """Where the keys sit."""
+        ...
+
+    @property
+    def head(self) -> Array:
+        """Index of the query head."""
+        ...
+
+    @property
+    def batch(self) -> Array:
+        """Index on the first leading axis; 0 where heads are the only one."""
+        ...
+
+    def per_head(self, array: Array) -> Array:
+        """A number, or one per head."""
+        ...
+
+    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
+        """table (buckets, heads | 1) at bucket(distance).
+
+        Beyond a distance of `reach`, to either side, all distances share a bucket.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive queries against consecutive keys."""
+
+    grid: Grid
+    heads: Run  # query heads
+    first: Array  # index on the first leading axis
+    lay: Callable[[Array], Array]  # (..., heads | 1, T | 1, S | 1) over the scores
+
+    @property
+    def query_position(self) -> Array:
+        return self.lay(self.grid.query_position)
+
+    @property
+    def key_position(self) -> Array:
+        return self.lay(self.grid.key_position)
+
+    @property
+    def head(self) -> Array:
+        return self.lay(self.heads.members[:, None, None])
+
+    @property
+    def batch(self) -> Array:
+        return self.lay(self.first)
+
+    def per_head(self, array: Array) -> Array:
+        if array.size == 1:
+            return array.reshape(())
+        return self.lay(self.heads.take(array, 0)[:, None, None])
+
+    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
+        if table.shape[1] > 1:
+            table = self.heads.take(table, 1)
+        rows, columns = self.grid.query_position, self.grid.key_position
+        height, width = rows.shape[-2], columns.shape[-1]
+        base = columns[..., :1] - rows[..., :1, :]  # of the first cell: (*b, ..., 1, 1)
+        base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
+
+        def near(_: Any) -> Array:
+            # One entry per distance, from that of the last query and first key upwards.
+            height_, width_ = (-(-n // _SIDE) * _SIDE for n in (height, width))
+            steps = jnp.arange(height_ + width_, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
+            distance = base - np.int32(height_ - 1) + steps
+            entries = _entries(table, bucket(distance))
+            return self.lay(_toeplitz(entries, height_, width_)[..., :height, :width])
+
+        def far(_: Any) -> Array:
+            entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
+            return jnp.broadcast_to(self.lay(entry[..., None]), shape)
+
+        if base.size != 1 or 0 in (height, width):
+            return near(None)
+        shape = jax.eval_shape(near, None).shape
+        away = (base - (height - 1) > reach) | (base + (width - 1) < -reach)
+        return jax.lax.cond(away.reshape(()), far, near, None)
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Pairs in no order: arrays that broadcast against one score per query, `(*B, T)`."""
+
+    query_position: Array
+    key_position: Array
+    head: Array
+    batch: Array
+
+    def per_head(self, array: Array) -> Array:
+        return array.reshape(()) if array.size == 1 else array[self.head]
+
+    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
+        del reach
+        return table[bucket(self.key_position - self.query_position), self.head if table.shape[1] > 1 else 0]
+
+
+def _entries(table: Array, rows: Array) -> Array:
+    """table[rows] as a product, whose gradient is one, too: (..., 1, n) -> (..., heads | 1, n)."""
+    rows = rows[..., 0, :, None]
+    kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
+    chosen = (rows == kinds).astype(table.dtype)
+    return jnp.einsum("...nb,bh->...hn", chosen, table, precision=jax.lax.Precision.HIGHEST)
+
+
+def _toeplitz(entries: Array, height: int, width: int) -> Array:
+    """out[..., i, j] = entries[..., height - 1 + j - i], for multiples of _SIDE.
+
+    Put together from the distinct squares along the diagonals, so that all but a few entries are copied in
+    runs.
+    """
+    *leading, _ = entries.shape
+    down, along = height // _SIDE, width // _SIDE
+    blocks = entries.reshape((*leading, down + along, _SIDE))
+    pairs = jnp.concatenate([blocks[..., :-1, :], blocks[..., 1:, :]], -1)  # 2 * side distances a square
+    squares = jnp.stack(
+        [pairs[..., _SIDE - 1 - i : 2 * _SIDE - 1 - i] for i in range(_SIDE)], -3
+    )  # (..., row in the square, square, column in it)
+    bands = [squares[..., down - 1 - i : down - 1 - i + along, :] for i in range(down)]
+    return jnp.stack(bands, -4).reshape((*leading, height, width))

@@ -1,0 +1,72 @@
+"""The score as a bilinear form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.scores.cells import Cells
+from regard.scores.score import Score, score_class, spell
+
+
+def bilinear(metric: ArrayLike) -> Score:
+    """Measure how well a key answers a query with a metric of one's own instead of the plain product.
+
+    s_ts = scale sum_de query_td metric_de key_se
+
+    It stands where the product does: first among the scores of a call. It costs one product of the queries
+    with the metric; query and key may then differ in width.
+
+    Args:
+        metric: floating-point array `(D, D')`, or one per query head `(H, D, D')`, for queries of width D and
+            keys of width D'; may be traced, and has a gradient.
+
+    Returns:
+        A score.
+
+    Raises:
+        TypeError: a metric that is not of floating point.
+        ValueError: a metric of another rank.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, scores
+        >>> x = jnp.eye(2)
+        >>> attend(x, x, x, score=scores.bilinear(-jnp.eye(2)), scale=1.0)[0].round(2)
+        Array([0.27, 0.73], dtype=float32)
+    """
+    array: Any = metric if hasattr(metric, "dtype") else np.asarray(metric, np.float32)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"metric: expected a floating-point array, got {array.dtype}")
+    if array.ndim not in (2, 3):
+        raise ValueError(f"metric: expected shape (D, D') or (H, D, D'), got {tuple(array.shape)}")
+    return Bilinear(array)
+
+
+@score_class
+class Bilinear(Score):
+    metric: Any
+
+    def transform(self, query: Array) -> Array:
+        """query metric, which then meets the keys: in the dtype of query, summed in float32 at least."""
+        metric = jnp.asarray(self.metric)
+        if query.shape[-1] != metric.shape[-2] or (
+            metric.ndim == 3 and metric.shape[0] not in (1, query.shape[-3] if query.ndim > 2 else 1)
+        ):
+            raise ValueError(
+                f"bilinear metric: expected (D, D') or (H, D, D') for query {tuple(query.shape)}, got"
+                f" {tuple(metric.shape)}"
+            )
+        total = np.promote_types(*(np.promote_types(x.dtype, np.float32) for x in (query, metric)))
+        metric = metric[0] if metric.ndim == 3 and query.ndim == 2 else metric
+        moved = jnp.einsum("...td,...de->...te", query.astype(total), metric.astype(total))
+        return moved.astype(query.dtype)
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        raise AssertionError("the queries were transformed before")
+
+    def expression(self) -> str:
+        return f"bilinear({spell(self.metric)})"

@@ -1,0 +1,195 @@
+"""Scores that look at one score at a time: softcap, temperature, and whatever a function says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import eval_jaxpr
+
+from regard.axes import Array, ArrayLike
+from regard.scores.cells import Cells
+from regard.scores.score import Score, check_heads, parameter, score_class, spell, static
+
+
+def softcap(cap: float | ArrayLike) -> Score:
+    """Keep scores within -cap..cap, smoothly.
+
+    s' = cap tanh(s / cap)
+
+    Args:
+        cap: a number above 0, or one per query head `(H,)`; may be traced, and has a gradient.
+
+    Returns:
+        A score.
+
+    Raises:
+        TypeError: a cap that is not a number.
+        ValueError: a cap that is not above 0, or of a wrong shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, scores
+        >>> x = 100 * jnp.eye(2)
+        >>> attend(x, x, x, score=scores.softcap(1.0), scale=1.0)[0].round(1)
+        Array([73.1, 26.9], dtype=float32)
+
+    Reference: Gemma Team, "Gemma 2", 2024, section 2.
+    """
+    return Softcap(parameter("cap", cap))
+
+
+@score_class
+class Softcap(Score):
+    cap: Any
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        cap = cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
+        return cap * jnp.tanh(scores * (1 / cap))
+
+    def check(self, leading: tuple[int, ...]) -> None:
+        check_heads("softcap cap", self.cap.size, leading)
+
+    def expression(self) -> str:
+        return f"softcap({spell(self.cap)})"
+
+
+def temperature(value: float | ArrayLike) -> Score:
+    """Divide scores: below 1 attention sharpens, above 1 it spreads.
+
+    s' = s / value
+
+    Args:
+        value: a number above 0, or one per query head `(H,)`; may be traced, and has a gradient.
+
+    Returns:
+        A score.
+
+    Raises:
+        TypeError: a value that is not a number.
+        ValueError: a value that is not above 0, or of a wrong shape.
+
+    Example:
+        >>> from regard import scores
+        >>> scores.temperature([0.5, 2.0])
+        temperature([0.5, 2.0])
+    """
+    return Temperature(parameter("temperature", value))
+
+
+@score_class
+class Temperature(Score):
+    value: Any
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        return scores * (1 / cells.per_head(jnp.asarray(self.value).astype(scores.dtype)))
+
+    def check(self, leading: tuple[int, ...]) -> None:
+        check_heads("temperature", self.value.size, leading)
+
+    def expression(self) -> str:
+        return f"temperature({spell(self.value)})"
+
+
+# One score, and four integers: batch, head, query position, key position.
+Modify = Callable[[Array, Array, Array, Array, Array], Array]
+
+
+def modifier(fn: Modify) -> Score:
+    """Let `fn` say what becomes of each score.
+
+    s'_ts = fn(s_ts, batch, head, query_position, key_position)
+
+    Args:
+        fn: called on scalars (it is mapped over all pairs): the score in the accumulation dtype, and int32
+            `batch` (index on the first leading axis; 0 where heads are the only one), `head` (query head),
+            `query_position` and `key_position`. It returns the new score. Arrays that it closes over may be
+            traced; floating-point ones have gradients. It is part of the compiled program: define it once,
+            because a new function object compiles again.
+
+    Returns:
+        A score.
+
+    Raises:
+        TypeError: something that cannot be called, or (when evaluated) an answer that is not one score.
+
+    Example:
+        >>> from regard import scores
+        >>> def nearby(score, batch, head, query, key):
+        ...     return score - 0.1 * abs(query - key)
+        >>> scores.modifier(nearby)
+        modifier(nearby)
+
+    Reference: `score_mod` in PyTorch's FlexAttention has the same arguments, with indices for positions.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"fn: expected a function of (score, batch, head, query_position, key_position), got {fn!r}"
+        )
+    return Modifier(fn)
+
+
+@score_class
+class Modifier(Score):
+    fn: Modify = static()
+
+    @property
+    def reads_positions(self) -> bool:
+        return True
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        return self.hoist(scores.dtype).apply(scores, cells)
+
+    def hoist(self, dtype: Any) -> Score:
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        program = jax.make_jaxpr(self.fn)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
+        answers = program.out_avals
+        if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
+            found = ", ".join(map(str, answers)) or "nothing"
+            raise TypeError(f"modifier: expected fn to return one floating-point score, got {found}")
+        return HoistedModifier(tuple(program.consts), program.jaxpr, self.expression())
+
+    def expression(self) -> str:
+        return f"modifier({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+@score_class
+class HoistedModifier(Score):
+    """A modifier as a program; the arrays that its function closes over are leaves."""
+
+    constants: tuple[Any, ...]
+    program: Any = static()
+    text: str = static()
+
+    @property
+    def reads_positions(self) -> bool:
+        return True
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        def one(*arguments: Array) -> Array:
+            return eval_jaxpr(self.program, self.constants, *arguments)[0]
+
+        places = (cells.batch, cells.head, cells.query_position, cells.key_position)
+        places = [place.reshape((*(1,) * (scores.ndim - place.ndim), *place.shape)) for place in places]
+        return _map(one, (scores, *places)).astype(scores.dtype)
+
+    def expression(self) -> str:
+        return self.text
+
+
+def _map(function: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
+    """Evaluate a function of scalars at every entry; axes of size 1 are not spelled out."""
+    if arrays[0].ndim == 0:
+        return function(*arrays)
+    size = arrays[0].shape[0]
+    axes = tuple(None if array.shape[0] == 1 else 0 for array in arrays)
+    arrays = tuple(
+        array.reshape(array.shape[1:]) if axis is None else array
+        for array, axis in zip(arrays, axes, strict=True)
+    )
+    # Of the scores, all entries are asked for, also along an axis of size 1.
+    if axes[0] is None:
+        return _map(function, arrays)[None]
+    return jax.vmap(lambda *parts: _map(function, parts), axes, axis_size=size)(*arrays)

@@ -1,0 +1,669 @@
+"""Decoding with a cache equals the full pass; tokens are never lost in silence or written over others."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+import plain
+from regard import KVCache, PagedKVCache, attend, masks, positions
+
+B, H, K, T, D, E = 2, 6, 3, 13, 10, 7
+CAPACITY, PAGE, WINDOW = 17, 5, 4
+NAN = float("nan")
+
+
+def draw(length=T, dtype=np.float32):
+    """NumPy, whose slices need no compiling."""
+    rng = np.random.default_rng(length)
+    shapes = ((B, H, length, D), (B, K, length, D), (B, K, length, E))
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def contiguous(dtype=jnp.float32, capacity=CAPACITY, window=None, garbage=NAN):
+    """An empty cache, with garbage where nothing was stored."""
+    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=window)
+    return dataclasses.replace(cache, key=cache.key + garbage, value=cache.value + garbage)
+
+
+def paged(dtype=jnp.float32, garbage=NAN):
+    """Scrambled pages, the rows' own in turns, some of nobody."""
+    cache = PagedKVCache.create(B, K, D, E, num_pages=11, page_size=PAGE, pages_per_row=4, dtype=dtype)
+    cache = dataclasses.replace(
+        cache, key_pages=cache.key_pages + garbage, value_pages=cache.value_pages + garbage
+    )
+    return cache.assign(1, [7]).assign(0, [3, 9]).assign(1, [0, 5]).assign(0, 1)
+
+
+CACHES = {
+    "contiguous": contiguous,
+    "windowed": functools.partial(contiguous, capacity=11, window=WINDOW),
+    "paged": paged,
+}
+
+
+@functools.partial(jax.jit, static_argnames=("turned", "careful"))
+def step(cache, query, key, value, mask, counts=None, turned=False, careful=False):
+    """Append tokens and attend from them."""
+    if turned:
+        place = cache.lengths[:, None] + jnp.arange(query.shape[2], dtype=jnp.int32)[None]
+        query, key = positions.rotary(query, place), positions.rotary(key, place)
+    cache = cache.append(key, value, counts)
+    mask = mask & cache.valid if careful else mask
+    offset = cache.query_offset(query.shape[2] if counts is None else counts)
+    return cache, attend(
+        query, cache.key, cache.value, mask=mask, query_offset=offset, key_offset=cache.start
+    )
+
+
+def decode(cache, arrays, mask, sizes, **options):
+    """All outputs when tokens come in chunks of these sizes."""
+    assert sum(sizes) == arrays[0].shape[2]
+    outputs, end = [], 0
+    for size in sizes:
+        end += size
+        cache, output = step(cache, *(x[:, :, end - size : end] for x in arrays), mask, **options)
+        outputs.append(output)
+    return cache, (jnp if isinstance(output, jax.core.Tracer) else np).concatenate(outputs, axis=2)
+
+
+def table(rule, length=T):
+    """keep[q, k] by a rule in words of positions."""
+    return np.array([[bool(rule(q, k)) for k in range(length)] for q in range(length)])
+
+
+def assert_full_pass(output, arrays, keep, turned=False):
+    """As exact as attention over all tokens at once."""
+    given = arrays
+    if turned:
+        given = [*(turn(x) for x in arrays[:2]), arrays[2]]
+        arrays = [*(positions.rotary(x) for x in arrays[:2]), arrays[2]]
+    truth = oracle.batched(*given, keep=keep).output
+    plainly = plain.evaluate(*arrays, keep=keep, dtype=np.dtype(output.dtype).type)["output"]
+    plain.assert_as_exact(output, truth, plainly)
+
+
+def turn(features):
+    """Rotary positions by complex numbers in float64."""
+    features = np.asarray(features, np.float64)
+    half = D // 2
+    angle = np.arange(features.shape[2])[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    pairs = (features[..., :half] + 1j * features[..., half:]) * np.exp(1j * angle)
+    return np.concatenate([pairs.real, pairs.imag], -1)
+
+
+IDS = np.array([[0, 0, 1, 1, 0, 2, 2, 2, 1, 1, 0, 0, 2], [3, 3, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5]])
+RULES = {
+    "causal": (masks.causal(), lambda q, k: k <= q),
+    "window": (masks.causal() & masks.sliding_window(WINDOW), lambda q, k: q - WINDOW <= k <= q),
+    "prefix": (masks.prefix(5) | masks.causal(), lambda q, k: k < 5 or k <= q),
+    "chunked": (masks.chunked(5) & masks.causal(), lambda q, k: q // 5 == k // 5 and k <= q),
+    "dilated": (masks.causal() & masks.dilated(3), lambda q, k: k <= q and (q - k) % 3 == 0),
+    "short chunks": (masks.chunked(5) & masks.causal(), lambda q, k: q // 5 == k // 5 and k <= q),
+}
+KINDS = {
+    "contiguous": tuple(RULES),
+    "paged": tuple(RULES),
+    "windowed": ("window", "chunked"),  # of 5 positions, so that a window of 4 is enough
+}
+
+
+@pytest.mark.parametrize(("kind", "rule"), [(kind, rule) for kind, rules in KINDS.items() for rule in rules])
+def test_decoding_equals_the_full_pass(kind, rule):
+    arrays, (mask, keep) = draw(), RULES[rule]
+    sizes = (5, *[1] * 8) if rule == "prefix" else (1,) * T
+    cache, output = decode(CACHES[kind](), arrays, mask, sizes)
+    assert_full_pass(output, arrays, table(keep))
+    assert cache.lengths.tolist() == [T, T]
+    assert not cache.check().overflowed.any()
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_decoding_of_documents_equals_the_full_pass(kind):
+    arrays, cache = draw(), CACHES[kind]()
+    slots = cache.key.shape[2]
+    mask = masks.segments(np.pad(IDS, ((0, 0), (0, slots - T)), constant_values=9)) & masks.causal()
+    keep = np.stack([table(lambda q, k, ids=ids: ids[q] == ids[k] and k <= q) for ids in IDS])[:, None]
+    assert_full_pass(decode(cache, arrays, mask, (1,) * T)[1], arrays, keep)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_decoding_with_rotary_equals_the_full_pass(kind):
+    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
+    for sizes in ((1,) * T, (5, 7, 1)):
+        output = decode(CACHES[kind](), arrays, mask, sizes, turned=True)[1]
+        assert_full_pass(output, arrays, table(keep), turned=True)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("sizes", [(3, 1, 7, 2), (7, 6), (0, 2, 0, 5, 6)])
+def test_prefill_in_unequal_chunks(kind, sizes):
+    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
+    assert_full_pass(decode(CACHES[kind](), arrays, mask, sizes)[1], arrays, table(keep))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_a_float64_cache_is_float64(kind, x64):
+    arrays, (mask, keep) = draw(dtype=np.float64), RULES["causal"]
+    output = decode(CACHES[kind](jnp.float64), arrays, mask, (6, 7))[1]
+    assert output.dtype == np.float64
+    assert_full_pass(output, arrays, table(keep))
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("kind", CACHES)
+def test_rows_of_unequal_length(kind, careful):
+    """Two prompts padded at the end, the padding NaN; then both go on, one twice as fast.
+
+    Padded queries sit where no token is, so they would read garbage there unless told.
+    """
+    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
+    cache = CACHES[kind](garbage=NAN if careful else 0.0)
+    found = np.full((B, H, T, E), NAN, np.float32)
+    at = np.zeros(B, int)
+    for counts in ((7, 3), (1, 2), (0, 2), (1, 2), (4, 4)):
+        size = max(counts)
+        padded = [np.full((*x.shape[:2], size, x.shape[3]), NAN, np.float32) for x in arrays]
+        for row, count in enumerate(counts):
+            for whole, part in zip(arrays, padded, strict=True):
+                part[row, :, :count] = whole[row, :, at[row] : at[row] + count]
+        cache, output = step(cache, *padded, mask, np.array(counts), careful=careful)
+        for row, count in enumerate(counts):
+            found[row, :, at[row] : at[row] + count] = output[row, :, :count]
+        at += counts
+        assert cache.lengths.tolist() == at.tolist()
+    assert_full_pass(found, arrays, table(keep))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_loop_under_jit(kind):
+    """A scan with the cache as its carry."""
+    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
+
+    @jax.jit
+    def run(cache, arrays):
+        tokens = [x.swapaxes(0, 2)[..., None, :].swapaxes(1, 2) for x in arrays]  # (T, B, heads, 1, width)
+        return jax.lax.scan(lambda cache, token: step(cache, *token, mask), cache, tokens)
+
+    cache, outputs = run(CACHES[kind](), arrays)
+    assert_full_pass(outputs[:, :, :, 0].transpose(1, 2, 0, 3), arrays, table(keep))
+    assert cache.lengths.tolist() == [T, T]
+
+
+def test_a_cache_is_written_in_place():
+    """Given away, its memory is used again: a token costs no copy of the cache."""
+    cache = KVCache.create(B, K, 1009, D, E)
+    token = jnp.ones((B, K, 1, D)), jnp.ones((B, K, 1, E))
+    append = jax.jit(lambda cache, *token: cache.append(*token), donate_argnums=0)
+    memory = append.lower(cache, *token).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= cache.key.nbytes + cache.value.nbytes
+    assert memory.temp_size_in_bytes < cache.value.nbytes / 10
+
+
+def test_a_window_runs_for_ever_in_bounded_memory():
+    length = 211
+    arrays, (mask, rule) = draw(length), RULES["window"]
+    sizes = [1, 7, 3, 7, 7, 2] * 7 + [1] * 22
+    cache, output = decode(CACHES["windowed"](), arrays, mask, sizes)
+    assert_full_pass(output, arrays, table(rule, length))
+    assert cache.key.shape == (B, K, 11, D)
+    assert cache.start.min() > length - 11 - 1
+    for row in range(B):
+        held = slice(int(cache.start[row]), length)
+        stored = cache.key[row, :, : length - int(cache.start[row])]
+        np.testing.assert_array_equal(stored, arrays[1][row, :, held])
+
+
+def test_a_window_moves_seldom():
+    """Once in as many tokens as there is room beside the window."""
+    cache, (_, key, value) = CACHES["windowed"](), draw(1)
+    starts = []
+    for _ in range(30):
+        cache = cache.append(key, value)
+        starts.append(int(cache.start[0]))
+    assert starts == [0] * 11 + [7] * 7 + [14] * 7 + [21] * 5
+
+
+def test_a_window_of_none_but_the_token_itself():
+    arrays = draw()
+    cache = KVCache.create(B, K, None, D, E, window=0)
+    assert cache.capacity == 1
+    output = decode(cache, arrays, masks.causal() & masks.sliding_window(0), (1,) * T)[1]
+    assert_full_pass(output, arrays, np.eye(T, dtype=bool))
+    assert KVCache.create(B, K, None, D, window=WINDOW).capacity == 2 * WINDOW
+
+
+# Overflow.
+
+
+def full(kind, size=None):
+    """A cache, its capacity, and a function that appends n tokens under jit."""
+    cache = CACHES[kind](garbage=0.0)
+    if kind == "paged":
+        cache = cache.assign(1, [2])  # row 0: 15 tokens, row 1: 20
+    _, key, value = draw(23)
+    append = jax.jit(lambda cache, key, value: cache.append(key, value))
+    size = 14 if size is None else size
+    return cache.append(key[:, :, :size], value[:, :, :size]), key, value, append
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_overflow_under_jit_keeps_earlier_tokens(kind):
+    cache, key, value, append = full(kind)
+    capacity = np.array([17, 17] if kind == "contiguous" else [15, 20])
+    over = append(cache, key[:, :, 14:21], value[:, :, 14:21])
+    assert over.lengths.tolist() == [21, 21]
+    assert over.overflowed.tolist() == [True, True]
+    for row in range(B):
+        stored = slice(0, capacity[row])
+        np.testing.assert_array_equal(over.key[row, :, stored], key[row, :, stored])
+        np.testing.assert_array_equal(over.value[row, :, stored], value[row, :, stored])
+    with pytest.raises(ValueError, match=r"no row overflows, got \[21, 21\] tokens for rows \[0, 1\]"):
+        over.check()
+    seen = over.valid.dense(1, over.key.shape[2], query_offset=21)
+    np.testing.assert_array_equal(np.broadcast_to(seen, (B, 1, seen.shape[2])).sum(2)[:, 0], capacity)
+    again = append(over, key[:, :, 21:22], value[:, :, 21:22])
+    assert again.lengths.tolist() == [22, 22]
+    np.testing.assert_array_equal(again.key, over.key)
+    np.testing.assert_array_equal(again.value, over.value)
+    with pytest.raises(ValueError, match=r"lengths: expected 0\.\.(17|15).*got 18"):
+        over.rewind([18, 11])
+    back = over.rewind(capacity - 2)
+    assert not back.overflowed.any()
+    brim = back.append(key[:, :, :2], value[:, :, :2])
+    np.testing.assert_array_equal(brim.lengths, capacity)
+    assert not brim.overflowed.any()
+
+
+def test_overflow_of_one_row_leaves_the_other():
+    cache, key, value, append = full("paged")
+    over = append(cache, key[:, :, 14:16], value[:, :, 14:16])
+    assert over.overflowed.tolist() == [True, False]
+    np.testing.assert_array_equal(over.key[1, :, :16], key[1, :, :16])
+    with pytest.raises(ValueError, match="row: expected a row that has not overflowed, got row 0 with 16"):
+        over.assign(0, [4])
+    # Pages of nobody and of the other row are as they were.
+    before, after = np.array(cache.key_pages), np.array(over.key_pages)
+    own = [cache.page_table[0, 2], *cache.page_table[1]]
+    others = np.setdiff1d(np.arange(11), own)
+    np.testing.assert_array_equal(after[others], before[others])
+
+
+def test_padding_may_reach_beyond_the_capacity():
+    """Room is needed for real tokens alone."""
+    for kind in ("contiguous", "paged"):
+        cache, key, value, _ = full(kind)
+        longer = cache.append(key[:, :, 14:21], value[:, :, 14:21], [1, 0])
+        assert longer.lengths.tolist() == [15, 14]
+        np.testing.assert_array_equal(longer.key[0, :, :15], key[0, :, :15])
+        np.testing.assert_array_equal(longer.key[1], cache.key[1])
+        assert not longer.overflowed.any()
+
+
+# Rewind and reset.
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_rewinding_drafts(kind):
+    """Drafts are appended, some taken back, others follow: as if only those kept had come."""
+    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
+    cache, at = CACHES[kind](), 0
+    outputs = []
+    for kept in (3, 1, 2, 0, 4, 1, 2):
+        tokens = [x[:, :, at : at + kept] for x in arrays]
+        wrong = [np.full((*x.shape[:2], 2, x.shape[3]), 100, np.float32) for x in arrays]
+        draft = [np.concatenate(pair, axis=2) for pair in zip(tokens, wrong, strict=True)]
+        at += kept
+        drafted, output = step(cache, *draft, mask)
+        cache = drafted.rewind(at)
+        under_jit = jax.jit(type(cache).rewind)(drafted, jnp.int32(at))
+        for leaf, same in zip(jax.tree.leaves(cache), jax.tree.leaves(under_jit), strict=True):
+            np.testing.assert_array_equal(leaf, same)
+        outputs.append(output[:, :, :kept])
+    assert_full_pass(np.concatenate(outputs, axis=2), arrays, table(keep))
+
+
+def test_rewinding_behind_the_window():
+    cache = contiguous(capacity=11, window=WINDOW)
+    _, key, value = draw()
+    for t in range(T):
+        cache = cache.append(key[:, :, t : t + 1], value[:, :, t : t + 1])
+    first = int(cache.start[0])
+    assert first > 0
+    assert cache.rewind(first + WINDOW).lengths.tolist() == [first + WINDOW] * 2
+    with pytest.raises(
+        ValueError, match=rf"lengths: expected 0 or at least {first + WINDOW} for row 1.*Create"
+    ):
+        cache.rewind([T, first + WINDOW - 1])
+    for lengths in (first + 1, first, first - 2):
+        lost = jax.jit(KVCache.rewind)(cache, lengths)
+        assert lost.overflowed.all()
+        with pytest.raises(ValueError, match=r"rows \[0, 1\] rewound behind the window of 4"):
+            lost.check()
+        # As many new tokens as the window holds, and the row is right again.
+        lost = lost.append(key[:, :, :WINDOW], value[:, :, :WINDOW])
+        lost.check()
+        np.testing.assert_array_equal(lost.rewind(lost.lengths).lengths, lengths + WINDOW)
+    assert cache.rewind(0).start.tolist() == [0, 0]
+    assert not jax.jit(KVCache.rewind)(cache, 0).overflowed.any()
+
+
+def test_rewinding_under_jit_never_goes_forward():
+    for kind in CACHES:
+        cache, *_ = full(kind, 5)
+        assert jax.jit(type(cache).rewind)(cache, jnp.array([9, -3])).lengths.tolist() == [5, 0]
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_an_emptied_row_serves_another_request(window):
+    first, arrays = draw(11), draw()
+    mask, keep = RULES["causal" if window is None else "window"]
+    cache = contiguous(window=window, garbage=0.0)
+    for _ in range(1 if window is None else 2):
+        cache = cache.append(first[1] * NAN, first[2] * NAN)
+    lengths, start = cache.lengths, cache.start
+    assert (start > 0).all() == (window is not None)
+    cache = cache.reset(np.array([False, True]))
+    assert cache.lengths.tolist() == [lengths[0], 0]
+    assert cache.start.tolist() == [start[0], 0]
+    cache = cache.rewind([0, 0])
+    assert_full_pass(decode(cache, arrays, mask, (6, 1, 6))[1], arrays, table(keep))
+    assert cache.append(arrays[1], arrays[2]).reset().lengths.tolist() == [0, 0]
+
+
+# Pages.
+
+
+def test_pages_store_what_rows_store():
+    rows, pages, (_, key, value) = contiguous(garbage=0.0), paged(garbage=0.0), draw()
+    for first, last, counts in ((0, 7, None), (7, 8, [1, 0]), (8, 13, [5, 2])):
+        chunk = key[:, :, first:last], value[:, :, first:last]
+        rows, pages = rows.append(*chunk, counts), pages.append(*chunk, counts)
+    np.testing.assert_array_equal(pages.key[:, :, :CAPACITY], rows.key)
+    np.testing.assert_array_equal(pages.value[:, :, :CAPACITY], rows.value)
+    np.testing.assert_array_equal(pages.lengths, rows.lengths)
+    assert not pages.key[:, :, CAPACITY:].any()
+
+
+def test_rows_share_a_prompt():
+    arrays, (mask, keep) = draw(), RULES["causal"]
+    for array in arrays:
+        array[1, :, :10] = array[0, :, :10]
+    cache = PagedKVCache.create(B, K, D, E, num_pages=7, page_size=PAGE, pages_per_row=3)
+    cache = cache.assign(0, [6, 2, 4])
+    prompt = [x[:, :, :10] for x in arrays]
+    cache = step(cache, *prompt, mask, [10, 0])[0]
+    cache = cache.share(1, 0, 2).assign(1, 0)
+    assert cache.page_table.tolist() == [[6, 2, 4], [6, 2, 0]]
+    assert cache.lengths.tolist() == [10, 10]
+    assert cache.free_pages.tolist() == [1, 3, 5]
+    rest = [x[:, :, 10:] for x in arrays]
+    grown, output = step(cache, *rest, mask)
+    whole = plain.evaluate(*arrays, keep=table(keep))["output"]
+    truth = oracle.batched(*arrays, keep=table(keep)).output
+    plain.assert_as_exact(output, truth[:, :, 10:], whole[:, :, 10:])
+    np.testing.assert_array_equal(grown.key_pages[np.array([6, 2])], cache.key_pages[np.array([6, 2])])
+    # Nobody writes into what both read.
+    for row in range(B):
+        with pytest.raises(ValueError, match=rf"lengths: expected 10\.\.13 for row {row}.*got 9"):
+            grown.rewind(np.where(np.arange(B) == row, 9, 13))
+    assert jax.jit(PagedKVCache.rewind)(grown, 3).lengths.tolist() == [10, 10]
+    # The first goes, the second reads on.
+    left = grown.release(0)
+    assert left.free_pages.tolist() == [1, 3, 4, 5]
+    np.testing.assert_array_equal(left.key[1], grown.key[1])
+    assert left.release(1).free_pages.tolist() == list(range(7))
+    assert left.lengths.tolist() == [0, 13]
+
+
+# Against a list of tokens.
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("rewind"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("reset"), st.booleans(), st.booleans()),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@settings(max_examples=15)
+@given(operations=OPERATIONS)
+def test_a_cache_is_a_list_of_tokens(kind, operations):
+    cache, model, count = CACHES[kind](garbage=0.0), [[], []], 0
+    for name, *numbers in operations:
+        lengths = np.array([len(row) for row in model])
+        if name == "append":
+            if kind != "windowed" and (lengths + numbers > 15).any():
+                continue
+            tokens = np.zeros((B, K, 3, 1), np.float32)
+            for row, number in enumerate(numbers):
+                fresh = np.arange(count, count + number) + 1
+                model[row] += fresh.tolist()
+                tokens[row, :, :number] = fresh[:, None]
+                count += number
+            key, value = (tokens * np.ones((B, K, 3, width), np.float32) for width in (D, E))
+            cache = cache.append(key, value, numbers)
+        elif name == "rewind":
+            kept = np.maximum(lengths - numbers, 0)
+            least = np.where(cache.start > 0, cache.start + WINDOW, 0)
+            if ((kept < least) & (kept > 0)).any():
+                continue
+            cache = cache.rewind(kept)
+            model = [row[:n] for row, n in zip(model, kept, strict=True)]
+        elif kind != "paged":
+            cache = cache.reset(numbers)
+            model = [[] if gone else row for row, gone in zip(model, numbers, strict=True)]
+        cache.check()
+        for row, tokens in enumerate(model):
+            first = int(cache.start[row])
+            assert int(cache.lengths[row]) == len(tokens)
+            assert first <= max(len(tokens) - WINDOW, 0)
+            for stored in (cache.key, cache.value):
+                held = np.asarray(stored[row, :, : len(tokens) - first])
+                expected = np.array(tokens[first:], np.float32)[None, :, None]
+                np.testing.assert_array_equal(held, np.broadcast_to(expected, held.shape))
+
+
+# What else is promised.
+
+
+def test_valid_hides_empty_slots_from_masks_that_do_not():
+    arrays = draw()
+    for kind in CACHES:
+        cache = step(CACHES[kind](), *(x[:, :, :7] for x in arrays), masks.causal(), [7, 2])[0]
+        output = attend(
+            arrays[0], cache.key, cache.value, mask=cache.valid, query_offset=0, key_offset=cache.start
+        )
+        keep = np.zeros((B, 1, 1, 7), bool)
+        keep[0, ..., :7] = keep[1, ..., :2] = True
+        keys = [x[:, :, :7] for x in arrays[1:]]
+        truth = oracle.batched(arrays[0], *keys, keep=keep).output
+        plain.assert_as_exact(output, truth, plain.evaluate(arrays[0], *keys, keep=keep)["output"])
+
+
+def test_unused_slots_are_zero_and_padding_is_not_stored():
+    _, key, value = draw(3)
+    value[0, :, 1:] = NAN
+    for kind in CACHES:
+        cache = CACHES[kind](garbage=0.0).append(key, value, [1, 3])
+        assert not cache.key[0, :, 1:].any()
+        assert not cache.value[0, :, 1:].any()
+        assert cache.value[1, :, 2].any()
+
+
+def test_counts_under_jit_are_clipped():
+    _, key, value = draw(3)
+    append = jax.jit(lambda counts: contiguous().append(key, value, counts))
+    assert append(jnp.array([5, -1])).lengths.tolist() == [3, 0]
+
+
+def test_a_narrow_cache():
+    _, key, value = (jnp.asarray(x, jnp.bfloat16) for x in draw())
+    cache = contiguous(jnp.bfloat16, garbage=0.0).append(key, value)
+    np.testing.assert_array_equal(cache.key[:, :, :T], key)
+    # float32 holds bfloat16 without loss.
+    np.testing.assert_array_equal(contiguous().append(key, value).key[:, :, :T], key.astype(jnp.float32))
+
+
+def test_query_offset():
+    cache, *_ = full("contiguous", 5)
+    assert cache.query_offset(5).tolist() == [0, 0]
+    assert cache.query_offset(np.array([1, 4])).tolist() == [4, 1]
+    assert cache.query_offset(2).dtype == jnp.int32
+
+
+def test_rows_are_reordered_as_leaves():
+    cache, key, *_ = full("contiguous", 5)
+    swapped = jax.tree.map(lambda leaf: leaf[np.array([1, 1])], cache)
+    np.testing.assert_array_equal(swapped.key[0, :, :5], key[1, :, :5])
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "windowed"])
+def test_a_batch_of_caches(kind):
+    """vmap over append: several layers at once."""
+    _, key, value = draw(14)
+    layers = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), CACHES[kind](garbage=0.0))
+    one = CACHES[kind](garbage=0.0)
+    for first in (0, 7):
+        chunk = key[:, :, first : first + 7], value[:, :, first : first + 7]
+        layers = jax.vmap(KVCache.append)(layers, *(np.stack([x, 2 * x]) for x in chunk))
+        one = one.append(*chunk)
+    np.testing.assert_array_equal(layers.key[0], one.key)
+    np.testing.assert_array_equal(layers.value[1], 2 * one.value)
+    np.testing.assert_array_equal(layers.start, jnp.stack([one.start] * 2))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_gradients_reach_what_was_appended(kind):
+    query, key, value = (x[:, :, :9] for x in draw())
+    mask, rule = RULES["window"]
+    cotangent = np.random.default_rng(1).normal(size=(B, H, 9, E)).astype(np.float32)
+    empty = CACHES[kind]()
+
+    def loss(query, key, value):
+        return jnp.sum(decode(empty, (query, key, value), mask, (5, 4))[1] * cotangent)
+
+    truth = oracle.batched(query, key, value, keep=table(rule, 9), cotangent=cotangent)
+    plainly = plain.evaluate(query, key, value, keep=table(rule, 9), cotangent=cotangent)
+    for grad, name in zip(
+        jax.jit(jax.grad(loss, (0, 1, 2)))(query, key, value), ("d_query", "d_key", "d_value"), strict=True
+    ):
+        plain.assert_as_exact(grad, getattr(truth, name), plainly[name], name, magnitude=10.0)
+
+
+def test_repr_says_what_is_stored():
+    cache, *_ = full("windowed", 5)
+    assert repr(cache) == (
+        "KVCache(batch=2, key_heads=3, capacity=11, key_width=10, value_width=7, float32, window=4,"
+        " lengths=[5, 5])"
+    )
+    assert "page_size=5" in repr(paged())
+    seen = []
+    jax.jit(lambda cache: seen.append(repr(cache)))(cache)
+    assert "lengths=traced" in seen[0]
+    assert "PyTreeSpec" not in repr(jax.tree.map(lambda leaf: None, cache))
+
+
+# Bad input.
+
+KEY, VALUE = np.ones((B, K, 3, D), np.float32), np.ones((B, K, 3, E), np.float32)
+
+
+def holding(number, **options):
+    return contiguous(garbage=0.0, **options).append(*(x[:, :, :number] for x in draw(17)[1:]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: holding(15).append(KEY, VALUE),
+            "key: .*at most 2 more tokens for row 0.*15 of at most 17; got 3",
+        ),
+        (lambda: holding(15).append(KEY, VALUE, [2, 3]), "key: .*2 more tokens for row 1.*larger capacity"),
+        (lambda: holding(1).append(*(np.repeat(x, 6, 2) for x in (KEY, VALUE))), "at most 17 .*got 18"),
+        (
+            lambda: contiguous(capacity=6, window=4).append(KEY, VALUE),
+            "key: expected at most 2 tokens at once, .* 6 less the window of 4; got 3. .*capacity=7",
+        ),
+        (lambda: holding(1).append(KEY[:, :, 0], VALUE), r"key: .*got \(2, 3, 10\); .*key\[:, :, None\]"),
+        (
+            lambda: holding(1).append(KEY[:, :2], VALUE),
+            r"key: expected shape \(2, 3, n, 10\).*got \(2, 2, 3, 10\)",
+        ),
+        (lambda: holding(1).append(KEY[:1], VALUE[:1]), r"key: .*got \(1, 3, 3, 10\)"),
+        (lambda: holding(1).append(KEY, KEY), r"value: expected shape \(2, 3, n, 7\).*got \(2, 3, 3, 10\)"),
+        (lambda: holding(1).append(KEY, VALUE[:, :, :2]), "value: expected as many tokens as key, 3.*got 2"),
+        (
+            lambda: contiguous(jnp.bfloat16).append(KEY, VALUE),
+            "key: expected bfloat16.*got float32. Cast it, key.astype.'bfloat16'.*dtype='float32'",
+        ),
+        (lambda: contiguous(jnp.bfloat16).append(KEY.astype(np.float16), VALUE), "key: .*got float16"),
+        (lambda: holding(1).append(KEY, VALUE.astype(np.int8)), "value: expected float32.*got int8"),
+        (lambda: holding(1).append(KEY, VALUE, [1, 4]), r"counts: expected 0\.\.3.*got 4 for row 1"),
+        (lambda: holding(1).append(KEY, VALUE, [-1, 4]), r"counts: expected 0\.\.3.*got -1 for row 0"),
+        (lambda: holding(1).append(KEY, VALUE, 2), r"counts: expected one per row, shape \(2,\); got \(\)"),
+        (lambda: holding(1).append(KEY, VALUE, [1.0, 2.0]), "counts: expected integers, got float64"),
+        (lambda: holding(5).rewind(6), r"lengths: expected 0\.\.5, the tokens stored for row 0; got 6"),
+        (lambda: holding(5).rewind([5, -1]), r"lengths: expected 0\.\.5, .* row 1; got -1"),
+        (lambda: holding(5).rewind([1, 2, 3]), r"lengths: expected one integer or one per row.*got \(3,\)"),
+        (lambda: holding(5).rewind(2.5), "lengths: expected integers, got float64"),
+        (lambda: holding(5).reset([0, 1]), "rows: expected booleans.*got int"),
+        (lambda: holding(5).reset([True]), r"rows: expected one per row, shape \(2,\); got \(1,\)"),
+        (lambda: holding(5).query_offset(0.5), "num_queries: expected integers, got float64"),
+        (lambda: jax.jit(KVCache.check)(holding(5)), "check: expected a cache with concrete lengths"),
+        (lambda: KVCache.create(B, K, None, D), "capacity: expected the slots per row, .*got None"),
+        (lambda: KVCache.create(B, K, 4, D, window=4), "capacity: expected more than the window of 4.*got 4"),
+        (lambda: KVCache.create(B, K, 4, D, window=-1), "window: expected an integer of at least 0, got -1"),
+        (lambda: KVCache.create(0, K, 4, D), "batch: expected an integer of at least 1, got 0"),
+        (lambda: KVCache.create(B, True, 4, D), "key_heads: .*got True"),
+        (lambda: KVCache.create(B, K, 4.0, D), "capacity: expected an integer known before tracing, got 4.0"),
+        (lambda: KVCache.create(B, K, 4, D, dtype=jnp.int32), "dtype: expected a floating-point.*got int32"),
+        (
+            lambda: PagedKVCache.create(B, K, D, num_pages=0, page_size=1, pages_per_row=1),
+            "num_pages: .*got 0",
+        ),
+        (
+            lambda: full("paged")[0].append(KEY, VALUE),
+            "key: expected at most 1 more tokens for row 0.*free_pages",
+        ),
+        (lambda: paged().append(KEY, VALUE, [4, 0]), r"counts: expected 0\.\.3.*got 4"),
+        (lambda: paged().rewind(1), r"lengths: expected 0\.\.0 for row 0.*got 1"),
+        (lambda: paged().assign(0, [2, 7]), r"pages: expected free pages, got 7, in use by rows \[1\]"),
+        (lambda: paged().assign(0, [11]), r"pages: expected 0\.\.10.*got 11"),
+        (lambda: paged().assign(0, [-1]), r"pages: expected 0\.\.10.*got -1"),
+        (lambda: paged().assign(0, [2, 2]), r"pages: expected each page once, got \[2, 2\]"),
+        (lambda: paged().assign(0, [0.5]), "pages: expected integers, got float64"),
+        (
+            lambda: paged().assign(0, [2, 4]),
+            "pages: expected at most 1 more pages for row 0.*3 of.*=4; got 2",
+        ),
+        (lambda: paged().assign(2, [4]), r"row: expected 0\.\.1, the rows of the cache; got 2"),
+        (lambda: paged().release(-1), "row: expected an integer of at least 0, got -1"),
+        (lambda: paged().share(0, 1, 1), "num_pages: expected at most 0, the full pages of row 1; got 1"),
+        (lambda: full("paged")[0].share(1, 0, 2), "row: expected a row without pages, got row 1; release"),
+        (
+            lambda: jax.jit(lambda cache: cache.assign(0, [2]))(paged()),
+            "assign: expected a cache outside jit",
+        ),
+        (
+            lambda: jax.jit(lambda cache: cache.free_pages)(paged()),
+            "free_pages: expected a cache outside jit",
+        ),
+    ],
+)
+def test_bad_input_is_explained(call, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert re.search(message, str(caught.value)), str(caught.value)
