@@ -481,6 +481,21 @@ def test_graphs_have_gradients(backend):
     np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_query_whose_keys_a_graph_removes_reads_0(backend):
+    query, key, value = (jnp.asarray(x) for x in (draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)))
+    made = graph("m = Greater (q, one) r = Where (m, s, minus_infinity)", minus_infinity=np.asarray(-np.inf))
+    run = lambda *arrays: flex(*arrays, backend, score_mod=made)
+    found = np.asarray(run(query, key, value))
+    np.testing.assert_array_equal(found[:, :, :2], 0)
+    rest = onnx_ops.attention(query[:, :, 2:], key, value, backend=backend).output
+    np.testing.assert_allclose(found[:, :, 2:], rest, rtol=1e-5, atol=1e-6)
+    grads = jax.grad(lambda *arrays: jnp.sum(run(*arrays) ** 2), (0, 1, 2))(query, key, value)
+    assert all(np.isfinite(grad).all() for grad in grads)
+    np.testing.assert_array_equal(grads[0][:, :, :2], 0)
+    assert np.abs(grads[0][:, :, 2:]).max() > 0.01
+
+
 def program_of(made, shape):
     """A graph as a program on one score."""
     index = jax.ShapeDtypeStruct((), jnp.int32)

@@ -259,7 +259,8 @@ def flex_attention(
         backend: as in `attend`.
 
     Returns:
-        The output `(batch, q_num_heads, T, E)`, in query's dtype.
+        The output `(batch, q_num_heads, T, E)`, in query's dtype; 0 where score_mod leaves a query no key,
+        with all its scores -inf.
 
     Raises:
         TypeError: inputs that are not of floating point.
@@ -276,7 +277,8 @@ def flex_attention(
         >>> [f"{mean:.2f}" for mean in onnx_ops.flex_attention(x, x, x, score_mod=relu).ravel()]
         ['0.46', '-0.46']
 
-    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23.
+    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
+    NaN where no key is left.
     """
     query, key, value = (
         tensor(name, array, (4,)) for name, array in (("query", query), ("key", key), ("value", value))
