@@ -10,12 +10,16 @@ import jax
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_example_prints_what_is_shown():
-    code, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.S).groups()
-    printed = io.StringIO()
-    with jax.numpy_dtype_promotion("standard"), contextlib.redirect_stdout(printed):
-        exec(code, {})
-    assert printed.getvalue() == shown
+def test_the_examples_print_what_is_shown():
+    """One after the other, as a reader would type them."""
+    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.S)
+    assert len(examples) == README.count("```python") == 2
+    names = {}
+    for code, shown in examples:
+        printed = io.StringIO()
+        with jax.numpy_dtype_promotion("standard"), contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == shown
 
 
 def test_its_links_and_pictures_exist():

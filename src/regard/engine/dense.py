@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine import dropout
-from regard.engine.excerpt import excerpt
+from regard.engine.excerpt import take_excerpt
 from regard.engine.problem import Problem
 from regard.engine.sinks import sink
 from regard.masks.grid import Run
@@ -104,7 +104,7 @@ def _attend(
         if name in rows:
             aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
         else:
-            aux[name] = excerpt(problem, problem.spread(matrices[name](), problem.T, problem.S))
+            aux[name] = take_excerpt(problem, problem.spread(matrices[name](), problem.T, problem.S))
     return problem.spread(output, problem.T, problem.E).astype(problem.query.dtype), aux
 
 

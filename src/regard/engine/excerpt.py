@@ -14,7 +14,7 @@ from regard.masks.grid import Grid
 from regard.scores.cells import Picks
 
 
-def excerpt(problem: Problem, array: Array) -> Array:
+def take_excerpt(problem: Problem, array: Array) -> Array:
     """The chosen rows and heads of an array (*B, T, x)."""
     if problem.rows is not None:
         array = jnp.take(array, problem.rows, axis=-2)

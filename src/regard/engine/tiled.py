@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine import dense, dropout, primitives
 from regard.engine.dense import score_matrix
-from regard.engine.excerpt import excerpt, score_excerpt
+from regard.engine.excerpt import score_excerpt, take_excerpt
 from regard.engine.exponential import exp
 from regard.engine.operands import Context, Inputs
 from regard.engine.problem import Problem
@@ -68,7 +68,7 @@ def run(
         sunk = sink(problem.sink_column()[..., 0], lse, entropy)
         output = output * sunk.share[..., None]
         rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
-        share = excerpt(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
+        share = take_excerpt(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
         matrices |= {"weights": lambda: _weights(problem, peak, results.log_total) * share}
     aux = {}
     for name in problem.aux:
@@ -169,7 +169,7 @@ def _scores(problem: Problem) -> Array:
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     """The T x S weights, which nobody gets without asking, or the rows and heads that are asked for."""
     per_row = (*problem.leading, problem.T, 1)
-    peak, log_total = (excerpt(problem, array.reshape(per_row)) for array in (peak, log_total))
+    peak, log_total = (take_excerpt(problem, array.reshape(per_row)) for array in (peak, log_total))
     alive = peak != -jnp.inf
     return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 

@@ -35,8 +35,9 @@ def bilinear(metric: ArrayLike) -> Score:
         >>> import jax.numpy as jnp
         >>> from regard import attend, scores
         >>> x = jnp.eye(2)
-        >>> attend(x, x, x, score=scores.bilinear(-jnp.eye(2)), scale=1.0)[0].round(2)
-        Array([0.27, 0.73], dtype=float32)
+        >>> output = attend(x, x, x, score=scores.bilinear(-jnp.eye(2)), scale=1.0)
+        >>> [f"{entry:.2f}" for entry in output[0]]
+        ['0.27', '0.73']
     """
     array: Any = metric if hasattr(metric, "dtype") else np.asarray(metric, np.float32)
     if not jnp.issubdtype(array.dtype, jnp.floating):
