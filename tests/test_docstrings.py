@@ -9,12 +9,13 @@ import pytest
 import regard
 from regard import cache, layers, linear, masks, models, positions, scores
 from regard.inspection import figures
+from regard.interop import onnx_ops
 from regard.models import generate
 
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
-    for module in (cache, linear, masks, positions, scores, layers, models, generate, figures):
+    for module in (cache, linear, masks, positions, scores, layers, models, generate, figures, onnx_ops):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):
@@ -26,7 +27,12 @@ def public_names():
 
 NAMES = public_names()
 # Not called by users: an enumeration and records that functions return.
-RECORDS = ("regard.masks.Tile", "regard.inspection.figures.Drawing")
+RECORDS = (
+    "regard.masks.Tile",
+    "regard.inspection.figures.Drawing",
+    "regard.interop.onnx_ops.AttentionOutputs",
+    "regard.interop.onnx_ops.LinearAttentionOutputs",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in RECORDS])

@@ -67,7 +67,9 @@ def _attend(
 
     peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
     # A row with nothing to attend to stays zero. Where there cannot be one, asking would cost a pass.
-    alive = None if keep is None and problem.S else peak != -jnp.inf
+    # A score function may remove keys, too.
+    certain = keep is None and problem.score is None and problem.S
+    alive = None if certain else peak != -jnp.inf
     shifted = scores - (peak if alive is None else jnp.where(alive, peak, 0))
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)

@@ -1,0 +1,66 @@
+"""How ONNX lays out attention's tensors: packed heads, and element types as numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+
+# Element types of floating-point tensors, numbered as in onnx.proto.
+FLOATS = {1: np.dtype(np.float32), 10: np.dtype(np.float16), 11: np.dtype(np.float64), 16: jnp.bfloat16.dtype}
+
+
+def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
+    """A floating-point input of one of these ranks."""
+    array = jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name}: expected a floating-point tensor, got {array.dtype}")
+    if array.ndim not in ranks:
+        raise ValueError(
+            f"{name}: expected {' or '.join(map(str, ranks))} axes, got shape {tuple(array.shape)}"
+        )
+    return array
+
+
+def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
+    """(batch, heads, length, width) from (batch, length, heads * width), or from the same."""
+    if array.ndim == 4:
+        if heads is not None and heads != array.shape[1]:
+            raise ValueError(
+                f"{attribute}: expected None or the heads on axis 1 of {name}, {array.shape[1]}, because"
+                f" {name} has 4 axes; got {heads}"
+            )
+        return array
+    if heads is None or heads < 1 or array.shape[-1] % heads:
+        raise ValueError(
+            f"{attribute}: expected a number of heads that divides the last axis of {name}"
+            f" {tuple(array.shape)}, because its heads are packed; got {heads}"
+        )
+    return array.reshape((*array.shape[:2], heads, array.shape[-1] // heads)).swapaxes(1, 2)
+
+
+def join_heads(array: Array) -> Array:
+    """(batch, heads, length, width) as (batch, length, heads * width)."""
+    batch, heads, length, width = array.shape
+    return array.swapaxes(1, 2).reshape((batch, length, heads * width))
+
+
+def working_dtype(softmax_precision: int | None, own: Any) -> Any:
+    """The dtype to hand inputs over in, so that the softmax has at least the precision asked for."""
+    if softmax_precision is None:
+        return own
+    if softmax_precision not in FLOATS:
+        known = ", ".join(f"{number} ({dtype})" for number, dtype in FLOATS.items())
+        raise ValueError(f"softmax_precision: expected None or one of {known}; got {softmax_precision}")
+    if FLOATS[softmax_precision] != np.float64:
+        return own  # sums are float32 at least
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            "softmax_precision: expected at most float32 while JAX has 64-bit types disabled, got 11"
+            " (float64); enable them with jax.config.update('jax_enable_x64', True), or leave it out"
+        )
+    return np.dtype(np.float64)

@@ -1,0 +1,301 @@
+"""ONNX subgraphs of elementwise operators, evaluated for one score at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.interop.onnx_layout import FLOATS
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One entry of a tensor of this shape that follows from the scores or their places."""
+
+    entry: Array
+    shape: tuple[int, ...]
+
+
+# What is known before the scores are is a NumPy array.
+Value = Spread | np.ndarray
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where one score stands in the tensor of scores."""
+
+    place: tuple[Array, ...]  # batch, head, query, key
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def entry(self, value: Value) -> Array:
+        """The entry that meets this score when the tensor broadcasts against the scores."""
+        if isinstance(value, Spread):
+            return value.entry
+        if not _fits(value.shape, self.shape):
+            raise NotImplementedError(
+                f"a tensor of shape {value.shape} does not broadcast to the scores {self.shape}"
+            )
+        if jnp.issubdtype(value.dtype, jnp.integer) and value.size and np.abs(value).max() > _LARGEST:
+            raise NotImplementedError(f"expected whole numbers of at most {_LARGEST}, got {value.tolist()}")
+        value = value.astype(self.kind(value.dtype))
+        varying = [axis for axis in range(-value.ndim, 0) if value.shape[axis] > 1]
+        if not varying:
+            return jnp.asarray(value.reshape(()))
+        if len(varying) == 1 and value.dtype.kind != "b":
+            entry = self._on_a_line(value.reshape(-1), self.place[varying[0]])
+            if entry is not None:
+                return entry
+        index = [self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0)]
+        return jnp.asarray(value)[tuple(index)]
+
+    def kind(self, dtype: np.dtype) -> Any:
+        """Floating-point numbers have the dtype of the scores, whole ones that of positions."""
+        if np.issubdtype(dtype, np.bool_):
+            return dtype
+        return self.dtype if jnp.issubdtype(dtype, jnp.floating) else np.int32
+
+    def _on_a_line(self, values: np.ndarray, place: Array) -> Array | None:
+        """first + step * place where the values are such: a range needs no look-up."""
+        first, step = values[0], values[1] - values[0]
+        line = first + step * np.arange(len(values)).astype(values.dtype)
+        if not np.array_equal(line, values):
+            return None
+        return jnp.asarray(first) + jnp.asarray(step) * place.astype(values.dtype)
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) <= len(whole) and all(
+        n in (1, m) for n, m in zip(reversed(shape), reversed(whole), strict=False)
+    )
+
+
+def cell_function(name: str, graph: Any, shape: Sequence[int]) -> Callable[..., Array]:
+    """A graph from scores to scores of a shape as `fn(score, batch, head, query, key)`.
+
+    The same graph gives the same function object, so that it is compiled once.
+
+    Args:
+        name: of the argument that holds the graph, for errors.
+        graph: `onnx.GraphProto` with one input and one output.
+        shape: of the scores, (batch, heads, T, S).
+
+    Returns:
+        A function of scalars. Floating-point numbers are evaluated in the dtype of the score.
+
+    Raises:
+        ValueError: more or fewer than one input or output.
+        NotImplementedError: an operator that is not elementwise on the scores; the message names it.
+    """
+    return _compile(name, graph.SerializeToString(deterministic=True), tuple(shape))
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[..., Array]:
+    import onnx
+    from onnx.helper import get_attribute_value
+    from onnx.numpy_helper import to_array
+
+    graph = onnx.GraphProto.FromString(serialized)
+    constants: dict[str, Value] = {tensor.name: to_array(tensor) for tensor in graph.initializer}
+    inputs = [value.name for value in graph.input if value.name not in constants]
+    if len(inputs) != 1 or len(graph.output) != 1:
+        raise ValueError(
+            f"{name}: expected a graph of one input and one output, got {len(inputs)} and {len(graph.output)}"
+        )
+    steps = []
+    for node in graph.node:
+        if node.op_type not in _OPERATORS or node.domain not in ("", "ai.onnx"):
+            known = ", ".join(sorted(_OPERATORS))
+            raise NotImplementedError(
+                f"{name}: the operator {node.op_type} cannot be evaluated one score at a time; known are"
+                f" {known}"
+            )
+        attributes = {one.name: get_attribute_value(one) for one in node.attribute}
+        attributes = {
+            key: to_array(value) if isinstance(value, onnx.TensorProto) else value
+            for key, value in attributes.items()
+        }
+        steps.append((node.op_type, list(node.input), node.output[0], attributes))
+    result = graph.output[0].name
+
+    def evaluate(score: Array, *place: Array) -> Array:
+        cell = Cell(place, shape, score.dtype)
+        values = {**constants, inputs[0]: Spread(score, shape)}
+        for operator, sources, target, attributes in steps:
+            unknown = [source for source in sources if source and source not in values]
+            if unknown:
+                raise NotImplementedError(
+                    f"{name}: {operator} reads {unknown[0]!r}, which is neither the graph's input nor made"
+                    " in it"
+                )
+            try:
+                arguments = [values[source] if source else None for source in sources]
+                values[target] = _OPERATORS[operator](cell, *arguments, **attributes)
+            except (NotImplementedError, ValueError) as error:
+                kind = NotImplementedError if isinstance(error, NotImplementedError) else ValueError
+                raise kind(f"{name}: {operator}: {error}") from None
+        return cell.entry(values[result]).astype(score.dtype)
+
+    evaluate.__qualname__ = graph.name or name
+    return evaluate
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
+    """An operator from `function(library, *entries)`, where the library is NumPy or jax.numpy."""
+
+    def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
+        given = [argument for argument in arguments if argument is not None]
+        shape = np.broadcast_shapes(*(argument.shape for argument in given))
+        # A matrix of places, such as a mask, is never stored: its entry follows from those of its parts.
+        known = all(isinstance(argument, np.ndarray) for argument in given)
+        if known and (sum(n > 1 for n in shape) < 2 or not _fits(shape, cell.shape)):
+            with np.errstate(all="ignore"):
+                return np.asarray(function(np, *arguments, **attributes))
+        entries = [None if argument is None else cell.entry(argument) for argument in arguments]
+        return Spread(function(jnp, *entries, **attributes), shape)
+
+    return operate
+
+
+def _named(name: str) -> Callable[..., Value]:
+    return _elementwise(lambda library, *entries: getattr(library, name)(*entries))
+
+
+def _folded(name: str) -> Callable[..., Value]:
+    return _elementwise(lambda library, *entries: functools.reduce(getattr(library, name), entries))
+
+
+def _divide(library: ModuleType, a: Any, b: Any) -> Any:
+    if jnp.issubdtype(a.dtype, jnp.floating):
+        return a / b
+    # Whole numbers are divided towards zero.
+    return library.sign(a) * library.sign(b) * (abs(a) // abs(b))
+
+
+def _power(library: ModuleType, a: Any, b: Any) -> Any:
+    return library.power(a, b.astype(a.dtype))
+
+
+def _remainder(library: ModuleType, a: Any, b: Any, fmod: int = 0) -> Any:
+    return library.fmod(a, b) if fmod else library.mod(a, b)
+
+
+def _sigmoid(library: ModuleType, a: Any) -> Any:
+    return 0.5 + 0.5 * library.tanh(0.5 * a)
+
+
+def _clip(library: ModuleType, a: Any, low: Any = None, high: Any = None) -> Any:
+    a = a if low is None else library.maximum(a, low)
+    return a if high is None else library.minimum(a, high)
+
+
+def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
+    del rounding  # of 8-bit numbers
+    if to not in _ELEMENTS:
+        raise NotImplementedError(f"element type {to} is not known here")
+    if isinstance(value, np.ndarray):
+        return value.astype(_ELEMENTS[to])
+    # Floating-point entries have the dtype of the scores, whatever the graph declares.
+    return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape)
+
+
+def _known(function: Callable[..., Any]) -> Callable[..., Value]:
+    """An operator on what is known before the scores."""
+
+    def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
+        del cell
+        if any(isinstance(argument, Spread) for argument in arguments):
+            raise NotImplementedError("expected tensors that depend neither on scores nor on two positions")
+        return np.asarray(function(*arguments, **attributes))
+
+    return operate
+
+
+def _shape(cell: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
+    del cell
+    return np.asarray(value.shape[start:end], np.int64)
+
+
+def _constant(**value: Any) -> np.ndarray:
+    ((name, given),) = value.items()
+    if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        raise NotImplementedError(f"the attribute {name} is not known here")
+    return np.asarray(given, np.float32 if name.startswith("value_float") else None)
+
+
+def _reshape(data: np.ndarray, shape: np.ndarray, allowzero: int = 0) -> np.ndarray:
+    sizes = [n if n or allowzero else data.shape[axis] for axis, n in enumerate(shape.tolist())]
+    return data.reshape(sizes)
+
+
+def _squeeze(data: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
+    return data.squeeze(None if axes is None else tuple(axes.tolist()))
+
+
+# Element types of tensors, numbered as in onnx.proto.
+_ELEMENTS = FLOATS | {6: np.dtype(np.int32), 7: np.dtype(np.int64), 9: np.dtype(bool)}
+
+_OPERATORS: dict[str, Callable[..., Value]] = {
+    "Abs": _named("abs"),
+    "Add": _named("add"),
+    "And": _named("logical_and"),
+    "Cast": _cast,
+    "Ceil": _named("ceil"),
+    "Clip": _elementwise(_clip),
+    "Concat": _known(lambda *parts, axis: np.concatenate(parts, axis)),
+    "Constant": _known(_constant),
+    "Cos": _named("cos"),
+    "Div": _elementwise(_divide),
+    "Equal": _named("equal"),
+    "Exp": _named("exp"),
+    "Floor": _named("floor"),
+    "Gather": _known(lambda data, indices, axis=0: np.take(data, indices, axis)),
+    "Greater": _named("greater"),
+    "GreaterOrEqual": _named("greater_equal"),
+    "Identity": _elementwise(lambda _, a: a),
+    "Less": _named("less"),
+    "LessOrEqual": _named("less_equal"),
+    "Log": _named("log"),
+    "Max": _folded("maximum"),
+    "Min": _folded("minimum"),
+    "Mod": _elementwise(_remainder),
+    "Mul": _named("multiply"),
+    "Neg": _named("negative"),
+    "Not": _named("logical_not"),
+    "Or": _named("logical_or"),
+    "Pow": _elementwise(_power),
+    "Range": _known(np.arange),
+    "Reciprocal": _elementwise(lambda _, a: 1 / a),
+    "Relu": _elementwise(lambda library, a: library.maximum(a, a.dtype.type(0))),
+    "Reshape": _known(_reshape),
+    "Round": _named("round"),
+    "Shape": _shape,
+    "Sigmoid": _elementwise(_sigmoid),
+    "Sign": _named("sign"),
+    "Sin": _named("sin"),
+    "Sqrt": _named("sqrt"),
+    "Squeeze": _known(_squeeze),
+    "Sub": _named("subtract"),
+    "Tanh": _named("tanh"),
+    "Unsqueeze": _known(lambda data, axes: np.expand_dims(data, tuple(axes.tolist()))),
+    "Where": _named("where"),
+    "Xor": _named("logical_xor"),
+}
+
+
+def spread_over(function: Callable[..., Array], array: Array) -> Array:
+    """Apply a function of an entry and its four indices to every entry of (batch, heads, T, S)."""
+    for axis in reversed(range(4)):
+        function = jax.vmap(function, (0, *(0 if own == axis else None for own in range(4))))
+    return function(array, *(jnp.arange(n, dtype=jnp.int32) for n in array.shape))
