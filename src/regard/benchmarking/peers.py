@@ -50,19 +50,8 @@ class Peer:
 def pose_plain(query: Any, key: Any, value: Any, mask: Any) -> Problem:
     """A call without options; the last query stands beside the last key."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
-    return pose(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=None,
-        scale=None,
-        dropout_rate=0.0,
-        rng=None,
-        query_offset=None if num_queries == num_keys else num_keys - num_queries,
-        aux=(),
-        precision=None,
-    )
+    offset = None if num_queries == num_keys else num_keys - num_queries
+    return pose(query, key, value, mask=mask, query_offset=offset)
 
 
 def available_bytes() -> int | None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine import problem as engine
+from regard.engine import posing
 from regard.engine.problem import Problem
 from regard.linear.features import FEATURE_MAPS
 from regard.linear.state import State
@@ -73,19 +73,7 @@ def pose(
     precision: Any,
 ) -> Inputs:
     """Check the arguments of a call and fill in what was left out."""
-    problem = engine.pose(
-        query,
-        key,
-        value,
-        mask=None,
-        bias=None,
-        scale=scale,
-        dropout_rate=0.0,
-        rng=None,
-        query_offset=None,
-        aux=(),
-        precision=precision,
-    )
+    problem = posing.pose(query, key, value, scale=scale, precision=precision)
     _check_options(problem, rate, scale, causal, normalise)
     leading, heads = problem.leading, problem.key_heads
     batch = (*leading[:-1], heads) if leading else ()
