@@ -55,6 +55,16 @@ def run(arrays, **options):
     return linear.attend(**arrays, initial=initial, return_state=True, **options)
 
 
+def close(actual, expected):
+    """The same sums in another order: 16 roundings of the largest value; records leaf by leaf."""
+
+    def compare(actual, expected):
+        rounding = float(jnp.finfo(actual.dtype).eps) * np.abs(expected).max(initial=0)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=16 * rounding)
+
+    jax.tree.map(compare, actual, expected)
+
+
 def numpy(arrays):
     return {name: None if x is None else np.asarray(x) for name, x in arrays.items()}
 
@@ -88,8 +98,8 @@ def test_chunks_of_one_token(rule):
     plain.assert_as_exact(state.memory, truth[1], same[1], "memory")
 
 
-@pytest.mark.parametrize("heads", [(3, 3), (6, 1), (1, 1)])
-@pytest.mark.parametrize("rule", ["linear", "gated per channel", "gated delta per head"])
+@pytest.mark.parametrize("heads", [(3, 3), (6, 1)])
+@pytest.mark.parametrize("rule", ["linear", "gated delta per channel"])
 def test_heads(rule, heads):
     arrays = draw(rule, heads)
     output, state = run(arrays, chunk=4)
@@ -103,8 +113,8 @@ def test_more_and_fewer_leading_axes():
     output, state = run(arrays, chunk=4)
     one = {name: x[1] for name, x in arrays.items()}
     alone, alone_state = run(one, chunk=4)
-    np.testing.assert_allclose(alone, output[1], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(alone_state.memory, state.memory[1], rtol=1e-5, atol=1e-6)
+    close(alone, output[1])
+    close(alone_state.memory, state.memory[1])
     single = {name: x[1, 2 * (name == "query")] for name, x in arrays.items()}
     bare, bare_state = run(single, chunk=4)
     assert bare.shape == (T, E)
@@ -112,11 +122,11 @@ def test_more_and_fewer_leading_axes():
     # Query heads 0 and 1 share key head 0; head 2 of query belongs to the next.
     single = {name: x[1, (name == "query") * 1] for name, x in arrays.items()}
     bare, _ = run(single, chunk=4)
-    np.testing.assert_allclose(bare, output[1, 1], rtol=1e-5, atol=1e-6)
+    close(bare, output[1, 1])
     # Matrix products of so many batch axes abort on some CPUs.
     wide = {name: x[:, None, None, None, None] for name, x in arrays.items()}
     far, far_state = run(wide, chunk=4)
-    np.testing.assert_allclose(far, output[:, None, None, None, None], rtol=1e-5, atol=1e-6)
+    close(far, output[:, None, None, None, None])
     assert far_state.memory.shape == (B, 1, 1, 1, 1, K, D, E)
 
 
@@ -129,12 +139,12 @@ def test_leading_axes_broadcast():
         "value": jnp.tile(shared["value"], (1, K, 1, 1)),
     }
     for found, expected in zip(run(shared, chunk=4), run(spread, chunk=4), strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
+        close(found, expected)
     one_query = {**arrays, "query": arrays["query"][:1, :1]}
     output, _ = run(one_query)
     assert output.shape == (B, K, T, E)
     tiled = {**arrays, "query": jnp.tile(arrays["query"][:1, :1], (B, K, 1, 1))}
-    np.testing.assert_allclose(output, run(tiled)[0], rtol=1e-5, atol=1e-6)
+    close(output, run(tiled)[0])
 
 
 def test_float64_is_float64(x64):
@@ -143,14 +153,14 @@ def test_float64_is_float64(x64):
         output, state = run(arrays, chunk=4)
         assert output.dtype == state.memory.dtype == jnp.float64
         truth = linear_oracle.batched(numpy(arrays))
-        np.testing.assert_allclose(output, truth[0], rtol=0, atol=1e-14)
-        np.testing.assert_allclose(state.memory, truth[1], rtol=0, atol=1e-14)
+        close(output, truth[0])
+        close(state.memory, truth[1])
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_inputs_are_summed_in_float32(dtype):
     arrays = draw("gated delta per channel", length=67)
-    arrays = {name: x if name == "memory" else x.astype(dtype) for name, x in arrays.items()}
+    arrays = {name: x.astype(dtype) for name, x in arrays.items()}
     output, state = run(arrays)
     assert output.dtype == dtype
     assert state.memory.dtype == jnp.float32
@@ -229,7 +239,7 @@ def test_features_weigh_keys(name, causal):
     plain.assert_as_exact(output, weigh(np.float64), weigh(np.float32), name)
     assert state.key_sum.shape == (B, K, D)
     mapped = run(arrays, feature_map=MAPS[name], **options)[0]
-    np.testing.assert_allclose(mapped, output, rtol=1e-5, atol=1e-6)
+    close(mapped, output)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated per head", "gated per channel"])
@@ -250,6 +260,14 @@ def test_divided_by_decayed_sums(rule):
     plain.assert_as_exact(output, truth[0], same[0], "output")
     for name in given:
         plain.assert_as_exact(grads[name], truth[2][name], same[2][name], name)
+
+
+def test_features_of_large_numbers_have_gradients():
+    x = jnp.array([[100.0], [-100.0]])
+    grad = jax.grad(
+        lambda x: jnp.sum(linear.attend(x, jnp.ones((2, 1)), jnp.ones((2, 1)), feature_map="elu1"))
+    )(x)
+    np.testing.assert_allclose(grad, [[2.0], [0.0]])
 
 
 def test_a_sum_of_zero_gives_zero_and_no_gradient():
@@ -306,8 +324,8 @@ def test_two_calls_are_one(rule, cut):
 
     first, between = part(slice(None, cut), memory)
     second, end = part(slice(cut, None), between.memory)
-    np.testing.assert_allclose(jnp.concatenate((first, second), 2), output, rtol=1e-5, atol=2e-6)
-    np.testing.assert_allclose(end.memory, last.memory, rtol=1e-5, atol=2e-6)
+    close(jnp.concatenate((first, second), 2), output)
+    close(end.memory, last.memory)
     if cut == 0:
         np.testing.assert_array_equal(between.memory, memory)
 
@@ -315,7 +333,6 @@ def test_two_calls_are_one(rule, cut):
 @pytest.mark.parametrize(
     ("rule", "normalise"),
     [
-        ("linear", True),
         ("gated per head", True),
         ("gated per channel", False),
         ("gated delta per channel", False),
@@ -336,12 +353,12 @@ def test_steps_are_a_sequence(rule, normalise):
     first, begin = linear.step(None, **{name: x[0] for name, x in tokens.items()}, **options)
     end, rest = jax.lax.scan(decode, begin, {name: x[1:] for name, x in tokens.items()})
     steps = jnp.concatenate((first[None], rest))
-    np.testing.assert_allclose(jnp.moveaxis(steps, 0, 2), output, rtol=1e-5, atol=2e-6)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), end, state)
+    close(jnp.moveaxis(steps, 0, 2), output)
+    close(end, state)
     alone, _ = linear.step(
         None, **{name: x[0, 0, 0] for name, x in arrays.items() if x is not None}, **options
     )
-    np.testing.assert_allclose(alone, output[0, 0, 0], rtol=1e-5, atol=2e-6)
+    close(alone, output[0, 0, 0])
 
 
 def test_a_state_may_begin_a_normalised_sequence():
@@ -355,8 +372,8 @@ def test_a_state_may_begin_a_normalised_sequence():
 
     first, between = part(slice(None, 5), None)
     second, end = part(slice(5, None), between)
-    np.testing.assert_allclose(jnp.concatenate((first, second), 2), output, rtol=1e-5, atol=2e-6)
-    np.testing.assert_allclose(end.key_sum, state.key_sum, rtol=1e-5, atol=2e-6)
+    close(jnp.concatenate((first, second), 2), output)
+    close(end.key_sum, state.key_sum)
 
 
 # Tokens that are not there.
@@ -383,11 +400,11 @@ def test_padding_changes_nothing(rule, kind):
 
     given = {n: x for n, x in arrays.items() if x is not None}
     dirty = {n: x if n == "memory" else spoil(x) for n, x in given.items()}
-    for valid in (real, np.stack([real] * B), np.stack([[real] * K] * B).astype(int)):
+    for valid in (real[None], np.stack([[real] * K] * B).astype(int)):
         output, state = run({**arrays, **dirty}, valid=valid, **options)
-        np.testing.assert_allclose(output[:, :, real], expected, rtol=1e-5, atol=2e-6)
+        close(output[:, :, real], expected)
         assert not np.asarray(output[:, :, ~real]).any()
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6), state, last)
+        close(state, last)
     # Per key head, which makes query heads of one group share it.
     loss = lambda given: jnp.sum(run({**arrays, **given}, valid=valid, **options)[0] ** 2)
     grads = jax.jit(jax.grad(loss))(dirty)
@@ -403,8 +420,8 @@ def test_rows_of_a_batch_may_be_of_unequal_length():
     for b, length in enumerate((4, 9)):
         one = {n: x[b : b + 1] if n == "memory" else x[b : b + 1, :, :length] for n, x in arrays.items()}
         expected, last = run(one, chunk=4)
-        np.testing.assert_allclose(output[b, :, :length], expected[0], rtol=1e-5, atol=2e-6)
-        np.testing.assert_allclose(state.memory[b], last.memory[0], rtol=1e-5, atol=2e-6)
+        close(output[b, :, :length], expected[0])
+        close(state.memory[b], last.memory[0])
 
 
 def test_without_causality_queries_are_not_the_tokens_of_keys():
@@ -412,7 +429,7 @@ def test_without_causality_queries_are_not_the_tokens_of_keys():
     valid = np.arange(T) < 4
     output, _ = run(arrays, valid=valid, causal=False)
     taken = {n: x[:, :, :4] if n in ("key", "value") else x for n, x in arrays.items()}
-    np.testing.assert_allclose(output, run(taken, causal=False)[0], rtol=1e-5, atol=2e-6)
+    close(output, run(taken, causal=False)[0])
     assert np.asarray(output[:, :, 4:]).all()
 
 
@@ -449,8 +466,8 @@ def test_minus_infinity_begins_anew(axes):
     output, state = run(arrays, chunk=8)
     taken = {n: x if n == "memory" else x[:, :, 6:] for n, x in arrays.items()}
     expected, last = run({**taken, "memory": None}, chunk=8)
-    np.testing.assert_allclose(output[:, :, 6:], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(state.memory, last.memory, rtol=1e-5, atol=1e-6)
+    close(output[:, :, 6:], expected)
+    close(state.memory, last.memory)
     grads = jax.jit(jax.grad(lambda arrays: jnp.sum(run(arrays, chunk=8)[0][:, :, 6:])))(arrays)
     assert all(np.isfinite(grad).all() for grad in grads.values())
     assert not np.asarray(grads["memory"]).any()
@@ -534,8 +551,8 @@ def test_vmap_and_jit():
         jax.vmap(lambda arrays: run(arrays, chunk=4))(arrays),
         jax.jit(lambda arrays: run(arrays, chunk=4))(arrays),
     ):
-        np.testing.assert_allclose(found, output, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(last.memory, state.memory, rtol=1e-5, atol=1e-6)
+        close(found, output)
+        close(last.memory, state.memory)
 
 
 def test_length_zero():
@@ -544,11 +561,8 @@ def test_length_zero():
     assert output.shape == (B, H, 0, E)
     np.testing.assert_array_equal(state.memory, arrays["memory"])
     queries = jnp.ones((B, H, T, D))
-    np.testing.assert_allclose(
-        run({**arrays, "query": queries}, causal=False)[0],
-        jnp.repeat(arrays["memory"].sum(2, keepdims=True), H // K, 1) * jnp.ones((1, 1, T, 1)) / np.sqrt(D),
-        rtol=1e-5, atol=1e-6,
-    )  # fmt: skip
+    held = jnp.repeat(arrays["memory"].sum(2, keepdims=True), H // K, 1) / np.sqrt(D)
+    close(run({**arrays, "query": queries}, causal=False)[0], jnp.tile(held, (1, 1, T, 1)))
     normal = {name: arrays[name] for name in ("query", "key", "value")}
     nothing = linear.attend(**{**normal, "query": queries}, causal=False, normalise=True)
     assert not np.asarray(nothing).any()
@@ -558,10 +572,8 @@ def test_length_zero():
 def test_the_default_scale_is_that_of_attend():
     arrays = draw("linear")
     output, _ = run(arrays)
-    np.testing.assert_allclose(run(arrays, scale=1 / np.sqrt(D))[0], output, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(
-        run(arrays, scale=jnp.float32(2))[0], 2 * np.sqrt(D) * output, rtol=1e-5, atol=1e-6
-    )
+    close(run(arrays, scale=1 / np.sqrt(D))[0], output)
+    close(run(arrays, scale=jnp.float32(2))[0], 2 * np.sqrt(D) * output)
 
 
 # Bad input.

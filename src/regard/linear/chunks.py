@@ -47,8 +47,7 @@ def run(inputs: Inputs) -> tuple[Array, Carried]:
         # A chunk is computed again for its gradient, so that only the states between chunks are kept.
         carried, output = jax.lax.scan(jax.checkpoint(advance, prevent_cse=False), carried, chunks)
     output = _read_all(inputs, carried) if output is None else _mend(output, layout)
-    output = output.reshape((*layout.leading, *output.shape[-2:]))
-    return output.astype(inputs.query.dtype), carried
+    return output.reshape((*layout.leading, *output.shape[-2:])), carried
 
 
 def _cut(inputs: Inputs) -> Chunk:
@@ -99,9 +98,8 @@ def _advance(layout: Layout, scale: Array, carried: Carried, chunk: Chunk) -> tu
 
     written = value
     if rate is not None:
-        strict = _below(products[:, :, -1], 1) * rate
-        written = rate * (value - reads[:, :, -1])
-        written = jnp.matmul(invert(strict, layout.precision), written, precision=layout.precision)
+        inverse = invert(rate * products[:, :, -1], layout.precision)
+        written = jnp.matmul(inverse, rate * (value - reads[:, :, -1]), precision=layout.precision)
     output = None
     if chunk.query is not None:
         products = products[:, :, : layout.group]
@@ -150,17 +148,10 @@ def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple
         return decay_products(rows, key, jnp.exp(decay), layout.precision)
     products = _product(layout, rows, jnp.swapaxes(key, -1, -2))
     if decay is None:
-        return _below(products, 0), None, None
+        row, column = (jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (1, 3))
+        return jnp.where(row >= column, products, 0), None, None
     weights, until, after = decay_weights(jnp.exp(decay))
     return products * weights, until, after
-
-
-def _below(products: Array, first: int) -> Array:
-    """Zero unless row - column >= first; rows on axis 1, columns last."""
-    row, column = (
-        jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (1, products.ndim - 1)
-    )
-    return jnp.where(row - column >= first, products, 0)
 
 
 def _product(layout: Layout, rows: Array, matrix: Array) -> Array:
@@ -184,6 +175,6 @@ def _read_all(inputs: Inputs, carried: Carried) -> Array:
     query = _line_up(layout, query).astype(layout.dtype)
     query = FEATURE_MAPS[layout.feature_map](query) * inputs.scale
     output = _product(layout, query, carried.memory)
-    if carried.key_sum is None:
-        return output
-    return _divide(output, _product(layout, query, carried.key_sum[..., None]))
+    if carried.key_sum is not None:
+        output = _divide(output, _product(layout, query, carried.key_sum[..., None]))
+    return output.astype(inputs.query.dtype)

@@ -54,16 +54,16 @@ def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
     return _join(parts, lower)
 
 
-def invert(strict: Float[Array, "N C C"], precision: Any = None) -> Array:
-    """The inverse of 1 + strict, where strict is 0 on and above its diagonal."""
-    size = strict.shape[-1]
+def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
+    """The inverse of 1 + what `below` holds below its diagonal; the rest of it is not read."""
+    size = below.shape[-1]
     if size == 1:
-        return jnp.ones_like(strict)
+        return jnp.ones_like(below)
     half = size // 2
-    corners = jnp.stack((strict[:, :half, :half], strict[:, half:, half:]), 1)
-    inverse = invert(corners.reshape((2 * strict.shape[0], half, half)), precision)
+    corners = jnp.stack((below[:, :half, :half], below[:, half:, half:]), 1)
+    inverse = invert(corners.reshape((2 * below.shape[0], half, half)), precision)
     first, last = inverse[0::2], inverse[1::2]
-    lower = jnp.matmul(strict[:, half:, :half], first, precision=precision)
+    lower = jnp.matmul(below[:, half:, :half], first, precision=precision)
     lower = -jnp.matmul(last, lower, precision=precision)
     return _corners(first, lower, last)
 
