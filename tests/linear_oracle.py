@@ -6,6 +6,7 @@ import numpy as np
 NAMES = ("query", "key", "value", "decay", "rate", "memory")
 
 
+@np.errstate(invalid="ignore")  # products of a few numbers may raise the flag for lanes they do not use
 def recurrence(
     query, key, value, decay=None, rate=None, memory=None, scale=None, normalise=False, dtype=np.float64
 ):
@@ -32,6 +33,7 @@ def recurrence(
     return output, states, sums
 
 
+@np.errstate(invalid="ignore")  # products of a few numbers may raise the flag for lanes they do not use
 def pullback(
     cotangent, query, key, value, decay=None, rate=None, memory=None, normalise=False, dtype=np.float64
 ):

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1] / "src" / "regard"
 
 FLOORS = {
     "axes": 0,
+    "records": 0,
     "masks": 1,
     "positions": 1,
     "theory": 1,

@@ -550,7 +550,7 @@ def test_bad_inputs_of_attention_are_explained():
         (lambda: run(x, x, x, left_window_size=-2), VALUE, "left_window_size: expected a number of keys"),
         (lambda: run(x, x, x, softcap=-1.0), VALUE, "softcap: expected a number above 0"),
         (lambda: run(x, x, x, softmax_precision=7), VALUE, "softmax_precision: expected None or one of 1"),
-        (lambda: run(x, x, x, softmax_precision=11), VALUE, "softmax_precision: .*jax_enable_x64"),
+        (lambda: run(x, x, x, softmax_precision=11), VALUE, "softmax_precision: .*JAX_ENABLE_X64"),
         (lambda: run(x, x, x, qk_matmul_output_mode=4), VALUE, "qk_matmul_output_mode: expected None, 0, 1"),
     ]  # fmt: skip
     for call, error, message in cases:

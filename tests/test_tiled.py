@@ -19,7 +19,7 @@ from regard.engine.posing import AUX, pose
 from regard.engine.sparsity import classify, list_tiles
 from regard.engine.tiles import Blocking
 from regard.masks import Mask, Tile
-from regard.masks.algebra import mask_class
+from regard.records import record
 from test_contract import CASES
 
 LEFT_OUT = {"mask": None, "bias": None, "scale": None, "dropout_rate": 0.0, "rng": None, "query_offset": None}
@@ -458,7 +458,7 @@ def test_lengths_whose_product_is_beyond_32_bits_have_a_program():
 # Work: only listed tiles are visited.
 
 
-@mask_class
+@record
 class Contradictory(Mask):
     """Says of the cells in FULL tiles that they are out, and of those in EMPTY tiles that they are in."""
 

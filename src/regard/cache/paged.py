@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,10 +22,10 @@ from regard.cache.rows import (
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.grid import is_concrete
+from regard.records import record
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
+@record
 class PagedKVCache(Rows):
     """Keys and values in pages of fixed size, which a table hands to rows: serving requests of any length.
 

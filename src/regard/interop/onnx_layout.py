@@ -61,6 +61,6 @@ def working_dtype(softmax_precision: int | None, own: Any) -> Any:
     if not jax.config.read("jax_enable_x64"):
         raise ValueError(
             "softmax_precision: expected at most float32 while JAX has 64-bit types disabled, got 11"
-            " (float64); enable them with jax.config.update('jax_enable_x64', True), or leave it out"
+            " (float64); enable them with JAX_ENABLE_X64=1 in the environment, or leave it out"
         )
     return np.dtype(np.float64)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +14,10 @@ from regard.axes import Array, Bool, Int
 from regard.masks import picture
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete, place_queries
 from regard.masks.verdicts import Tile
-
-M = TypeVar("M", bound=type)
+from regard.records import record
 
 # cut(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
 Cut = Callable[[Any, int], Array]
-
-
-def static() -> Any:
-    """A dataclass field that is part of the tree structure, not a leaf."""
-    return dataclasses.field(metadata={"static": True})
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))
-def mask_class(cls: M) -> M:
-    """Make a Mask subclass a frozen dataclass and a pytree; `static` fields go to the tree structure."""
-    return jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False, repr=False)(cls))
 
 
 class Mask:
@@ -321,7 +308,7 @@ def _enclose(mask: Mask, needed: bool) -> str:
     return f"({mask.expression()})" if needed else mask.expression()
 
 
-@mask_class
+@record
 class And(Pair):
     left: Mask
     right: Mask
@@ -339,7 +326,7 @@ class And(Pair):
         return jnp.minimum(self.left.verdicts(blocks), self.right.verdicts(blocks))
 
 
-@mask_class
+@record
 class Or(Pair):
     left: Mask
     right: Mask
@@ -357,7 +344,7 @@ class Or(Pair):
         return jnp.maximum(self.left.verdicts(blocks), self.right.verdicts(blocks))
 
 
-@mask_class
+@record
 class Not(Mask):
     operand: Mask
     binding = 3

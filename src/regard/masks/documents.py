@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask, mask_class
+from regard.masks.algebra import Cut, Mask
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_verdict
 from regard.masks.verdicts import Tile, verdict
+from regard.records import record
 
 
 def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
@@ -52,7 +53,7 @@ def _ranges(ids: Array, block: int) -> tuple[Array, Array]:
     return cells.min(-1), cells.max(-1)
 
 
-@mask_class
+@record
 class Segments(Mask):
     """Separate ids for the rows of query and of key."""
 
@@ -98,7 +99,7 @@ class Segments(Mask):
         return f"segments({literal(self.query_ids)}, {literal(self.key_ids)})"
 
 
-@mask_class
+@record
 class Documents(Mask):
     """One id per key: a query reads that of the key where it sits. Where no key sits, it sees nothing."""
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask, mask_class
+from regard.masks.algebra import Cut, Mask
 from regard.masks.data import booleans, check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.verdicts import verdict
+from regard.records import record
 
 
 def prefix(length: ArrayLike) -> Mask:
@@ -118,17 +119,17 @@ class KeysBelow(Mask):
         return f"{type(self).__name__.lower()}({literal(self.bound)})"
 
 
-@mask_class
+@record
 class Prefix(KeysBelow):
     bound: Any
 
 
-@mask_class
+@record
 class Lengths(KeysBelow):
     bound: Any
 
 
-@mask_class
+@record
 class ValidKeys(Mask):
     valid: Any
 

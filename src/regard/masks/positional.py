@@ -7,9 +7,10 @@ import operator
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.masks.algebra import Mask, mask_class, static
+from regard.masks.algebra import Mask
 from regard.masks.grid import Blocks, Grid
 from regard.masks.verdicts import verdict
+from regard.records import record, static
 
 _FEW = 1024  # neighbours, for a mask to count as local
 
@@ -159,7 +160,7 @@ def _distances(blocks: Blocks) -> tuple[Array, Array]:
     )
 
 
-@mask_class
+@record
 class Causal(Positional):
     def keep(self, grid: Grid) -> Array:
         return grid.key_position <= grid.query_position
@@ -172,7 +173,7 @@ class Causal(Positional):
         return "causal()"
 
 
-@mask_class
+@record
 class SlidingWindow(Positional):
     before: int | None = static()
     after: int | None = static()
@@ -204,7 +205,7 @@ class SlidingWindow(Positional):
         return f"sliding_window({self.before}{after})"
 
 
-@mask_class
+@record
 class Chunked(Positional):
     size: int = static()
 
@@ -231,7 +232,7 @@ def same_value_verdict(query_low: Array, query_high: Array, key_low: Array, key_
     return verdict(empty, full)
 
 
-@mask_class
+@record
 class Dilated(Positional):
     stride: int = static()
 
@@ -248,7 +249,7 @@ class Dilated(Positional):
         return f"dilated({self.stride})"
 
 
-@mask_class
+@record
 class GlobalTokens(Positional):
     count: int = static()
 

@@ -11,10 +11,11 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from regard.axes import Array
-from regard.masks.algebra import Mask, mask_class, static
+from regard.masks.algebra import Mask
 from regard.masks.grid import Blocks, Grid
 from regard.masks.positional import Positional
 from regard.masks.verdicts import verdict
+from regard.records import record, static
 
 
 def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
@@ -45,7 +46,7 @@ def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
     return Predicate(fn)
 
 
-@mask_class
+@record
 class Predicate(Positional):
     fn: Callable[[Array, Array], Array] = static()
 
@@ -71,7 +72,7 @@ class Predicate(Positional):
         return f"predicate({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
 
-@mask_class
+@record
 class HoistedPredicate(Positional):
     """A predicate whose function closes over arrays: they are leaves here, and may be traced."""
 

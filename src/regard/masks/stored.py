@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask, mask_class
+from regard.masks.algebra import Cut, Mask
 from regard.masks.data import booleans, check_broadcast, literal, split
 from regard.masks.grid import Blocks, Grid
 from regard.masks.verdicts import verdict
+from regard.records import record
 
 
 def from_array(array: ArrayLike) -> Mask:
@@ -44,7 +45,7 @@ def from_array(array: ArrayLike) -> Mask:
     return FromArray(kept)
 
 
-@mask_class
+@record
 class FromArray(Mask):
     array: Any
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
+from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, score_class, spell, static
+from regard.scores.score import Score, check_heads, parameter, spell
 
 
 def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> Score:
@@ -56,7 +57,7 @@ def _slopes(count: int) -> np.ndarray:
     return np.asarray((slopes + between)[:count], np.float32)
 
 
-@score_class
+@record
 class Alibi(Score):
     slopes: Any
 
@@ -127,7 +128,7 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
     return RelativeBias(array, bool(bidirectional), int(max_distance))
 
 
-@score_class
+@record
 class RelativeBias(Score):
     table: Any
     bidirectional: bool = static()

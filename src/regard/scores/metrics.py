@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
+from regard.records import record
 from regard.scores.cells import Cells
-from regard.scores.score import Score, score_class, spell
+from regard.scores.score import Score, spell
 
 
 def bilinear(metric: ArrayLike) -> Score:
@@ -47,7 +48,7 @@ def bilinear(metric: ArrayLike) -> Score:
     return Bilinear(array)
 
 
-@score_class
+@record
 class Bilinear(Score):
     metric: Any
 

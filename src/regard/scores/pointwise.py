@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from regard.axes import Array, ArrayLike
+from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, score_class, spell, static
+from regard.scores.score import Score, check_heads, parameter, spell
 
 
 def softcap(cap: float | ArrayLike) -> Score:
@@ -41,7 +42,7 @@ def softcap(cap: float | ArrayLike) -> Score:
     return Softcap(parameter("cap", cap))
 
 
-@score_class
+@record
 class Softcap(Score):
     cap: Any
 
@@ -79,7 +80,7 @@ def temperature(value: float | ArrayLike) -> Score:
     return Temperature(parameter("temperature", value))
 
 
-@score_class
+@record
 class Temperature(Score):
     value: Any
 
@@ -131,7 +132,7 @@ def modifier(fn: Modify) -> Score:
     return Modifier(fn)
 
 
-@score_class
+@record
 class Modifier(Score):
     fn: Modify = static()
 
@@ -155,7 +156,7 @@ class Modifier(Score):
         return f"modifier({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
 
-@score_class
+@record
 class HoistedModifier(Score):
     """A modifier as a program; the arrays that its function closes over are leaves."""
 

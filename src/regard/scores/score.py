@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
 from regard.masks.grid import is_concrete
+from regard.records import record
 from regard.scores.cells import Cells
-
-S = TypeVar("S", bound=type)
-
-
-def static() -> Any:
-    """A dataclass field that is part of the tree structure, not a leaf."""
-    return dataclasses.field(metadata={"static": True})
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))
-def score_class(cls: S) -> S:
-    """Make a Score subclass a frozen dataclass and a pytree; `static` fields go to the tree structure."""
-    return jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False, repr=False)(cls))
 
 
 class Score:
@@ -65,7 +50,7 @@ class Score:
         return self.expression()
 
 
-@score_class
+@record
 class Chain(Score):
     """Scores one after the other."""
 

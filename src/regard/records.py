@@ -1,0 +1,48 @@
+"""Floor 0. Frozen dataclasses as pytrees whose structures know their types."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+from jax.tree_util import GetAttrKey
+
+C = TypeVar("C", bound=type)
+
+
+def static() -> Any:
+    """A dataclass field that is part of the tree structure, not a leaf."""
+    return dataclasses.field(metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field))
+def record(cls: C) -> C:
+    """Make a class a frozen dataclass and a pytree; `static` fields go to the tree structure.
+
+    `jax.tree_util.register_dataclass` makes structures that compare equal whatever their class (jax 0.10 and
+    0.12), if their fields do. Where one of several classes may stand, as masks do in a call, `jax.jit` then
+    now and then runs the program of another class. Nodes registered as here compare classes, too.
+    """
+    made: Any = dataclass(frozen=True, eq=False, repr=False)(cls)
+    fields = dataclasses.fields(made)
+    leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
+    rest = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(tree, name) for name in leaves), tuple(getattr(tree, name) for name in rest)
+
+    def flatten_with_keys(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, aux = flatten(tree)
+        return tuple(zip(map(GetAttrKey, leaves), children, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], children: Any) -> Any:
+        # Not through __init__: inside tree functions anything may stand for a leaf.
+        tree = object.__new__(made)
+        for name, value in (*zip(leaves, children, strict=True), *zip(rest, aux, strict=True)):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
