@@ -319,7 +319,15 @@ def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
     A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
     """
 
+    batch, heads, size, width = buffer.shape
+    if slots.shape[1] == 1:
+        # Head by head: one slot for a whole row becomes a slice update if there is but one row, for which
+        # XLA's CPU copies the cache wherever attention reads it next.
+        buffer = buffer.reshape((batch * heads, 1, size, width))
+        tokens = tokens.reshape((batch * heads, 1, 1, width))
+        slots = jnp.repeat(slots, heads, axis=0)
+
     def write(row: Array, tokens: Array, slots: Array) -> Array:
         return row.at[:, slots].set(tokens, mode="drop")
 
-    return jax.vmap(write)(buffer, tokens, slots)
+    return jax.vmap(write)(buffer, tokens, slots).reshape((batch, heads, size, width))
