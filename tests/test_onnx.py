@@ -48,7 +48,12 @@ def test_all_cases_are_there():
     assert {operator: found.count(operator) for operator in OPERATORS} == OPERATORS
 
 
-@pytest.mark.parametrize(("name", "backend"), list(runs()))
+# In tiles, cases take a compilation each: the quick run is content with the definition.
+SLOW = {"tiled": [pytest.mark.slow]}
+RUNS = [pytest.param(name, backend, marks=SLOW.get(backend, [])) for name, backend in runs()]
+
+
+@pytest.mark.parametrize(("name", "backend"), RUNS)
 def test_onnx_case(name, backend):
     case = CASES[name]
     node, (inputs, outputs) = case.model.graph.node[0], case.data_sets[0]

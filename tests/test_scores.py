@@ -184,8 +184,12 @@ def test_values_and_gradients(name, backend, x64):
     assert not np.asarray(output)[1, :, 0].any()
 
 
+def mostly_slow(names, *quick):
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "modifier"))
 def test_statistics_have_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, _ = call(name, backend)
@@ -250,7 +254,7 @@ def test_every_transform(name, transform, x64):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "relative bias"))
 def test_what_is_masked_reaches_nothing(name, bad, backend):
     make, given = CASES[name][:2]
     query, key, value = draw(np.float32)
