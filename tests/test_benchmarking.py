@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 from regard import attend, masks
-from regard.benchmarking import agreement, cases, jit_gain, measuring, peers, report, tile_lists, tuning
+from regard.benchmarking import (
+    agreement,
+    cache_rate,
+    cases,
+    jit_gain,
+    linear_gain,
+    measuring,
+    option_costs,
+    peers,
+    report,
+    tile_lists,
+    tuning,
+)
 from regard.cli import benchmarking, main
 from regard.cli.console import Console
 from regard.engine import tuning as engine_tuning
@@ -192,6 +204,38 @@ def test_tile_lists_are_built_and_counted():
     assert found["kept_tiles"] == 4 + 3  # the diagonal of 4 x 4 tiles, and the tiles beside it
     assert found["tiles"] == 16
     assert found["temporary_bytes"] > 0
+
+
+def test_options_are_timed_against_the_plain_call():
+    found = option_costs.measure_option_costs(1, (1, 2, 64, 8))
+    for passes in ("forward", "forward and backward"):
+        assert found[passes]["over_plain"]["plain"] == 1
+        assert found[passes]["median_seconds"].keys() == option_costs.make_options(2).keys()
+    lines = list(option_costs.describe_option_costs(found))
+    assert lines[0].startswith("over a plain causal call at (1, 2, 64, 8), forward: softcap ")
+    assert len(lines) == 2
+
+
+def test_every_option_changes_the_result():
+    arrays = [jax.random.normal(rng, (1, 2, 9, 8)) for rng in jax.random.split(jax.random.key(0), 3)]
+    with jax.numpy_dtype_promotion("standard"):
+        outputs = {name: call(*arrays) for name, call in option_costs.make_options(2).items()}
+    for name, output in outputs.items():
+        assert name == "plain" or (output != outputs["plain"]).any(), name
+
+
+def test_a_cache_is_read_at_a_share_of_the_rate_of_a_copy():
+    found = cache_rate.measure_cache_rate(2, {"small": (2, 4, 2, 32, 8)})
+    assert found["small"]["cached_bytes"] == 2 * 2 * 2 * 32 * 8 * 4
+    assert found["small"]["share_of_copy"] > 0
+    assert "decoding through a cache, small: 0 MiB" in next(cache_rate.describe_cache_rate(found))
+
+
+def test_linear_attention_is_timed_at_every_length():
+    found = linear_gain.measure_linear_gain(1, (32, 64))
+    assert found["growth"] == found["median_seconds"]["linear 64"] / found["median_seconds"]["linear 32"]
+    assert found["gain"] == found["median_seconds"]["softmax 64"] / found["median_seconds"]["linear 64"]
+    assert "linear attention at 64 tokens" in next(linear_gain.describe_linear_gain(found))
 
 
 def test_jit_changes_no_result():
