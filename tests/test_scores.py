@@ -373,6 +373,27 @@ def test_a_relative_bias_over_many_tiles(blocking, x64):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
+def test_a_score_of_many_parameters(x64):
+    """More than ten: as text, their numbers do not sort as numbers do."""
+    query, key, value = draw()
+    rates = [jnp.asarray(0.1 * (n + 1)) for n in range(13)]
+
+    def loss(backend, rates):
+        def change(score, batch, head, query, key):
+            return sum(rate * jnp.sin((n + 1) * score) for n, rate in enumerate(rates))
+
+        score = scores.modifier(change)
+        return jnp.sum(jnp.sin(attend(query, key, value, score=score, query_offset=0, backend=backend)))
+
+    moves = [1 + rate for rate in rates]
+    found, expected = (
+        (jax.grad(run)(rates), jax.jvp(run, (rates,), (moves,)))
+        for run in (functools.partial(loss, backend) for backend in ("tiled", "dense"))
+    )
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
 def attend_densely(problem):
     """With the bias looked up pair by pair."""
     (part,) = problem.score.parts

@@ -17,10 +17,10 @@ from regard.cache.rows import (
     float_dtype,
     pose_chunk,
     row_integers,
-    whole_number,
 )
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
+from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 from regard.records import record
 

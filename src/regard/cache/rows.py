@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -148,17 +147,6 @@ def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) ->
         either = "one integer or " if scalar else ""
         raise ValueError(f"{name}: expected {either}one per row, shape ({batch},); got {tuple(array.shape)}")
     return jnp.broadcast_to(jnp.asarray(array).astype(jnp.int32), (batch,))
-
-
-def whole_number(name: str, number: Any, least: int) -> int:
-    """An integer that is part of the shape of a cache."""
-    try:
-        found = operator.index(number)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer known before tracing, got {number!r}") from None
-    if found < least or isinstance(number, bool):
-        raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
-    return found
 
 
 def float_dtype(dtype: Any) -> np.dtype:

@@ -214,8 +214,9 @@ def backward(
                     cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
                     grads = grads | {"bias": cells}
                 change, parameter_grads = finished.pull(change)
-                for name in shapes.keys() & parameter_grads.keys():
-                    grads = grads | {name: window.add_parameter(grads[name], parameter_grads[name])}
+                for name, grad in parameter_grads.items():
+                    if name in shapes:
+                        grads = grads | {name: window.add_parameter(grads[name], grad)}
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, layout.precision)
                 if want_rows:

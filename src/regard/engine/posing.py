@@ -41,7 +41,7 @@ def pose(
 ) -> Problem:
     """Check the arguments of a call and fill in what was left out."""
     query, key, value = (
-        _float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
+        float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
     )
     metric, score = _split_metric(compose(score))
     if metric is not None:
@@ -52,7 +52,7 @@ def pose(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     mask = _check_mask(mask, leading, num_queries, num_keys)
     if bias is not None:
-        bias = _float_array("bias", bias, 0)
+        bias = float_array("bias", bias, 0)
         check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
     query_offset = _check_offset("query_offset", query_offset, leading)
     key_offset = _check_offset("key_offset", key_offset, leading)
@@ -101,7 +101,8 @@ def _transform(metric: Bilinear, query: Any) -> Any:
     return metric.transform(query)
 
 
-def _float_array(name: str, array: Any, least_rank: int) -> Any:
+def float_array(name: str, array: Any, least_rank: int) -> Any:
+    """An array, or its shape and dtype, of floating point and of some rank."""
     if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         try:
             array = jnp.asarray(array)
@@ -165,7 +166,7 @@ def _check_scale(scale: Any, problem: Problem) -> Any:
 
 
 def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
-    sinks = _float_array("sinks", sinks, 0)
+    sinks = float_array("sinks", sinks, 0)
     missing = len(leading) - sinks.ndim
     if missing < 0 or any(n not in (1, m) for n, m in zip(sinks.shape, leading[missing:], strict=True)):
         raise ValueError(

@@ -53,11 +53,12 @@ def finish(
     gone = masked == -jnp.inf
     raw = jnp.where(gone, 0, masked)
     scoring, cells = context.scoring, window.pairs(context.offsets, across=across)
-    names = inputs.named()
-    parameters = {name: window.parameter(names[name]) for name in names if name.startswith(PARAMETER)}
+    named = inputs.named()
+    parameters = {name: window.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
+    order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
 
     def apply(raw: Array, parameters: dict[str, Array]) -> Array:
-        return scoring.join(tuple(parameters.values())).apply(raw, cells)
+        return scoring.join(tuple(parameters[name] for name in order)).apply(raw, cells)
 
     scores = _add_bias(apply(raw, parameters), inputs, window, across=across)
     return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, window)

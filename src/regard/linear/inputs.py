@@ -154,7 +154,7 @@ def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
 
 
 def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: int) -> Any:
-    decay = _floats("decay", decay)
+    decay = posing.float_array("decay", decay, 0)
     per_token = (*batch, problem.S)
     if decay.ndim == len(per_token) and _fits(decay.shape, per_token):
         return decay[..., None]
@@ -168,7 +168,7 @@ def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: in
 
 
 def _check_rate(rate: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
-    rate = _floats("rate", rate)
+    rate = posing.float_array("rate", rate, 0)
     per_token = (*batch, problem.S)
     if rate.ndim != len(per_token) or not _fits(rate.shape, per_token):
         raise ValueError(
@@ -198,7 +198,7 @@ def _check_initial(
         if name == "key_sum" and not normalise:
             found.append(None)
             continue
-        array = _floats(f"initial.{name}", array)
+        array = posing.float_array(f"initial.{name}", array, 0)
         if array.shape != expected:
             raise ValueError(f"initial.{name}: expected shape {expected}, got {array.shape}")
         found.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))
@@ -242,18 +242,6 @@ def _map_features(feature_map: Callable[[Array], Any], name: str, array: Array) 
             f" got shape {mapped.shape}"
         )
     return mapped
-
-
-def _floats(name: str, array: Any) -> Array:
-    try:
-        array = jnp.asarray(array)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name}: expected a floating-point array, got {type(array).__name__} ({error})"
-        ) from None
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}")
-    return array
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,17 @@ import numpy as np
 
 from regard.axes import Array
 from regard.masks.grid import is_concrete
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A size that is known before tracing."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer known before tracing, got {value!r}") from None
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
+    return number
 
 
 def integers(name: str, value: Any) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-
 import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.masks.algebra import Mask
+from regard.masks.data import whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.verdicts import verdict
 from regard.records import record, static
@@ -56,8 +55,8 @@ def sliding_window(before: int | None, after: int | None = 0) -> Mask:
 
     Reference: Beltagy et al., "Longformer", 2020, section 3.1.
     """
-    before = None if before is None else _whole_number("before", before, 0)
-    after = None if after is None else _whole_number("after", after, 0)
+    before = None if before is None else whole_number("before", before, 0)
+    after = None if after is None else whole_number("after", after, 0)
     return SlidingWindow(before, after)
 
 
@@ -81,7 +80,7 @@ def chunked(size: int) -> Mask:
         >>> masks.chunked(2).dense(3).astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
-    return Chunked(_whole_number("size", size, 1))
+    return Chunked(whole_number("size", size, 1))
 
 
 def dilated(stride: int) -> Mask:
@@ -106,7 +105,7 @@ def dilated(stride: int) -> Mask:
 
     Reference: Child et al., "Generating Long Sequences with Sparse Transformers", 2019, section 4.2.
     """
-    return Dilated(_whole_number("stride", stride, 1))
+    return Dilated(whole_number("stride", stride, 1))
 
 
 def global_tokens(count: int) -> Mask:
@@ -131,17 +130,7 @@ def global_tokens(count: int) -> Mask:
 
     Reference: Beltagy et al., "Longformer", 2020, section 3.1.
     """
-    return GlobalTokens(_whole_number("count", count, 0))
-
-
-def _whole_number(name: str, value: int, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer known before tracing, got {value!r}") from None
-    if number < least or isinstance(value, bool):
-        raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
-    return number
+    return GlobalTokens(whole_number("count", count, 0))
 
 
 class Positional(Mask):
