@@ -13,6 +13,7 @@ from regard.engine import dropout
 from regard.engine.operands import PARAMETER, Context, Inputs
 from regard.engine.tiles import Window
 from regard.masks import Mask
+from regard.scores import Score
 
 
 class Finished(NamedTuple):
@@ -49,17 +50,22 @@ def finish(
         scores = _mask(scores, inputs, context, window, partial, across=across)
         return Finished(scores, scores)
     masked = _mask(scores, inputs, context, window, partial, across=across)
-    # The function and its derivative see no score of a pair that is masked, which may be NaN.
-    gone = masked == -jnp.inf
-    raw = jnp.where(gone, 0, masked)
     scoring, cells = context.scoring, window.pairs(context.offsets, across=across)
     named = inputs.named()
     parameters = {name: window.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
     order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
 
-    def apply(raw: Array, parameters: dict[str, Array]) -> Array:
-        return scoring.join(tuple(parameters[name] for name in order)).apply(raw, cells)
+    def join(parameters: dict[str, Array]) -> Score:
+        return scoring.join(tuple(parameters[name] for name in order))
 
+    def apply(raw: Array, parameters: dict[str, Array]) -> Array:
+        return join(parameters).apply(raw, cells)
+
+    if inputs.bias is None and join(parameters).adds:
+        return Finished(apply(masked, parameters), masked, apply, masked, parameters, window)
+    # The function and its derivative see no score of a pair that is masked, which may be NaN.
+    gone = masked == -jnp.inf
+    raw = jnp.where(gone, 0, masked)
     scores = _add_bias(apply(raw, parameters), inputs, window, across=across)
     return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, window)
 

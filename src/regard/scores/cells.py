@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,6 @@ import numpy as np
 
 from regard.axes import Array
 from regard.masks.grid import Grid, Run
-
-_SIDE = 32  # of the squares that a matrix of distances is put together from
 
 Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
 
@@ -45,8 +43,8 @@ class Cells(Protocol):
         """A number, or one per head."""
         ...
 
-    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
-        """table (buckets, heads | 1) at bucket(distance).
+    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
+        """The scores plus table (buckets, heads | 1) at bucket(distance).
 
         Beyond a distance of `reach`, to either side, all distances share a bucket.
         """
@@ -83,7 +81,7 @@ class Block:
             return array.reshape(())
         return self.lay(self.heads.take(array, 0)[:, None, None])
 
-    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
+    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
             table = self.heads.take(table, 1)
         rows, columns = self.grid.query_position, self.grid.key_position
@@ -91,23 +89,21 @@ class Block:
         base = columns[..., :1] - rows[..., :1, :]  # of the first cell: (*b, ..., 1, 1)
         base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
 
-        def near(_: Any) -> Array:
+        def near(scores: Array) -> Array:
             # One entry per distance, from that of the last query and first key upwards.
-            height_, width_ = (-(-n // _SIDE) * _SIDE for n in (height, width))
-            steps = jnp.arange(height_ + width_, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
-            distance = base - np.int32(height_ - 1) + steps
-            entries = _entries(table, bucket(distance))
-            return self.lay(_toeplitz(entries, height_, width_)[..., :height, :width])
+            steps = jnp.arange(height + width, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
+            entries = _entries(table, bucket(base - np.int32(height - 1) + steps))
+            return scores + self.lay(_toeplitz(entries, height, width))
 
-        def far(_: Any) -> Array:
-            entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
-            return jnp.broadcast_to(self.lay(entry[..., None]), shape)
-
-        if base.size != 1 or 0 in (height, width):
-            return near(None)
-        shape = jax.eval_shape(near, None).shape
+        if 0 in (height, width):
+            return scores
+        if base.size != 1:
+            return near(scores)
         away = (base - (height - 1) > reach) | (base + (width - 1) < -reach)
-        return jax.lax.cond(away.reshape(()), far, near, None)
+        # Far off it is one number for all cells of a head, which costs no pass over the scores.
+        entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
+        scores = jax.lax.cond(away.reshape(()), lambda scores: scores, near, scores)
+        return scores + self.lay(jnp.where(away, entry, 0)[..., None])
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,10 @@ class Picks:
     def per_head(self, array: Array) -> Array:
         return array.reshape(()) if array.size == 1 else array[self.head]
 
-    def look_up(self, table: Array, bucket: Bucket, reach: int) -> Array:
+    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         del reach
-        return table[bucket(self.key_position - self.query_position), self.head if table.shape[1] > 1 else 0]
+        rows = bucket(self.key_position - self.query_position)
+        return scores + table[rows, self.head if table.shape[1] > 1 else 0]
 
 
 def _entries(table: Array, rows: Array) -> Array:
@@ -136,17 +133,11 @@ def _entries(table: Array, rows: Array) -> Array:
 
 
 def _toeplitz(entries: Array, height: int, width: int) -> Array:
-    """out[..., i, j] = entries[..., height - 1 + j - i], for multiples of _SIDE.
+    """out[..., i, j] = entries[..., height - 1 + j - i], of height + width entries.
 
-    Put together from the distinct squares along the diagonals, so that all but a few entries are copied in
-    runs.
+    Entries written again and again, and cut into rows one shorter than they are, move by one a row: no
+    gather, which is slow on the CPU.
     """
-    *leading, _ = entries.shape
-    down, along = height // _SIDE, width // _SIDE
-    blocks = entries.reshape((*leading, down + along, _SIDE))
-    pairs = jnp.concatenate([blocks[..., :-1, :], blocks[..., 1:, :]], -1)  # 2 * side distances a square
-    squares = jnp.stack(
-        [pairs[..., _SIDE - 1 - i : 2 * _SIDE - 1 - i] for i in range(_SIDE)], -3
-    )  # (..., row in the square, square, column in it)
-    bands = [squares[..., down - 1 - i : down - 1 - i + along, :] for i in range(down)]
-    return jnp.stack(bands, -4).reshape((*leading, height, width))
+    shorter = height + width - 1
+    again = jnp.tile(entries, height)[..., height - 1 : height - 1 + height * shorter]
+    return again.reshape((*entries.shape[:-1], height, shorter))[..., :width]

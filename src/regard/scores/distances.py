@@ -65,6 +65,10 @@ class Alibi(Score):
     def reads_positions(self) -> bool:
         return True
 
+    @property
+    def adds(self) -> bool:
+        return True
+
     def apply(self, scores: Array, cells: Cells) -> Array:
         slopes = cells.per_head(jnp.asarray(self.slopes).astype(scores.dtype))
         # Rounded only once: positions are whole numbers, exact as integers beyond 2^24 too.
@@ -138,9 +142,13 @@ class RelativeBias(Score):
     def reads_positions(self) -> bool:
         return True
 
+    @property
+    def adds(self) -> bool:
+        return True
+
     def apply(self, scores: Array, cells: Cells) -> Array:
         table = jnp.asarray(self.table).astype(scores.dtype)
-        return scores + cells.look_up(table, self._bucket, self.max_distance)
+        return cells.add_looked_up(scores, table, self._bucket, self.max_distance)
 
     def _bucket(self, distance: Array) -> Array:
         """The bucket of each distance, key position - query position."""

@@ -30,6 +30,11 @@ class Score:
         """Whether the answer depends on where queries and keys sit."""
         return False
 
+    @property
+    def adds(self) -> bool:
+        """Whether it only adds finite numbers to scores: -inf stays, with derivatives that are 0 times 1."""
+        return False
+
     def apply(self, scores: Array, cells: Cells) -> Array:
         """The new scores, of the same shape and dtype."""
         raise NotImplementedError
@@ -59,6 +64,10 @@ class Chain(Score):
     @property
     def reads_positions(self) -> bool:
         return any(part.reads_positions for part in self.parts)
+
+    @property
+    def adds(self) -> bool:
+        return all(part.adds for part in self.parts)
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         for part in self.parts:
