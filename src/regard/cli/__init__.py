@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
-EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib")
+EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "tokenizers", "sklearn", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
