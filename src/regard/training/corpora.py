@@ -1,6 +1,6 @@
 """Documents to learn a language from: Python's own manual, or files of the user's; read, never written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ def read_manual() -> Documents:
     """Reads the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
     Returns:
-        Text by topic, as it is. A topic with the text of an earlier one is left out.
+        Text by topic, as it is. A topic is left out when half of it stands line by line in larger ones, as
+        `while` does in `compound`: held out, it would measure what has been learned by heart.
 
     Raises:
         ImportError: where Python was installed without `pydoc_data`, with the way out.
@@ -25,7 +26,7 @@ def read_manual() -> Documents:
         raise ImportError(
             "this Python came without pydoc_data, the default corpus; give your own text: --files FILE ..."
         ) from error
-    return _drop_copies(dict(sorted(topics.items())))
+    return leave_out_excerpts(topics)
 
 
 def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
@@ -99,6 +100,47 @@ def split_documents(documents: Mapping[str, str], fraction: float, seed: int) ->
         smallest = min(names, key=lambda name: sizes[name])
         held_out[smallest] = documents[smallest]
     return {name: documents[name] for name in names if name not in held_out}, held_out
+
+
+def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
+    """Drops the documents that stand in larger ones.
+
+    Args:
+        documents: text by name.
+        most: part of a document, in characters of its lines, that may stand in larger ones; more drops it.
+
+    Returns:
+        The others, sorted by name.
+
+    Example:
+        >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
+        {'other': 'this\\n', 'whole': 'a line\\none line\\n'}
+    """
+    kept: Documents = {}
+    seen: set[str] = set()
+    for name, text in sorted(documents.items(), key=lambda item: (-len(item[1]), item[0])):
+        lines = _list_lines(text)
+        if _measure_part(lines, seen) <= most:
+            kept[name] = text
+            seen.update(lines)
+    return dict(sorted(kept.items()))
+
+
+def measure_overlap(training: Mapping[str, str], held_out: Mapping[str, str]) -> float:
+    """Returns the part of the held-out text, in characters of its lines, that stands in training text too."""
+    known = {line for text in training.values() for line in _list_lines(text)}
+    return _measure_part([line for text in held_out.values() for line in _list_lines(text)], known)
+
+
+def _list_lines(text: str) -> list[str]:
+    """The lines that hold anything, without the spaces around them."""
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
+    """The part of lines that are known, by characters."""
+    total = sum(map(len, lines))
+    return sum(len(line) for line in lines if line in known) / total if total else 0.0
 
 
 def _list_files(path: Path) -> list[Path]:

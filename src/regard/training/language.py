@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int
 from regard import masks
 from regard.models import Decoder, TransformerConfig
 from regard.training import presets
-from regard.training.corpora import Documents, read_documents, read_manual, split_documents
+from regard.training.corpora import Documents, measure_overlap, read_documents, read_manual, split_documents
 from regard.training.task import Batch, Metrics, Task
 from regard.training.vocabularies import (
     NUM_BYTES,
@@ -175,7 +175,8 @@ class TextTask(Task[presets.Text]):
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
             "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark",
-            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} overlapping rows",
+            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} overlapping rows; "
+            f"{measure_overlap(training, held_out):.1%} of its lines stand in training documents too",
         }
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
