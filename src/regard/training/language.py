@@ -169,14 +169,15 @@ class TextTask(Task[presets.Text]):
         optimization, length = self.preset.optimization, self.preset.length
         tokens = len(self.streams[0]) - 1
         epochs = optimization.steps * optimization.batch_size * length / tokens
+        overlap = measure_overlap(training, held_out)
         kind = (
             "bytes" if self.vocabulary.size == NUM_BYTES + 1 else f"{self.vocabulary.mark:,} strings of bytes"
         )
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
             "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark",
-            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} overlapping rows; "
-            f"{measure_overlap(training, held_out):.1%} of its lines stand in training documents too",
+            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} rows; "
+            f"{overlap:.1%} of its lines stand in training documents too",
         }
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
