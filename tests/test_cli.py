@@ -155,7 +155,7 @@ def test_training_says_what_runs_where_and_what_to_do_next(finished):
     assert f"{directory} (new run)" in text
     assert re.search(r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n", text)
     assert re.search(r"step +20 held out: +loss", text)
-    assert "goal 1" in text
+    assert re.search(r"finished: step 20, held-out accuracy \d\.\d{4}, goal at least 1\n", text)
     assert text.rstrip().endswith(f"next: regard plot {directory}")
     assert "\x1b" not in text, "no colours and no bar where nobody can see them"
 
@@ -323,6 +323,8 @@ def make_terminal():
 
 
 def test_rates_and_what_is_left():
+    text = {"bits_per_byte": 2.5, "loss": 1.75, "token_accuracy": 0.5}
+    assert describe_step(30, 90, text, float("nan")) == "loss 1.75  bits per byte 2.5"
     metrics = {"loss": 0.123456, "accuracy": 0.5, "grad_norm": 3.0}
     assert describe_step(30, 90, metrics, 20.0) == "loss 0.1235  accuracy 0.5  50 ms/step  3 s left"
     assert describe_step(30, 90, metrics, float("nan")) == "loss 0.1235  accuracy 0.5"

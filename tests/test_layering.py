@@ -44,7 +44,8 @@ FOLDERS = {
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout multi_head feed_forward residual blocks",
     "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier generate",
-    "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
+    "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
+    " checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
     "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
