@@ -153,9 +153,8 @@ class TextTask(Task[presets.Text]):
         return {"loss": loss, **metrics}
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
-        rows = self.held_out["inputs"][: self.preset.optimization.batch_size]
-        documents = number_documents(rows, self.vocabulary.mark)
         length = self.preset.length
+        documents = number_documents(jnp.asarray(self.streams[0][:length]), self.vocabulary.mark)
         return {"self-attention": (length, length, masks.causal() & masks.segments(documents, documents))}
 
     def keep(self) -> dict[str, str]:
@@ -203,7 +202,7 @@ class TextTask(Task[presets.Text]):
         }
 
 
-def number_documents(inputs: Int[Array, "B T"], mark: int) -> Int[Array, "B T"]:
+def number_documents(inputs: Int[Array, "*B T"], mark: int) -> Int[Array, "*B T"]:
     """Returns the number of each token's document within its row; a mark begins the next.
 
     Example:
