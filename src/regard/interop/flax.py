@@ -155,7 +155,7 @@ def _refuse(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             reason = reasons.get(name, "Regard forms no product by einsum; use Flax's own attention function")
-            raise NotImplementedError(f"{name}: expected None, got {value!r}; {reason}")
+            raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
 
 
 def _read_mask(mask: Any) -> tuple[Any, Array | None]:
@@ -165,18 +165,22 @@ def _read_mask(mask: Any) -> tuple[Any, Array | None]:
     array = mask if hasattr(mask, "dtype") else np.asarray(mask)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array, None
-    array = jax.lax.stop_gradient(jnp.asarray(array))
-    # The barrier keeps XLA from evaluating a constant mask while it compiles.
-    seen = array if is_concrete(array) else jax.lax.optimization_barrier(array)
-    sound = jnp.all((seen == 0) | (seen == 1))
-    if not is_concrete(sound):
-        return array != 0, sound
-    if not sound:
-        raise ValueError(
-            "mask: expected 0 and 1, nonzero = may attend, got a floating-point mask with other numbers; an"
-            " additive mask goes in as `bias`, or as `mask=additive == 0`"
-        )
-    return array != 0, None
+    if not is_concrete(array):
+        array = jax.lax.stop_gradient(array)
+        # The barrier keeps XLA from evaluating a constant mask while it compiles.
+        return array != 0, _is_binary(jax.lax.optimization_barrier(array))
+    with jax.ensure_compile_time_eval():
+        array = jnp.asarray(array)
+        if not _is_binary(array):
+            raise ValueError(
+                "mask: expected 0 and 1, nonzero = may attend, got a floating-point mask with other numbers;"
+                " an additive mask goes in as `bias`, or as `mask=additive == 0`"
+            )
+        return array != 0, None
+
+
+def _is_binary(array: Array) -> Array:
+    return jnp.all((array == 0) | (array == 1))
 
 
 def _check_causal(mask: Mask | None, num_queries: int, num_keys: int) -> None:

@@ -94,6 +94,8 @@ def row_lengths(name: str, lengths: Any, batch: int, most: int | None = None) ->
         raise ValueError(
             f"{name}: expected one integer per batch row, ({batch},); got shape {tuple(array.shape)}"
         )
-    if most is not None and is_concrete(array) and not np.all((np.asarray(array) >= 0) & (array <= most)):
-        raise ValueError(f"{name}: expected lengths in 0..{most}, got {np.asarray(array).tolist()}")
+    if most is not None and is_concrete(array):
+        numbers = np.asarray(array)
+        if not np.all((numbers >= 0) & (numbers <= most)):
+            raise ValueError(f"{name}: expected lengths in 0..{most}, got {numbers.tolist()}")
     return array
