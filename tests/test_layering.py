@@ -47,7 +47,8 @@ FOLDERS = {
     " presets generate",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
-    "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",
+    "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
+    " onnx_linear onnx_nodes onnx_ops",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs cache_rate linear_gain machine report tuning",
     "cli": "console commands displays interruption overview training pictures plotting demonstration"
