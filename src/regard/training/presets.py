@@ -144,8 +144,9 @@ class Digits:
 class Text:
     """Which token comes next? A causal language model on documents: Python's own manual, or your files.
 
-    Rows are pieces of the documents laid end to end, and no token sees another document. The measure is
-    bits per byte of held-out documents. RECEIPT
+    Rows are pieces of the documents laid end to end, and no token sees another document; the measure is bits
+    per byte of held-out documents. Expect 1.96 on the manual of Python 3.11 after about MINUTES on two CPU
+    cores.
 
     Example: regard train text --files README.md docs
     """
@@ -168,8 +169,8 @@ class Text:
     data_seed: int = 0
     """Seed of the split and of the order of the documents."""
     model: DecoderSizes = DecoderSizes()
-    optimization: Optimization = Optimization(steps=800, batch_size=16, warmup_steps=50, weight_decay=0.1)
-    cadence: Cadence = Cadence(evaluate_every=200)
+    optimization: Optimization = Optimization(steps=300, batch_size=16, warmup_steps=50, weight_decay=0.1)
+    cadence: Cadence = Cadence(evaluate_every=100, checkpoint_every=100)
 
     def __post_init__(self) -> None:
         demand_at_least(self, 2, "length")
