@@ -186,12 +186,10 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, ca
     assert re.search(r"model +Decoder, [\d,]+ parameters, float32", text)
     assert re.search(r"attention +self-attention \(16, 2, 23, 6\) on 23 keys, causal", text)
     assert re.search(r"training +20 steps of 16 rows of 23 tokens, \d+\.\d epochs in all, Adam at", text)
-    assert re.search(
-        r"corpus +6 documents of [\d,]+ bytes; [\d,]+ tokens, which are 263 strings of bytes", text
-    )
-    assert re.search(r"held out +1 documents? of \d+ bytes in \d+ rows; \d+\.\d% of its lines", text)
+    assert re.search(r"corpus +5 documents of 986 bytes; \d+ tokens, which are 263 strings of bytes", text)
+    assert re.search(r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines", text)
     assert re.search(r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy", text)
-    assert re.search(r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.5\n", text)
+    assert re.search(r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n", text)
     assert main(["plot", str(tmp_path / "run")]) == 0
     names = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {"curves", "attention", "attention-heads"}

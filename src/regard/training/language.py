@@ -33,7 +33,6 @@ from regard.training.vocabularies import (
     train_pairs,
 )
 
-EVALUATED_AT_ONCE = 32  # rows; all of them would need the logits of all held-out text in memory
 TOKENIZER, FACTS = "tokenizer.json", "corpus.json"
 
 
@@ -139,9 +138,9 @@ class TextTask(Task[presets.Text]):
         return _average(self._add_up(model, batch))
 
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """As measured, some rows at a time."""
+        """As measured, as many rows at a time as in training: memory that holds those is enough."""
         count = len(batch["inputs"])
-        at_once = min(count, EVALUATED_AT_ONCE)
+        at_once = min(count, self.preset.optimization.batch_size)
         missing = -count % at_once
 
         def group(values: jax.Array) -> jax.Array:

@@ -152,7 +152,7 @@ class Text:
     """
 
     name: ClassVar[str] = "text"
-    goal: ClassVar[Goal] = Goal("bits_per_byte", 2.5, smaller_is_better=True)
+    goal: ClassVar[Goal] = Goal("bits_per_byte", 2.2, smaller_is_better=True)
 
     files: tuple[str, ...] = ()
     """UTF-8 files, each one document, and directories of them; a single file is cut into documents. None
