@@ -28,7 +28,8 @@ def draw(name, shape, kind):
         return numbers * np.float32(0.25) + np.float32(kind != "gemma2")
     if any(part in name for part in ("embed", "shared", "wte", "wpe", "cls_token", "relative")):
         return numbers
-    return numbers * np.float32(1.5 * math.sqrt(3 / math.prod(shape[1:])))
+    gain = 0.6 if ".q." in name else 1.5  # T5 does not scale its scores
+    return numbers * np.float32(gain * math.sqrt(3 / math.prod(shape[1:])))
 
 
 def draw_all(shapes, kind):

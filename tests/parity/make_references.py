@@ -163,7 +163,7 @@ GRADIENTS = {
         "embeddings.word_embeddings.weight",
         "embeddings.LayerNorm.weight",
         "encoder.layer.0.attention.self.query.weight",
-        "encoder.layer.0.attention.self.key.bias",
+        "encoder.layer.0.attention.self.query.bias",
         "encoder.layer.2.output.dense.bias",
     ],
     "llama": [
