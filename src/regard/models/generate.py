@@ -58,7 +58,7 @@ def greedy(
 
     def write_next(t: Array, written: Array) -> Array:
         hidden = model.decode(written[:, :num_tokens], memory, source_lengths=source_lengths)
-        logits = model.head(jax.lax.dynamic_index_in_dim(hidden, t, axis=1, keepdims=False))
+        logits = model.predict(jax.lax.dynamic_index_in_dim(hidden, t, axis=1, keepdims=False))
         # argmax would give NaN an index like any other; -1 is no token, and what follows it is NaN again.
         healthy = jnp.all(jnp.isfinite(logits), axis=-1)
         token = jnp.where(healthy, jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.int32(-1))
