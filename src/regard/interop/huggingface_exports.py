@@ -105,7 +105,7 @@ def save(
     plans = plan_tensors(
         choose_table(kind, gated=model.config.gated),
         sizes,
-        lambda path: np.asarray(parameters[path][...]).astype(sizes[path][1]),
+        lambda path: np.asarray(parameters[path][...]),
         written,
     )
     described = directory / "config.json"
@@ -145,7 +145,9 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
     try:
         _, found = read_config(settings, length=length)
     except ValueError as error:
-        raise ValueError(f"config: expected one that a config.json of {kind} can describe; {error}") from error
+        raise ValueError(
+            f"config: expected one that a config.json of {kind} can describe; {error}"
+        ) from error
     faults = [
         f"{field.name} = {getattr(config, field.name)!r}, read as {getattr(found, field.name)!r}"
         for field in dataclasses.fields(config)

@@ -92,7 +92,11 @@ def _read_pooling(pretrained: Pretrained) -> str:
     path = pretrained.directory / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean"
-    modes = [name for name, on in json.loads(path.read_text()).items() if name.startswith("pooling_mode") and on is True]
+    modes = [
+        name
+        for name, on in json.loads(path.read_text()).items()
+        if name.startswith("pooling_mode") and on is True
+    ]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(f"{path}: expected one of {', '.join(POOLINGS)}, got {', '.join(modes) or 'none'}")
     return POOLINGS[modes[0]]

@@ -87,7 +87,9 @@ class WeightFiles(Mapping[str, Stored]):
         """
         if name not in self._tensors:
             near = difflib.get_close_matches(name, self._tensors, n=1, cutoff=0.0)
-            raise KeyError(f"{name}: no such tensor among {len(self)}" + (f" (nearest: {near[0]})" * bool(near)))
+            raise KeyError(
+                f"{name}: no such tensor among {len(self)}" + (f" (nearest: {near[0]})" * bool(near))
+            )
         stored = self._tensors[name]
         if stored.dtype not in DTYPES:
             raise WeightFileError(
@@ -323,6 +325,7 @@ def _write_file(path: Path, plans: Mapping[str, Planned], metadata: Mapping[str,
             array = np.ascontiguousarray(plan.compute(), dtype=plan.dtype)
             if array.shape != plan.shape and array.size != math.prod(plan.shape):
                 raise WeightFileError(f"{name}: planned shape {plan.shape}, computed {array.shape}")
-            file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8))
+            bytes_here = array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+            file.write(bytes_here.data)
         file.flush()
         os.fsync(file.fileno())

@@ -20,7 +20,7 @@ class Pair:
 
     theirs: str
     ours: str
-    layout: Layout = Same()  # noqa: RUF009 (a frozen record)
+    layout: Layout = Same()
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,17 @@ def read_parameters(
         if theirs not in held:
             faults.append(f"missing: {table.written(theirs)} {expected}, for {path}")
         elif weights[held[theirs]].shape != expected:
-            faults.append(f"misshapen: {held[theirs]}: expected {expected}, got {weights[held[theirs]].shape}")
+            faults.append(
+                f"misshapen: {held[theirs]}: expected {expected}, got {weights[held[theirs]].shape}"
+            )
     known = {theirs for theirs, _ in found.values()}
     for name, original in held.items():
         if name not in known and not table.ignores(name):
             faults.append(f"extra: {original} {weights[original].shape}")
     if faults:
         raise ValueError(
-            f"weights: expected the {len(known)} tensors that this config describes; {len(faults)} do not fit:\n  "
-            + "\n  ".join(sorted(set(faults)))
+            f"weights: expected the {len(known)} tensors that this config describes; {len({*faults})} do not"
+            " fit:\n  " + "\n  ".join(sorted({*faults}))
         )
     return _read(found, held, weights)
 
