@@ -63,7 +63,7 @@ SIZES = {
 SUPPORTED = tuple(SIZES)
 
 # What a width of one head is where config.json leaves it out; None is hidden_size / num_attention_heads.
-_HEAD_DIMS = {"qwen3": 128, "gemma2": 256}
+HEAD_DIMS = {"qwen3": 128, "gemma2": 256}
 
 # Settings that only one choice of is built here.
 _EXPECTED = {
@@ -214,7 +214,7 @@ def _read_gpt2(settings: Mapping[str, Any], fields: dict[str, Any], length: int 
 def _read_llama(settings: Mapping[str, Any], fields: dict[str, Any], length: int | None) -> dict[str, Any]:
     """Llama, and what Mistral, Qwen and Gemma share with it."""
     kind, heads = settings["model_type"], fields["num_heads"]
-    head_dim = settings.get("head_dim") or _HEAD_DIMS.get(kind)
+    head_dim = settings.get("head_dim") or HEAD_DIMS.get(kind)
     head_width = head_dim or fields["d_model"] // heads
     return {
         **fields,
@@ -317,6 +317,10 @@ def _windows(settings: Mapping[str, Any], window: int | None, sliding: list[bool
     if unknown:
         raise ValueError(
             f"layer_types: expected sliding_attention or full_attention, got {', '.join(unknown)}"
+        )
+    if len(names) != len(sliding):
+        raise ValueError(
+            f"layer_types: expected one entry for each of {len(sliding)} layers, got {len(names)}"
         )
     windows = tuple(_before(window) if name == "sliding_attention" else None for name in names)
     for size in range(1, len(windows) + 1):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from regard.interop.huggingface_configs import SIZES, SUPPORTED, read_config
+from regard.interop.huggingface_configs import HEAD_DIMS, SIZES, SUPPORTED, read_config
 from regard.interop.rotary_settings import write_rotary
 from regard.interop.weight_files import SINGLE, WeightFileError, write_weights
 from regard.interop.weight_maps import choose_table, plan_tensors
@@ -102,6 +102,7 @@ def save(
         path: (tuple(leaf.shape), np.dtype(leaf.dtype if dtype is None else dtype))
         for path, leaf in parameters.items()
     }
+    written["dtype"] = str(np.result_type(*(held for _, held in sizes.values())))
     plans = plan_tensors(
         choose_table(kind, gated=model.config.gated),
         sizes,
@@ -135,7 +136,7 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
     if kind not in SIZES:
         raise ValueError(f"kind: expected one of {', '.join(SUPPORTED)}; got {kind!r}")
     settings = {
-        **{name: value for name, value in known.items() if name != "torch_dtype"},
+        **{name: value for name, value in known.items() if name not in ("torch_dtype", "dtype", "head_dim")},
         "model_type": kind,
         "architectures": [ARCHITECTURES[kind]],
         **{theirs: getattr(config, ours) for theirs, ours in SIZES[kind].items()},
@@ -218,7 +219,8 @@ def _write_choices(kind: str, config: TransformerConfig) -> dict[str, Any]:
             }
     return {
         "num_key_value_heads": config.num_key_heads or config.num_heads,
-        "head_dim": config.head_width,
+        # Where it follows from the other sizes, some releases have no such entry.
+        **({} if config.head_dim is None and kind not in HEAD_DIMS else {"head_dim": config.head_width}),
         "rms_norm_eps": config.norm_epsilon,
         "hidden_act": activation,
         "attention_bias": config.attention_bias,

@@ -51,13 +51,13 @@ def _read_scaling(
         case "default":
             return None
         case "linear":
-            return Linear(float(rules["factor"]))
+            return Linear(_number(rules, "factor"))
         case "dynamic":
             # Its frequencies follow the length at hand, and the length it starts to act at is this one.
-            return DynamicNTK(float(rules["factor"]), max_length, max_length if length is None else length)
+            return DynamicNTK(_number(rules, "factor"), max_length, max_length if length is None else length)
         case "llama3":
-            low, high = float(rules["low_freq_factor"]), float(rules["high_freq_factor"])
-            return Llama3(float(rules["factor"]), trained, low, high)
+            low, high = (_number(rules, f"{end}_freq_factor") for end in ("low", "high"))
+            return Llama3(_number(rules, "factor"), trained, low, high)
         case "yarn":
             factor = float(rules.get("factor") or max_length / trained)
             return YaRN(
@@ -69,6 +69,14 @@ def _read_scaling(
                 rules.get("truncate", True),
             )
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
+
+
+def _number(rules: Mapping[str, Any], name: str) -> float:
+    """An entry that the rule cannot do without."""
+    if rules.get(name) is None:
+        kind = rules.get("rope_type") or rules.get("type")
+        raise ValueError(f"rope_scaling: expected the entry {name} for {kind}, got {', '.join(rules)}")
+    return float(rules[name])
 
 
 def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
