@@ -84,6 +84,21 @@ def load(
             in one error.
         WeightFileError: no weights, damaged ones, or pickled ones.
 
+    Example:
+        >>> import tempfile
+        >>> from flax import nnx
+        >>> from regard.interop import huggingface
+        >>> from regard.models import Decoder
+        >>> _, config = huggingface.read_config({
+        ...     "model_type": "llama", "hidden_size": 6, "num_attention_heads": 3, "intermediate_size": 11,
+        ...     "num_hidden_layers": 1, "vocab_size": 13, "max_position_embeddings": 8,
+        ... })
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), folder, "llama")
+        ...     pretrained = huggingface.load(folder, dtype=jnp.bfloat16)
+        >>> pretrained.kind, pretrained.model(jnp.array([[1, 2, 3]])).dtype
+        ('llama', dtype(bfloat16))
+
     Reference: the models of transformers 5.23, which `tests/test_parity.py` compares with.
     """
     directory = _find_transformer(Path(directory))

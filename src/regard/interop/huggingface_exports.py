@@ -66,7 +66,8 @@ def save(
         directory: a folder, created when missing.
         kind: a `model_type` of transformers.
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a
-            loaded model, its `settings`. A vit needs image_size and patch_size.
+            loaded model, its `settings`. A vit's image_size, patch_size and num_channels are 224, 16 and 3
+            unless given here.
         dtype: dtype to write; None means that of the parameters.
         force: whether files there may be replaced.
         shard_bytes: as in `weight_files.write_weights`.
@@ -136,6 +137,7 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
     if kind not in SIZES:
         raise ValueError(f"kind: expected one of {', '.join(SUPPORTED)}; got {kind!r}")
     settings = {
+        **({"image_size": 224, "patch_size": 16, "num_channels": 3} if kind == "vit" else {}),
         **{name: value for name, value in known.items() if name not in ("torch_dtype", "dtype", "head_dim")},
         "model_type": kind,
         "architectures": [ARCHITECTURES[kind]],

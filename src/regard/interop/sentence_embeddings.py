@@ -47,6 +47,13 @@ def embed(
         ValueError: a model that is no encoder of tokens, one without a tokenizer, a pooling that is not
             supported.
 
+    Example:
+        >>> from regard.interop import huggingface
+        >>> from regard.interop.sentence_embeddings import embed
+        >>> minilm = huggingface.load(huggingface.find_minilm())  # doctest: +SKIP
+        >>> rows = embed(minilm, ["He disliked the film.", "He did not like it."])  # doctest: +SKIP
+        >>> similarity = rows @ rows.T  # doctest: +SKIP
+
     Reference: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """
     if isinstance(sentences, str):
