@@ -1,6 +1,8 @@
 """Folders of Hugging Face: configs in every spelling, weights that do not fit, saving, tokenizers."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 
@@ -9,12 +11,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
 import drawn_weights
 from regard.interop import huggingface
 from regard.interop.huggingface_exports import parameter_paths, write_settings
 from regard.interop.weight_files import WeightFileError, open_weights, write_weights
-from regard.models import Decoder, Encoder, EncoderDecoder
+from regard.interop.weight_maps import choose_table, plan_tensors
+from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
 NAMES = ("bert", "vit", "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "t5", "t5_gated")
@@ -367,6 +371,24 @@ def test_what_is_saved_is_what_was_loaded(tmp_path, name):
         kind, pretrained.config, **({"image_size": [12, 20], "patch_size": 4} if kind == "vit" else {})
     )
     assert huggingface.read_config(bare)[1] == pretrained.config
+
+
+KINDS = {"minilm": "bert", "vit": "vit", "gemma": "gemma2", "t5": "t5"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_a_config_and_a_name_for_every_tensor(name):
+    kind = KINDS.get(name.split("-")[0], name.split("-")[0])
+    preset = dataclasses.replace(
+        PRESETS[name], config=dataclasses.replace(PRESETS[name].config, num_layers=2)
+    )
+    settings = write_settings(kind, preset.config)
+    assert settings["architectures"][0].lower().startswith(kind)
+    leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
+    sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
+    plans = plan_tensors(choose_table(kind), sizes, lambda path: np.empty(0), settings)
+    count = lambda shapes: sum(math.prod(shape) for shape in shapes)
+    assert count(plan.shape for plan in plans.values()) == count(shape for shape, _ in sizes.values())
 
 
 def test_saving_in_shards_and_another_dtype(tmp_path):
