@@ -5,3 +5,4 @@ from regard.models.config import TransformerConfig as TransformerConfig
 from regard.models.decoder import Decoder as Decoder
 from regard.models.encoder import Encoder as Encoder
 from regard.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+from regard.models.sampling import Sampling as Sampling
