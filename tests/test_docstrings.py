@@ -10,12 +10,12 @@ import regard
 from regard import cache, layers, linear, masks, models, positions, scores
 from regard.inspection import figures
 from regard.interop import onnx_ops
-from regard.models import generate
+from regard.models import sampling
 
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
-    for module in (cache, linear, masks, positions, scores, layers, models, generate, figures, onnx_ops):
+    for module in (cache, linear, masks, positions, scores, layers, models, sampling, figures, onnx_ops):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

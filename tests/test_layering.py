@@ -43,7 +43,8 @@ FOLDERS = {
     " operands tile_scores flash primitives dense tuning tiled registry explanation",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout multi_head feed_forward residual blocks",
-    "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier sampling generate",
+    "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier"
+    " sampling prompts generation beams",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
     "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",

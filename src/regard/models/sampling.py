@@ -46,12 +46,12 @@ class Sampling:
     min_p: float | None = None
     """Only tokens at least this many times as probable as the most probable one, in (0, 1]."""
     repetition_penalty: float | None = None
-    """Positive logits of tokens seen before are divided by it, negative ones multiplied; above 0, 1 is none."""
+    """Positive logits of tokens seen are divided by it, negative ones multiplied; above 0, and 1 is none."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            _check_number(name, getattr(self, name), int | float | np.integer | np.floating, "a number")
-        _check_number("top_k", self.top_k, int | np.integer, "an integer")
+            self._set_number(name, float, int | float | np.integer | np.floating, "a number")
+        self._set_number("top_k", int, int | np.integer, "an integer")
         if self.temperature is None or not 0 <= self.temperature < math.inf:
             raise ValueError(
                 f"temperature: expected a finite number of at least 0, got {self.temperature}; 0 takes"
@@ -74,6 +74,14 @@ class Sampling:
                 f"{', '.join(idle)}: expected a temperature above 0 with it, got temperature=0, which takes"
                 " the most probable token whatever else; give temperature=1.0, or leave it out"
             )
+
+    def _set_number(self, name: str, kind: type, accepted: Any, what: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            raise TypeError(f"{name}: expected {what}, got {value!r}")
+        object.__setattr__(self, name, kind(value))
 
     @property
     def greedy(self) -> bool:
@@ -363,8 +371,3 @@ def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
 
     threshold = jax.lax.fori_loop(0, size, try_bit, jnp.zeros(logits.shape[:-1], word))
     return jnp.where(order >= threshold[..., None], logits, jnp.full_like(logits, -jnp.inf))
-
-
-def _check_number(name: str, value: Any, kinds: Any, what: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-        raise TypeError(f"{name}: expected {what}, got {value!r}")
