@@ -50,7 +50,13 @@ def block_000(rng, d_model, num_heads, d_ff):
     shape, fan = (d_model, d_model), d_model + d_model // num_heads
     return load_block(
         EncoderBlock(
-            d_model, num_heads, d_ff, norm="post", activation="relu", attention_bias=False, rngs=nnx.Rngs(0)
+            d_model,
+            num_heads,
+            d_ff,
+            norm="post",
+            attention={"use_bias": False},
+            feed_forward={"activation": "relu"},
+            rngs=nnx.Rngs(0),
         ),
         [draw_normal(rng, shape, fan) for rng in jax.random.split(attention, 4)],
         draw_normal(widen, (d_model, d_ff), d_model + d_ff),
@@ -87,7 +93,7 @@ def block_003(rng, d_model, num_heads, d_ff):
             num_heads,
             d_ff,
             norm="post",
-            attention_bias=False,
+            attention={"use_bias": False},
             param_dtype=default_float(),
             rngs=nnx.Rngs(0),
         ),

@@ -22,11 +22,12 @@ B, T, S, M, W, F, H, D = 2, 5, 7, 11, 13, 17, 3, 19
 
 
 def encoder(norm="pre", **options):
-    return randomize(EncoderBlock(M, H, F, norm=norm, **{"head_dim": D, **options}, rngs=nnx.Rngs(0)))
+    options = {**options, "attention": {"head_dim": D, **options.get("attention", {})}}
+    return randomize(EncoderBlock(M, H, F, norm=norm, **options, rngs=nnx.Rngs(0)))
 
 
 def decoder(norm="pre", **options):
-    options = {"head_dim": D, "memory_width": W, **options}
+    options = {**options, "attention": {"head_dim": D, **options.get("attention", {})}, "memory_width": W}
     return randomize(DecoderBlock(M, H, F, norm=norm, **options, rngs=nnx.Rngs(0)))
 
 
@@ -34,55 +35,55 @@ def decoder(norm="pre", **options):
 
 
 def test_b003_4_pre_norm_encoder_block_is_the_definition():
-    block, x = encoder("pre", attention_bias=False), draw(0, B, T, M)
+    block, x = encoder("pre", attention={"use_bias": False}), draw(0, B, T, M)
     keep = np.tri(T, dtype=bool)
     y = float64(x)
-    y = y + multi_head(block.attention, layer_norm(block.attention_residual.layer_norm, y), keep=keep)[0]
-    y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.layer_norm, y))
+    y = y + multi_head(block.attention, layer_norm(block.attention_residual.norm, y), keep=keep)[0]
+    y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.norm, y))
     assert_close(block(x, mask=masks.causal()), y)
 
 
 def test_b003_4_post_norm_encoder_block_is_the_definition():
-    block, x = encoder("post", activation="relu"), draw(1, B, T, M)
+    block, x = encoder("post", feed_forward={"activation": "relu"}), draw(1, B, T, M)
     y = float64(x)
-    y = layer_norm(block.attention_residual.layer_norm, y + multi_head(block.attention, y)[0])
-    y = layer_norm(block.feed_forward_residual.layer_norm, y + feed_forward(block.feed_forward, y))
+    y = layer_norm(block.attention_residual.norm, y + multi_head(block.attention, y)[0])
+    y = layer_norm(block.feed_forward_residual.norm, y + feed_forward(block.feed_forward, y))
     assert_close(block(x), y)
-    assert not np.allclose(block(x), encoder("pre", activation="relu")(x))
+    assert not np.allclose(block(x), encoder("pre", feed_forward={"activation": "relu"})(x))
 
 
 def test_pre_norm_decoder_block_is_the_definition():
     block, x, memory = decoder("pre"), draw(2, B, T, M), draw(3, B, S, W)
     valid = (np.arange(S) < np.array([[3], [7]]))[:, None, None]
     y = float64(x)
-    normed = layer_norm(block.self_residual.layer_norm, y)
+    normed = layer_norm(block.self_residual.norm, y)
     y = y + multi_head(block.self_attention, normed, keep=np.tri(T, dtype=bool))[0]
-    normed = layer_norm(block.cross_residual.layer_norm, y)
+    normed = layer_norm(block.cross_residual.norm, y)
     y = y + multi_head(block.cross_attention, normed, memory, keep=valid)[0]
-    y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.layer_norm, y))
+    y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.norm, y))
     assert_close(block(x, memory, mask=masks.causal(), memory_mask=masks.lengths(np.array([3, 7]))), y)
 
 
 def test_post_norm_decoder_block_is_the_definition():
     block, x, memory = decoder("post"), draw(4, B, T, M), draw(5, B, S, W)
     y = float64(x)
-    y = layer_norm(block.self_residual.layer_norm, y + multi_head(block.self_attention, y)[0])
-    y = layer_norm(block.cross_residual.layer_norm, y + multi_head(block.cross_attention, y, memory)[0])
-    y = layer_norm(block.feed_forward_residual.layer_norm, y + feed_forward(block.feed_forward, y))
+    y = layer_norm(block.self_residual.norm, y + multi_head(block.self_attention, y)[0])
+    y = layer_norm(block.cross_residual.norm, y + multi_head(block.cross_attention, y, memory)[0])
+    y = layer_norm(block.feed_forward_residual.norm, y + feed_forward(block.feed_forward, y))
     assert_close(block(x, memory), y)
 
 
 def test_layer_norm_keeps_its_digits_far_from_zero():
     residual = encoder("post").attention_residual
     x = draw(6, B, T, M) + 10_000
-    expected = layer_norm(residual.layer_norm, float64(x))
+    expected = layer_norm(residual.norm, float64(x))
     # The mean itself is rounded to 2**-11; E[x^2] - E[x]^2 would be off by whole units, one rounding being 8.
     assert_close(residual.leave(jnp.asarray(x), jnp.zeros(x.shape)), expected, ulps=2**15)
 
 
 def test_unknown_norms_are_refused():
-    with pytest.raises(ValueError, match=r"norm: expected 'pre' or 'post', got 'sandwich'"):
-        EncoderBlock(M, H, F, norm="sandwich", head_dim=D, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"norm: expected 'pre', 'post' or 'both', got 'sandwich'"):
+        EncoderBlock(M, H, F, norm="sandwich", attention={"head_dim": D}, rngs=nnx.Rngs(0))
 
 
 # The golden numbers of the documents.
@@ -102,7 +103,15 @@ def test_golden_000_block():
     keys = jax.random.split(init, 3)
     attention_scale, scale = np.float32(np.sqrt(2 / (64 + 8))), np.float32(np.sqrt(2 / (64 + 256)))
     block = load(
-        EncoderBlock(64, 8, 256, norm="post", activation="relu", attention_bias=False, rngs=nnx.Rngs(0)),
+        EncoderBlock(
+            64,
+            8,
+            256,
+            norm="post",
+            attention={"use_bias": False},
+            feed_forward={"activation": "relu"},
+            rngs=nnx.Rngs(0),
+        ),
         [jax.random.normal(k, (64, 64)) * attention_scale for k in jax.random.split(keys[0], 4)],
         jax.random.normal(keys[1], (64, 256)) * scale,
         jax.random.normal(keys[2], (256, 64)) * scale,
@@ -122,7 +131,7 @@ def test_golden_003_layer_is_post_norm_whatever_the_document_says():
     limit, wide = np.float32(np.sqrt(6 / 512)), np.float32(np.sqrt(6 / (256 + 1024)))
     first, second = jax.random.split(branch_key)
     block = load(
-        EncoderBlock(256, 8, 1024, norm="post", attention_bias=False, rngs=nnx.Rngs(0)),
+        EncoderBlock(256, 8, 1024, norm="post", attention={"use_bias": False}, rngs=nnx.Rngs(0)),
         [
             jax.random.uniform(k, (256, 256), minval=-limit, maxval=limit)
             for k in jax.random.split(attention_key, 4)
@@ -141,16 +150,16 @@ def test_golden_003_layer_is_post_norm_whatever_the_document_says():
 
 
 def test_f003_11_parameter_count_by_component():
-    block = EncoderBlock(256, 8, 1024, attention_bias=False, rngs=nnx.Rngs(0))
+    block = EncoderBlock(256, 8, 1024, attention={"use_bias": False}, rngs=nnx.Rngs(0))
     assert count_parameters(block.attention) == 262_144
     assert count_parameters(block.feed_forward) == 525_568
-    assert count_parameters(block.attention_residual.layer_norm) == 512
-    assert count_parameters(block.feed_forward_residual.layer_norm) == 512
+    assert count_parameters(block.attention_residual.norm) == 512
+    assert count_parameters(block.feed_forward_residual.norm) == 512
     assert count_parameters(block) == 788_736
 
 
 def test_decoder_block_parameter_count():
-    block = DecoderBlock(256, 8, 1024, attention_bias=False, rngs=nnx.Rngs(0))
+    block = DecoderBlock(256, 8, 1024, attention={"use_bias": False}, rngs=nnx.Rngs(0))
     assert count_parameters(block) == 2 * 262_144 + 525_568 + 3 * 512
 
 
@@ -158,7 +167,7 @@ def test_decoder_block_parameter_count():
 
 
 def test_grouped_heads_and_masks_reach_the_attention():
-    block, x = encoder(num_key_heads=1), draw(7, B, T, M)
+    block, x = encoder(attention={"num_key_heads": 1}), draw(7, B, T, M)
     _, aux = block(x, mask=masks.lengths(np.array([2, 5])), aux=("weights", "entropy"))
     assert aux["weights"].shape == (B, H, T, T)
     assert aux["entropy"].shape == (B, H, T)
@@ -212,7 +221,7 @@ def test_b000_3_residual_dropout_really_drops_whole_entries_of_both_branches(sil
 
 
 def test_every_dropout_of_a_decoder_block_is_on_and_its_own():
-    block = decoder(dropout_rate=0.3, attention_dropout_rate=0.2)
+    block = decoder(dropout_rate=0.3, attention={"dropout_rate": 0.2})
     x, memory = jnp.asarray(draw(13, B, T, M)), jnp.asarray(draw(14, B, S, W))
     drops = [module for _, module in nnx.iter_modules(block) if isinstance(module, nnx.Dropout)]
     assert sorted(drop.rate for drop in drops) == [0.2, 0.2, 0.3, 0.3, 0.3, 0.3]
@@ -228,7 +237,7 @@ def test_every_dropout_of_a_decoder_block_is_on_and_its_own():
 
 
 def test_dropout_needs_a_stream():
-    block = EncoderBlock(M, H, F, head_dim=D, dropout_rate=0.1, rngs=nnx.Rngs(params=0))
+    block = EncoderBlock(M, H, F, attention={"head_dim": D}, dropout_rate=0.1, rngs=nnx.Rngs(params=0))
     with pytest.raises(ValueError, match="rngs"):
         block(jnp.zeros((B, T, M)))
 
@@ -249,7 +258,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(norm):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_b003_2_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
-    block = decoder(norm, dropout_rate=0.1, attention_dropout_rate=0.1)
+    block = decoder(norm, dropout_rate=0.1, attention={"dropout_rate": 0.1})
     x, memory = jnp.zeros((B, T, M)), jnp.full((B, S, W), jnp.nan)
 
     def loss(block, x):

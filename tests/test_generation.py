@@ -21,6 +21,20 @@ CONFIGS = {
     "sinusoidal": {},
     "learned": {"positions": "learned", "max_length": MAX},
     "grouped": {"positions": "none", "num_heads": 4, "head_dim": 5, "num_key_heads": 2},
+    "llama": {
+        "positions": "rotary",
+        "num_heads": 4,
+        "head_dim": 6,
+        "num_key_heads": 2,
+        "norm_kind": "rms",
+        "gated": True,
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        "tied_output": True,
+        "query_key_norm": True,
+    },
+    "windowed": {"positions": "rotary", "head_dim": 6, "windows": (2, None), "norm": "both", "sinks": True},
+    "relative": {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 11},
 }
 
 
@@ -30,7 +44,7 @@ def prepare(model):
     for _, layer in nnx.iter_modules(model):
         if isinstance(layer, nnx.Embed):
             layer.embedding[...] = 4 * layer.embedding[...]
-        if isinstance(layer, nnx.Linear) and layer.bias is not None:
+        if isinstance(layer, nnx.Linear | nnx.LayerNorm) and layer.bias is not None:
             layer.bias[...] = jnp.zeros_like(layer.bias[...])
     return model
 

@@ -42,8 +42,8 @@ FOLDERS = {
     "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
     " operands tile_scores flash primitives dense tuning tiled registry explanation",
     "linear": "features halving state inputs chunks attention",
-    "layers": "heads dropout multi_head feed_forward residual blocks",
-    "models": "config padding embedding stack pooling encoder decoder encoder_decoder classifier"
+    "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
+    "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " sampling prompts generation beams",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",

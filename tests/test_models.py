@@ -37,7 +37,7 @@ def run_encoder(encoder, hidden, keep=True):
     """The stack in float64, from the embedding on."""
     y = float64(hidden)
     for block in encoder.stack.blocks:
-        attend_norm, branch_norm = block.attention_residual.layer_norm, block.feed_forward_residual.layer_norm
+        attend_norm, branch_norm = block.attention_residual.norm, block.feed_forward_residual.norm
         if encoder.config.norm == "pre":
             y = y + multi_head(block.attention, layer_norm(attend_norm, y), keep=keep)[0]
             y = y + feed_forward(block.feed_forward, layer_norm(branch_norm, y))
@@ -324,13 +324,10 @@ def run_decoder(model, hidden, memory, keep_memory=True):
     """The decoder's stack in float64, from the embedding on, to the logits."""
     y, causal = float64(hidden), np.tri(hidden.shape[1], dtype=bool)
     for block in model.decoder.blocks:
-        y = (
-            y
-            + multi_head(block.self_attention, layer_norm(block.self_residual.layer_norm, y), keep=causal)[0]
-        )
-        normed = layer_norm(block.cross_residual.layer_norm, y)
+        y = y + multi_head(block.self_attention, layer_norm(block.self_residual.norm, y), keep=causal)[0]
+        normed = layer_norm(block.cross_residual.norm, y)
         y = y + multi_head(block.cross_attention, normed, memory, keep=keep_memory)[0]
-        y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.layer_norm, y))
+        y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.norm, y))
     return linear(model.head, layer_norm(model.decoder.final_norm, y))
 
 

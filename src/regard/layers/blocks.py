@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import ArrayLike
+from regard.cache import KVCache
 from regard.layers.feed_forward import FeedForward
-from regard.layers.multi_head import MultiHeadAttention, check_features, unpack
+from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
+from regard.layers.normalisation import EPSILON
 from regard.layers.residual import Residual
 from regard.masks import Mask
+from regard.scores import Score
 
 
 class EncoderBlock(nnx.Module):
@@ -19,20 +23,20 @@ class EncoderBlock(nnx.Module):
 
     norm="pre":   x = x + dropout(attention(norm(x)));  x = x + dropout(feed_forward(norm(x)))
     norm="post":  x = norm(x + dropout(attention(x)));  x = norm(x + dropout(feed_forward(x)))
+    norm="both":  as "pre", with one more norm at the end of each branch
 
     Args:
         d_model: width M.
         num_heads: H.
         d_ff: width F of the feed-forward branch.
-        norm: where the LayerNorms (epsilon 1e-6) sit: "pre", before each branch, leaves the residual stream
-            itself unnormalised; "post" is the 2017 form.
-        activation: as in `FeedForward`.
+        norm: where the norms sit: "pre", before each branch, leaves the residual stream itself unnormalised;
+            "post" is the 2017 form; "both" is Gemma 2's.
+        norm_kind: "layer" for LayerNorm, "rms" for RMSNorm.
+        norm_epsilon: what the norms add to the variance or mean square.
         dropout_rate: in [0, 1), on both branches before they are added, and on the hidden layer of the
             feed-forward branch.
-        attention_dropout_rate: in [0, 1), on the attention weights.
-        num_key_heads: as in `MultiHeadAttention`.
-        head_dim: as in `MultiHeadAttention`.
-        attention_bias: whether the attention projections have biases.
+        attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}.
+        feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}.
         dtype: dtype to compute in; None means that of inputs and parameters.
         param_dtype: dtype of the parameters.
         rngs: random streams: "params", and "dropout" where something drops.
@@ -45,12 +49,13 @@ class EncoderBlock(nnx.Module):
         >>> from flax import nnx
         >>> from regard import masks
         >>> from regard.layers import EncoderBlock
-        >>> block = EncoderBlock(6, 3, 11, rngs=nnx.Rngs(0))
+        >>> block = EncoderBlock(6, 3, 11, feed_forward={"activation": "relu"}, rngs=nnx.Rngs(0))
         >>> block(jnp.ones((2, 5, 6)), mask=masks.lengths([5, 2])).shape
         (2, 5, 6)
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.1 ("post"); Xiong et al., "On
-    Layer Normalization in the Transformer Architecture", 2020 ("pre").
+    Layer Normalization in the Transformer Architecture", 2020 ("pre"); Gemma Team, "Gemma 2", 2024, section
+    2 ("both").
     """
 
     def __init__(
@@ -60,40 +65,35 @@ class EncoderBlock(nnx.Module):
         d_ff: int,
         *,
         norm: str = "pre",
-        activation: str = "gelu_tanh",
+        norm_kind: str = "layer",
+        norm_epsilon: float = EPSILON,
         dropout_rate: float = 0.0,
-        attention_dropout_rate: float = 0.0,
-        num_key_heads: int | None = None,
-        head_dim: int | None = None,
-        attention_bias: bool = True,
+        attention: Mapping[str, Any] | None = None,
+        feed_forward: Mapping[str, Any] | None = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.attention = MultiHeadAttention(
-            d_model,
-            num_heads,
-            num_key_heads=num_key_heads,
-            head_dim=head_dim,
-            use_bias=attention_bias,
-            dropout_rate=attention_dropout_rate,
-            **dtypes,
-            rngs=rngs,
+            d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
         )
         self.feed_forward = FeedForward(
-            d_model, d_ff, activation=activation, dropout_rate=dropout_rate, **dtypes, rngs=rngs
+            d_model, d_ff, **{"dropout_rate": dropout_rate, **(feed_forward or {})}, **shared
         )
-        residual = {"norm": norm, "dropout_rate": dropout_rate, **dtypes, "rngs": rngs}
-        self.attention_residual = Residual(d_model, **residual)
-        self.feed_forward_residual = Residual(d_model, **residual)
+        residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
+        self.attention_residual = Residual(d_model, **residual, **shared)
+        self.feed_forward_residual = Residual(d_model, **residual, **shared)
 
     def __call__(
         self,
         x: ArrayLike,
         *,
         mask: Mask | ArrayLike | None = None,
+        score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
+        cache: KVCache | None = None,
+        counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
         """Run the block.
@@ -101,23 +101,26 @@ class EncoderBlock(nnx.Module):
         Args:
             x: `(*B, T, M)`, the residual stream.
             mask: as in `MultiHeadAttention`; None means that every position may attend to every other.
+            score: score functions, as in `attend`.
             query_offset: as in `MultiHeadAttention`.
+            cache: as in `MultiHeadAttention`, for decoding.
+            counts: as in `MultiHeadAttention`.
             aux: names as in `attend`.
 
         Returns:
-            Array of x's shape; with `aux`, also the dict of the attention.
+            Array of x's shape; with `aux` or a cache, also the dict of the attention.
 
         Raises:
             ValueError: an input of the wrong rank or width.
         """
         x = check_features("x", x, self.attention.d_model)
-        result = self.attention(
-            self.attention_residual.enter(x), mask=mask, query_offset=query_offset, aux=aux
-        )
-        attended, seen = unpack(result, aux)
+        options = {"score": score, "query_offset": query_offset, "cache": cache, "counts": counts, "aux": aux}
+        result = self.attention(self.attention_residual.enter(x), mask=mask, **options)
+        has_more = bool(aux) or cache is not None
+        attended, seen = unpack(result, has_more)
         x = self.attention_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
-        return (x, seen) if aux else x
+        return (x, seen) if has_more else x
 
 
 class DecoderBlock(nnx.Module):
@@ -137,13 +140,13 @@ class DecoderBlock(nnx.Module):
         d_ff: width F of the feed-forward branch.
         memory_width: width of the memory. None means `d_model`.
         norm: as in `EncoderBlock`.
-        activation: as in `FeedForward`.
+        norm_kind: as in `EncoderBlock`.
+        norm_epsilon: as in `EncoderBlock`.
         dropout_rate: in [0, 1), on the three branches before they are added, and on the hidden layer of the
             feed-forward branch.
-        attention_dropout_rate: in [0, 1), on the weights of both attentions.
-        num_key_heads: as in `MultiHeadAttention`.
-        head_dim: as in `MultiHeadAttention`.
-        attention_bias: whether the attention projections have biases.
+        attention: further arguments of `MultiHeadAttention`, for both attentions; `rotary` turns only in the
+            first, as a memory has positions of its own.
+        feed_forward: further arguments of `FeedForward`.
         dtype: dtype to compute in; None means that of inputs and parameters.
         param_dtype: dtype of the parameters.
         rngs: random streams: "params", and "dropout" where something drops.
@@ -173,66 +176,70 @@ class DecoderBlock(nnx.Module):
         *,
         memory_width: int | None = None,
         norm: str = "pre",
-        activation: str = "gelu_tanh",
+        norm_kind: str = "layer",
+        norm_epsilon: float = EPSILON,
         dropout_rate: float = 0.0,
-        attention_dropout_rate: float = 0.0,
-        num_key_heads: int | None = None,
-        head_dim: int | None = None,
-        attention_bias: bool = True,
+        attention: Mapping[str, Any] | None = None,
+        feed_forward: Mapping[str, Any] | None = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-        attention = {
-            "num_key_heads": num_key_heads,
-            "head_dim": head_dim,
-            "use_bias": attention_bias,
-            "dropout_rate": attention_dropout_rate,
-            **dtypes,
-            "rngs": rngs,
-        }
-        self.self_attention = MultiHeadAttention(d_model, num_heads, **attention)
-        self.cross_attention = MultiHeadAttention(d_model, num_heads, memory_width=memory_width, **attention)
-        self.feed_forward = FeedForward(
-            d_model, d_ff, activation=activation, dropout_rate=dropout_rate, **dtypes, rngs=rngs
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = {"norm_epsilon": norm_epsilon, **(attention or {})}
+        self.self_attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
+        self.cross_attention = MultiHeadAttention(
+            d_model, num_heads, memory_width=memory_width, **{**options, "rotary": None}, **shared
         )
-        residual = {"norm": norm, "dropout_rate": dropout_rate, **dtypes, "rngs": rngs}
-        self.self_residual = Residual(d_model, **residual)
-        self.cross_residual = Residual(d_model, **residual)
-        self.feed_forward_residual = Residual(d_model, **residual)
+        self.feed_forward = FeedForward(
+            d_model, d_ff, **{"dropout_rate": dropout_rate, **(feed_forward or {})}, **shared
+        )
+        residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
+        self.self_residual = Residual(d_model, **residual, **shared)
+        self.cross_residual = Residual(d_model, **residual, **shared)
+        self.feed_forward_residual = Residual(d_model, **residual, **shared)
 
     def __call__(
         self,
         x: ArrayLike,
-        memory: ArrayLike,
+        memory: ArrayLike | Memory,
         *,
         mask: Mask | ArrayLike | None = None,
         memory_mask: Mask | ArrayLike | None = None,
+        score: Score | Sequence[Score] | None = None,
+        cache: KVCache | None = None,
+        counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
         """Run the block.
 
         Args:
             x: `(*B, T, M)`, the residual stream.
-            memory: `(*B, S, W)`, what the cross-attention reads, of any length.
+            memory: `(*B, S, W)`, what the cross-attention reads, of any length; or what
+                `cross_attention.remember` made of it.
             mask: who may attend to whom within x; None means everyone to everyone.
             memory_mask: who may attend to what in the memory; None means everyone to everything.
+            score: score functions of the self-attention, as in `attend`.
+            cache: as in `MultiHeadAttention`, for decoding.
+            counts: as in `MultiHeadAttention`.
             aux: names as in `attend`.
 
         Returns:
-            Array of x's shape; with `aux`, also {"self": dict, "cross": dict}.
+            Array of x's shape; with `aux` or a cache, also {"self": dict, "cross": dict}.
 
         Raises:
             ValueError: inputs of the wrong rank or width.
         """
         x = check_features("x", x, self.self_attention.d_model)
-        memory = check_features("memory", memory, self.cross_attention.memory_width)
-        result = self.self_attention(self.self_residual.enter(x), mask=mask, aux=aux)
-        attended, seen_self = unpack(result, aux)
+        if not isinstance(memory, Memory):
+            memory = check_features("memory", memory, self.cross_attention.memory_width)
+        options = {"score": score, "cache": cache, "counts": counts, "aux": aux}
+        result = self.self_attention(self.self_residual.enter(x), mask=mask, **options)
+        has_more = bool(aux) or cache is not None
+        attended, seen_self = unpack(result, has_more)
         x = self.self_residual.leave(x, attended)
         result = self.cross_attention(self.cross_residual.enter(x), memory, mask=memory_mask, aux=aux)
         attended, seen_cross = unpack(result, aux)
         x = self.cross_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
-        return (x, {"self": seen_self, "cross": seen_cross}) if aux else x
+        return (x, {"self": seen_self, "cross": seen_cross}) if has_more else x

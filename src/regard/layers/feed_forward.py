@@ -1,4 +1,4 @@
-"""The feed-forward branch: two linear maps with an activation between, the same at every position."""
+"""The feed-forward branch: wider, through an activation, and back, the same at every position."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ class FeedForward(nnx.Module):
     """Widen every position, apply the activation, narrow it again.
 
     output = activation(x W1 + b1) W2 + b2
+    gated:   output = (activation(x Wg + bg) * (x W1 + b1)) W2 + b2
 
     Args:
         d_model: width M of input and output.
         d_ff: width F in between.
         activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.1e-4 of it), "gelu_erf"
             (GELU itself), or "silu".
+        gated: whether a second map, `gate`, goes through the activation and multiplies the first, which then
+            has none: GLU (silu makes it SwiGLU, gelu_tanh GeGLU).
         dropout_rate: in [0, 1), on the hidden layer, after the activation.
-        use_bias: whether the two maps have biases.
+        use_bias: whether the maps have biases.
         dtype: dtype to compute in; None means that of inputs and parameters.
         param_dtype: dtype of the parameters.
         kernel_init: initializer of the kernels, Glorot's uniform one by default.
@@ -51,7 +54,8 @@ class FeedForward(nnx.Module):
         >>> FeedForward(3, 7, activation="silu", rngs=nnx.Rngs(0))(jnp.ones((2, 5, 3))).shape
         (2, 5, 3)
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.3.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.3; Shazeer, "GLU Variants Improve
+    Transformer", 2020, equation 6.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class FeedForward(nnx.Module):
         d_ff: int,
         *,
         activation: str = "gelu_tanh",
+        gated: bool = False,
         dropout_rate: float = 0.0,
         use_bias: bool = True,
         dtype: Any = None,
@@ -84,6 +89,7 @@ class FeedForward(nnx.Module):
             precision=precision,
             rngs=rngs,
         )
+        self.gate = linear(d_model, d_ff) if gated else None
         self.widen = linear(d_model, d_ff)
         self.narrow = linear(d_ff, d_model)
         self.dropout = build_dropout(dropout_rate, rngs)
@@ -100,8 +106,9 @@ class FeedForward(nnx.Module):
         Raises:
             ValueError: an input of the wrong rank or width.
         """
-        hidden = self.widen(check_features("x", x, self.d_model))
-        return self.narrow(self.dropout(ACTIVATIONS[self.activation](hidden)))
+        x, activate = check_features("x", x, self.d_model), ACTIVATIONS[self.activation]
+        hidden = activate(self.widen(x)) if self.gate is None else activate(self.gate(x)) * self.widen(x)
+        return self.narrow(self.dropout(hidden))
 
 
 def check_activation(name: str) -> None:

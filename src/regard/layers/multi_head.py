@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,26 @@ from flax import nnx
 
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
+from regard.cache import KVCache
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
+from regard.layers.normalisation import EPSILON, build_norm
 from regard.masks import Mask
+from regard.masks.grid import place_queries
+from regard.positions import Rotary
+from regard.scores import Score
 
 
-def unpack(result: Any, aux: tuple[str, ...]) -> tuple[Any, Any]:
-    """Output and aux of a call that returns a pair only where aux was asked for."""
-    return result if aux else (result, {})
+class Memory(NamedTuple):
+    """Keys and values that queries read, projected and in heads: what a decoder keeps of its source."""
+
+    key: Float[Array, "*B K S D"]
+    value: Float[Array, "*B K S D"]
+
+
+def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
+    """Output and aux of a call that returns a pair only where more than the output was asked for."""
+    return result if is_pair else (result, {})
 
 
 class MultiHeadAttention(nnx.Module):
@@ -40,8 +53,15 @@ class MultiHeadAttention(nnx.Module):
         num_key_heads: K, a divisor of `num_heads`: grouped heads (1 is multi-query). None means H.
         head_dim: D, the width of one head. None means `d_model // num_heads`.
         memory_width: width of the key and value inputs. None means `d_model`.
-        use_bias: whether the four projections have biases.
+        use_bias: whether the projections have biases.
+        output_bias: whether the output projection has one. None means as `use_bias`.
         project_output: whether the concatenated heads go through Wo.
+        scale: what scores are multiplied by. None means 1/sqrt(D).
+        rotary: how queries and keys are turned by their positions. None means not at all.
+        query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
+            `key_norm`, one for all heads), which bounds the scores.
+        norm_epsilon: of these norms.
+        sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         dropout_rate: in [0, 1), on the attention weights.
         dtype: dtype to compute in; None means that of inputs and parameters.
         param_dtype: dtype of the parameters.
@@ -65,7 +85,8 @@ class MultiHeadAttention(nnx.Module):
         ((2, 5, 6), (2, 3, 5, 5))
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; grouped heads from Ainslie
-    et al., "GQA", 2023.
+    et al., "GQA", 2023; query_key_norm from Henry et al., "Query-Key Normalization for Transformers", 2020,
+    with the RMSNorm of Qwen3.
     """
 
     def __init__(
@@ -77,7 +98,13 @@ class MultiHeadAttention(nnx.Module):
         head_dim: int | None = None,
         memory_width: int | None = None,
         use_bias: bool = True,
+        output_bias: bool | None = None,
         project_output: bool = True,
+        scale: float | None = None,
+        rotary: Rotary | None = None,
+        query_key_norm: bool = False,
+        norm_epsilon: float = EPSILON,
+        sinks: bool = False,
         dropout_rate: float = 0.0,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -92,12 +119,13 @@ class MultiHeadAttention(nnx.Module):
         head_dim = d_model // num_heads if head_dim is None else head_dim
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
+        self.scale, self.rotary = scale, rotary
 
-        def project(width_in: int, width_out: int) -> nnx.Linear:
+        def project(width_in: int, width_out: int, has_bias: bool = use_bias) -> nnx.Linear:
             return nnx.Linear(
                 width_in,
                 width_out,
-                use_bias=use_bias,
+                use_bias=has_bias,
                 dtype=dtype,
                 param_dtype=param_dtype,
                 kernel_init=kernel_init,
@@ -109,18 +137,28 @@ class MultiHeadAttention(nnx.Module):
         self.query_projection = project(d_model, num_heads * head_dim)
         self.key_projection = project(memory_width, num_key_heads * head_dim)
         self.value_projection = project(memory_width, num_key_heads * head_dim)
-        self.output_projection = project(num_heads * head_dim, d_model) if project_output else None
+        output_bias = use_bias if output_bias is None else output_bias
+        self.output_projection = (
+            project(num_heads * head_dim, d_model, output_bias) if project_output else None
+        )
+        norm = {"epsilon": norm_epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.query_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
+        self.key_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
+        self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
         self.dropout = build_dropout(dropout_rate, rngs)
 
     def __call__(
         self,
         query: ArrayLike,
-        key: ArrayLike | None = None,
+        key: ArrayLike | Memory | None = None,
         value: ArrayLike | None = None,
         *,
         mask: Mask | ArrayLike | None = None,
         bias: ArrayLike | None = None,
+        score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
+        cache: KVCache | None = None,
+        counts: ArrayLike | None = None,
         deterministic: Any = None,
         rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
         aux: tuple[str, ...] = (),
@@ -129,21 +167,28 @@ class MultiHeadAttention(nnx.Module):
 
         Args:
             query: `(*B, T, M)`, where the queries come from; `(T, M)` is one example.
-            key: `(*B, S, W)`, where the keys come from; None means `query` (self-attention).
+            key: `(*B, S, W)`, where the keys come from; None means `query` (self-attention). Or what
+                `remember` made of it.
             value: `(*B, S, W)`, where the values come from; None means `key`.
             mask: who may attend to whom, True = may. A `Mask`, or a boolean array of shape (T, S),
                 (*B, T, S), or (*B, H, T, S) with one mask per head; `masks.from_array` reads its array the
                 same way here. Padding of shape (batch, S) is `masks.valid_keys(array)`.
             bias: float array (T, S) or (*B, H, T, S), added to the scaled scores.
-            query_offset: position of the first query; needed when T != S and the mask reads positions.
+            score: score functions, as in `attend`.
+            query_offset: position of the first query; needed when T != S and the mask, a score or `rotary`
+                reads positions.
+            cache: the tokens so far, for decoding: T new tokens `(batch, T, M)` are appended at the positions
+                after them, and attend to all. The mask must hide the future, as `masks.causal()` does.
+            counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all.
             deterministic: True or False, whether dropout is off in this call; None means as `train()` or
                 `eval()` left it.
             rngs: where this call's dropout comes from; None means the layer's own stream.
-            aux: names as in `attend`; the weights are those before dropout.
+            aux: names as in `attend`.
 
         Returns:
             Output `(*B, T, M)`, or `(*B, T, H * D)` without output projection; with `aux`, also a dict of
-            arrays `(*B, H, T, ...)`. A query that may attend to nothing gets Wo's bias alone. In
+            arrays `(*B, H, T, ...)`; with a cache, also a dict that holds the longer one as "cache". The
+            weights are those before dropout. A query that may attend to nothing gets Wo's bias alone. In
             cross-attention, NaN or inf in a key and value that no query may attend to reaches no output
             and no gradient, those of the parameters included.
 
@@ -153,38 +198,85 @@ class MultiHeadAttention(nnx.Module):
         """
         if key is None and value is not None:
             raise ValueError("key: expected an array where value is given, got None; pass key=")
-        project = nnx.Linear.__call__ if key is None else project_memory
-        key = query if key is None else key
-        value = key if value is None else value
         query = check_features("query", query, self.d_model)
-        key = check_features("key", key, self.memory_width)
-        value = check_features("value", value, self.memory_width)
-
-        rank = max(query.ndim, key.ndim, value.ndim)
-        leading = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        rate, rng = draw_dropout(self.dropout, deterministic, rngs)
+        if cache is not None and (key is not None or query_offset is not None or query.ndim != 3):
+            raise ValueError(
+                "cache: expected new tokens (batch, T, M) alone, without key, value or query_offset; got"
+                f" query of shape {tuple(query.shape)}"
+            )
+        rank, query_leading = query.ndim, query.shape[:-2]
         # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
         # would otherwise be that of the heads.
-        query, key, value = (add_leading_axes(x, max(rank, 3)) for x in (query, key, value))
-        heads = attend(
-            split_heads(self.query_projection(query), self.num_heads),
-            split_heads(project(self.key_projection, key), self.num_key_heads),
-            split_heads(project(self.value_projection, value), self.num_key_heads),
-            mask=place_mask(mask, leading, query.shape[-2], key.shape[-2]),
+        if isinstance(key, Memory):
+            memory, leading = key, jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
+            query = add_leading_axes(query, memory.key.ndim - 1)
+        elif key is None:
+            leading, query = query_leading, add_leading_axes(query, 3)
+            memory = self._project(query, query, nnx.Linear.__call__)
+        else:
+            key = check_features("key", key, self.memory_width)
+            value = key if value is None else check_features("value", value, self.memory_width)
+            rank = max(rank, key.ndim, value.ndim)
+            leading = jnp.broadcast_shapes(query_leading, key.shape[:-2], value.shape[:-2])
+            query, key, value = (add_leading_axes(x, max(rank, 3)) for x in (query, key, value))
+            memory = self._project(key, value, project_memory)
+        heads = split_heads(self.query_projection(query), self.num_heads)
+        heads = heads if self.query_norm is None else self.query_norm(heads)
+        key_offset = None
+        if self.rotary is not None:
+            heads, memory = self._turn(heads, memory, query_offset, cache)
+        if cache is not None:
+            query_offset, cache = cache.lengths, cache.append(*memory, counts)
+            memory, key_offset = Memory(cache.key, cache.value), cache.start
+        rate, rng = draw_dropout(self.dropout, deterministic, rngs)
+        out = attend(
+            heads,
+            *memory,
+            mask=place_mask(mask, leading, query.shape[-2], memory.key.shape[-2]),
             bias=place_bias(bias, leading),
+            score=score,
+            scale=self.scale,
+            sinks=None if self.sinks is None else self.sinks[...],
             dropout_rate=rate,
             rng=rng,
             query_offset=query_offset,
+            key_offset=key_offset,
             aux=aux,
             precision=self.precision,
         )
-        heads, seen = unpack(heads, aux)
-        out = merge_heads(heads)
+        out, seen = unpack(out, aux)
+        out = merge_heads(out)
         if self.output_projection is not None:
             out = self.output_projection(out)
         if rank == 2:
             out, seen = jax.tree.map(lambda x: x[0], (out, seen))
+        if cache is not None:
+            return out, {**seen, "cache": cache}
         return (out, seen) if aux else out
+
+    def remember(self, memory: ArrayLike) -> Memory:
+        """Project a memory `(batch, S, W)` once, to be read by many calls as `key`."""
+        memory = check_features("memory", memory, self.memory_width)
+        return self._project(memory, memory, project_memory)
+
+    def _project(self, key: Array, value: Array, project: Any) -> Memory:
+        """Keys and values in heads, before positions."""
+        key = split_heads(project(self.key_projection, key), self.num_key_heads)
+        value = split_heads(project(self.value_projection, value), self.num_key_heads)
+        return Memory(key if self.key_norm is None else self.key_norm(key), value)
+
+    def _turn(
+        self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | None
+    ) -> tuple[Array, Memory]:
+        """Queries and keys turned by their positions."""
+        assert self.rotary is not None
+        if cache is not None:
+            place = cache.lengths[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
+            return self.rotary(query, place), memory._replace(key=self.rotary(memory.key, place))
+        offset = place_queries(query.shape[-2], memory.key.shape[-2], query_offset, True)
+        if jnp.ndim(offset) == 1:
+            offset = jnp.asarray(offset)[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
+        return self.rotary(query, offset), memory._replace(key=self.rotary(memory.key))
 
 
 def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:

@@ -1,4 +1,4 @@
-"""The sizes and choices that make a Transformer."""
+"""The sizes and choices that make a Transformer: architecture as data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Positions = Literal["sinusoidal", "learned", "none"]
-Norm = Literal["pre", "post"]
+from regard.layers.normalisation import EPSILON, NormKind, NormPlace
+from regard.positions import Rotary, Scaling
+
+Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
 Activation = Literal["relu", "gelu_tanh", "gelu_erf", "silu"]
+CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "activation": Activation}
+RATES = ("dropout_rate", "attention_dropout_rate")
+SIZES = (
+    "d_model",
+    "num_heads",
+    "d_ff",
+    "num_layers",
+    "max_length",
+    "relative_buckets",
+    "relative_max_distance",
+)
+OPTIONAL_SIZES = ("vocab_size", "input_width", "num_key_heads", "head_dim", "rotary_width")
+POSITIVE = ("norm_epsilon", "attention_scale", "attention_softcap", "output_softcap", "output_scale")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and choices of a Transformer; the same record builds every model here.
+
+    The defaults are those of a plain pre-norm Transformer; `regard.models.PRESETS` has those of BERT, GPT-2,
+    Llama, Mistral, Qwen, Gemma 2, T5 and ViT.
 
     Raises:
         ValueError: sizes that do not fit together, rates outside [0, 1), unknown choices.
@@ -37,19 +55,75 @@ class TransformerConfig:
     input_width: int | None = None
     """Inputs are real vectors of this width; give either this or vocab_size."""
     max_length: int = 512
-    """Longest input of learned positions; sinusoidal ones have no limit."""
+    """Longest input of learned positions; the other kinds have no limit."""
+
     num_key_heads: int | None = None
     """Key heads, a divisor of num_heads; None means num_heads, 1 is multi-query."""
     head_dim: int | None = None
     """Width of one head; None means d_model // num_heads."""
+    attention_bias: bool = True
+    """Whether the query, key and value projections have biases."""
+    output_bias: bool | None = None
+    """Whether the attention's output projection has one; None means as attention_bias."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None means 1 / sqrt(head width)."""
+    attention_softcap: float | None = None
+    """Scores are kept within this distance of 0, smoothly; None leaves them."""
+    query_key_norm: bool = False
+    """RMSNorm over every head's queries and keys."""
+    sinks: bool = False
+    """A learned logit per head that takes part in the softmax and reads nothing."""
+    windows: tuple[int | None, ...] = (None,)
+    """Keys before the query's own that it sees (and as many after it, in an encoder), layer by layer and then
+    over again; None means all."""
+
     positions: Positions = "sinusoidal"
-    """How the model knows order."""
-    norm: Norm = "pre"
-    """LayerNorm before each branch, or after each residual."""
+    """How the model knows order: added to the embedding, turning queries and keys, or as a bias of scores."""
+    rotary_base: float = 10_000.0
+    """Ratio between the longest and the shortest wavelength of rotary positions."""
+    rotary_width: int | None = None
+    """How many features of a head are turned; None means all."""
+    rotary_scaling: Scaling | None = None
+    """How rotary positions serve longer sequences than in training."""
+    relative_buckets: int = 32
+    """Rows of the table of relative positions, which all layers share."""
+    relative_max_distance: int = 128
+    """From where on all distances share a bucket."""
+
+    norm: NormPlace = "pre"
+    """Norms before each branch, after each sum, or before and at the end of each branch."""
+    norm_kind: NormKind = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_epsilon: float = EPSILON
+    """What norms add to the variance."""
+
     activation: Activation = "gelu_tanh"
     """Activation of the feed-forward branches."""
-    attention_bias: bool = True
-    """Whether the attention projections have biases."""
+    gated: bool = False
+    """Whether the activation is a gate beside a plain linear map."""
+    feed_forward_bias: bool = True
+    """Whether the feed-forward maps have biases."""
+
+    scale_embedding: bool = True
+    """Whether embedding tables are read times sqrt(d_model)."""
+    embedding_norm: bool = False
+    """A norm on the embedding."""
+    num_token_types: int = 0
+    """Kinds of segments that have an embedding of their own; 0 means none."""
+    class_token: bool = False
+    """Whether real-valued inputs get a learned vector in front."""
+
+    tied_output: bool = False
+    """Whether the output head is the embedding table."""
+    head_bias: bool = True
+    """Whether the output head has a bias; a tied one has none."""
+    output_scale: float = 1.0
+    """What hidden states are multiplied by before the head."""
+    output_softcap: float | None = None
+    """Logits are kept within this distance of 0, smoothly; None leaves them."""
+    shared_embedding: bool = False
+    """Whether the source and the target of an encoder-decoder share one table."""
+
     dropout_rate: float = 0.0
     """Dropout on embeddings, on branches before they are added, and in the feed-forward branches."""
     attention_dropout_rate: float = 0.0
@@ -58,27 +132,38 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_heads()
-        for name, choices in (("positions", Positions), ("norm", Norm), ("activation", Activation)):
+        for name, choices in CHOICES.items():
             _check_choice(name, getattr(self, name), get_args(choices))
-        for name in ("dropout_rate", "attention_dropout_rate"):
+        for name in RATES:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name}: expected a rate in [0, 1), got {getattr(self, name)}")
-        if (self.vocab_size is None) == (self.input_width is None):
-            raise ValueError(
-                "vocab_size, input_width: expected exactly one of them, vocab_size for tokens or input_width"
-                f" for real vectors; got vocab_size={self.vocab_size}, input_width={self.input_width}"
-            )
+        for name in POSITIVE:
+            number = getattr(self, name)
+            if number is not None and not (isinstance(number, int | float) and number > 0):
+                raise ValueError(f"{name}: expected a number above 0, got {number!r}")
+        self._check_windows()
+        self._check_inputs()
 
     @property
     def head_width(self) -> int:
         """Width of one head."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
+    @property
+    def rotary(self) -> Rotary | None:
+        """How queries and keys are turned; None where they are not."""
+        if self.positions != "rotary":
+            return None
+        return Rotary(self.rotary_base, self.rotary_width, scaling=self.rotary_scaling)
+
+    def window(self, layer: int) -> int | None:
+        """Keys before the query's own that a layer sees; None means all."""
+        return self.windows[layer % len(self.windows)]
+
     def _check_sizes(self) -> None:
-        optional = ("vocab_size", "input_width", "num_key_heads", "head_dim")
-        for name in ("d_model", "num_heads", "d_ff", "num_layers", "max_length", *optional):
+        for name in (*SIZES, *OPTIONAL_SIZES):
             size, least = getattr(self, name), 0 if name == "num_layers" else 1
-            if size is None and name in optional:
+            if size is None and name in OPTIONAL_SIZES:
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
                 raise ValueError(f"{name}: expected an integer of at least {least}, got {size!r}")
@@ -93,6 +178,30 @@ class TransformerConfig:
             raise ValueError(
                 f"num_key_heads: expected a divisor of num_heads = {self.num_heads}, got {self.num_key_heads}"
             )
+        if self.positions == "rotary" and (self.rotary_width or self.head_width) % 2:
+            raise ValueError(
+                f"positions: 'rotary' turns pairs of features, got a head width of {self.head_width}; choose"
+                " an even head_dim, or an even rotary_width"
+            )
+
+    def _check_windows(self) -> None:
+        windows = self.windows
+        if not isinstance(windows, tuple) or not windows:
+            raise ValueError(f"windows: expected a tuple such as (None,) or (4095, None), got {windows!r}")
+        for window in windows:
+            if window is not None and (not isinstance(window, int) or window < 0):
+                raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
+
+    def _check_inputs(self) -> None:
+        if (self.vocab_size is None) == (self.input_width is None):
+            raise ValueError(
+                "vocab_size, input_width: expected exactly one of them, vocab_size for tokens or input_width"
+                f" for real vectors; got vocab_size={self.vocab_size}, input_width={self.input_width}"
+            )
+        if self.class_token and self.vocab_size is not None:
+            raise ValueError("class_token: expected real vectors, input_width; tokens have one of their own")
+        if self.num_token_types and self.vocab_size is None:
+            raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

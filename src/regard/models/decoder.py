@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard import masks
-from regard.axes import ArrayLike
-from regard.layers.heads import name_mask
+from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
+from regard.models.decoding import DecodingCache
+from regard.models.embedding import TokenEmbedding, TokenTable
 from regard.models.encoder import Encoder
 
 
@@ -40,8 +41,8 @@ class Decoder(nnx.Module):
         if config.vocab_size is None:
             raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
         self.config = config
-        self.trunk = Encoder(config, rngs=rngs)
-        self.head = nnx.Linear(config.d_model, config.vocab_size, rngs=rngs)
+        self.trunk = Encoder(config, causal=True, rngs=rngs)
+        self.head = build_head(config, config.vocab_size, rngs)
 
     def __call__(
         self,
@@ -57,16 +58,91 @@ class Decoder(nnx.Module):
             tokens: tokens in 0..V-1.
             lengths: as in `Encoder`.
             mask: what else may not be attended to, beside the future.
-            aux: names as in `attend`.
+            aux: names as in `Encoder`.
 
         Returns:
-            Logits `(batch, T, V)`; with `aux`, also {"blocks": one dict per block}.
+            Logits `(batch, T, V)`; with `aux`, also the dict of `Encoder`.
 
         Raises:
             TypeError, ValueError: as in `TokenEmbedding`.
         """
-        tokens = jnp.asarray(tokens)
-        mask = name_mask(mask, tokens.shape[:-1], tokens.shape[-1], tokens.shape[-1])
-        mask = masks.causal() if mask is None else masks.causal() & mask
         hidden, seen = unpack(self.trunk(tokens, lengths=lengths, mask=mask, aux=aux), aux)
-        return (self.head(hidden), seen) if aux else self.head(hidden)
+        return (self.predict(hidden), seen) if aux else self.predict(hidden)
+
+    def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
+        """Logits of hidden states."""
+        return predict_tokens(self.config, self.head, self.trunk.embedding, hidden)
+
+    def start_cache(self, batch: int, capacity: int, *, chunk: int | None = None) -> DecodingCache:
+        """Make room for tokens that `read` will read.
+
+        Args:
+            batch: number of rows.
+            capacity: tokens per row, prompt included. Blocks with a window keep no more than they need.
+            chunk: most tokens that one `read` will read; None means any number.
+
+        Returns:
+            An empty cache.
+
+        Raises:
+            TypeError: sizes that are not integers.
+            ValueError: sizes below 1.
+        """
+        layers = self.trunk.stack.start_caches(batch, capacity, capacity if chunk is None else chunk)
+        return DecodingCache(jnp.zeros(batch, jnp.int32), layers)
+
+    def read(
+        self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
+    ) -> tuple[Float[Array, "batch n M"], DecodingCache]:
+        """Read more tokens after those in the cache: a prompt in one go or in chunks, then one by one.
+
+        What `predict` makes of the hidden states are the logits of a call with all tokens at once.
+
+        Args:
+            tokens: `(batch, n)`, in 0..V-1.
+            cache: what `start_cache` or an earlier `read` returned.
+            counts: how many of the n tokens are real, per row, `(batch,)`; padding comes after them, and its
+                hidden states mean nothing. None means all.
+
+        Returns:
+            Hidden states and the longer cache.
+
+        Raises:
+            TypeError, ValueError: as in `TokenEmbedding` and `KVCache.append`: outside jit, no room left.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> from regard.models import Decoder, TransformerConfig
+            >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+            >>> model = Decoder(config, rngs=nnx.Rngs(0))
+            >>> tokens = jnp.array([[1, 2, 3, 4]])
+            >>> cache = model.start_cache(batch=1, capacity=4)
+            >>> _, cache = model.read(tokens[:, :3], cache)
+            >>> hidden, cache = model.read(tokens[:, 3:], cache)
+            >>> bool(jnp.allclose(model.predict(hidden), model(tokens)[:, 3:], atol=1e-5))
+            True
+        """
+        return self.trunk.read(tokens, cache, counts)
+
+
+def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nnx.Linear | None:
+    """From hidden states to logits; None where the embedding table serves."""
+    if config.tied_output:
+        return None
+    return nnx.Linear(config.d_model, vocab_size, use_bias=config.head_bias, rngs=rngs)
+
+
+def predict_tokens(
+    config: TransformerConfig, head: nnx.Linear | None, embedding: TokenEmbedding, hidden: Array
+) -> Array:
+    """Logits, by the head or by the table of the embedding."""
+    if config.output_scale != 1.0:
+        hidden = hidden * config.output_scale
+    if head is None:
+        assert isinstance(embedding.entry, TokenTable)
+        logits = embedding.entry.table.attend(hidden)
+    else:
+        logits = head(hidden)
+    cap = config.output_softcap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

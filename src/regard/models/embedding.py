@@ -12,6 +12,7 @@ from flax import nnx
 from regard import positions
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.dropout import build_dropout
+from regard.layers.normalisation import build_norm
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, check_lengths, mark_valid
@@ -20,8 +21,11 @@ from regard.models.padding import blank_padding, check_lengths, mark_valid
 class TokenEmbedding(nnx.Module):
     """Turn tokens, or real vectors, into positions of the residual stream.
 
-    tokens:  hidden_t = dropout(sqrt(M) table[token_t] + position_t)
-    vectors: hidden_t = dropout(x_t W + b + position_t)
+    tokens:  hidden_t = dropout(norm(sqrt(M) table[token_t] + type_t + position_t))
+    vectors: hidden_t = dropout(norm(x_t W + b + position_t))
+
+    The factor, types, positions and the norm are there where the config says so; so is a learned vector in
+    front of real vectors (`class_token`).
 
     The table starts at standard deviation 1/sqrt(M) and is read times sqrt(M), so tokens enter with unit
     variance beside sinusoids of mean square 1/2: neither drowns the other at any width, and a step of Adam
@@ -29,7 +33,7 @@ class TokenEmbedding(nnx.Module):
     stored and read the same way. Real vectors pass a LeCun-normal kernel, which keeps their mean square.
 
     Args:
-        config: `vocab_size` or `input_width`, `d_model`, `positions`, `max_length`, `dropout_rate`.
+        config: sizes and choices.
         rngs: random streams: "params", and "dropout" where something drops.
 
     Example:
@@ -41,61 +45,118 @@ class TokenEmbedding(nnx.Module):
         >>> TokenEmbedding(config, rngs=nnx.Rngs(0))(jnp.array([[3, 10, 0]])).shape
         (1, 3, 6)
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; types and norm as in
+    Devlin et al., "BERT", 2019; the vector in front as in Dosovitskiy et al., "An Image is Worth 16x16
+    Words", 2021.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
+        # What is read times sqrt(d_model) starts smaller by as much; the rest starts as in BERT and GPT-2.
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        start = nnx.initializers.normal(1.0 / self.scale if config.scale_embedding else 0.02)
+
+        def build_table(num_rows: int) -> nnx.Embed:
+            return nnx.Embed(num_rows, config.d_model, embedding_init=start, rngs=rngs)
+
         if config.vocab_size is not None:
-            self.entry = TokenTable(config.vocab_size, config.d_model, rngs=rngs)
+            self.entry = TokenTable(build_table(config.vocab_size), self.scale)
         else:
             self.entry = VectorProjection(config.input_width or 1, config.d_model, rngs=rngs)
-        learned = config.positions == "learned"
-        self.position_table = _build_table(config.max_length, config.d_model, rngs) if learned else None
+        learned, types = config.positions == "learned", config.num_token_types
+        self.position_table = build_table(config.max_length) if learned else None
+        self.type_table = build_table(types) if types else None
+        self.class_token = (
+            nnx.Param(start(rngs.params(), (config.d_model,), jnp.float32)) if config.class_token else None
+        )
+        norm = {"epsilon": config.norm_epsilon, "rngs": rngs}
+        self.norm = build_norm(config.d_model, config.norm_kind, **norm) if config.embedding_norm else None
         self.dropout = build_dropout(config.dropout_rate, rngs)
 
-    def __call__(self, inputs: ArrayLike, *, lengths: ArrayLike | None = None) -> Float[Array, "*B T M"]:
+    def __call__(
+        self,
+        inputs: ArrayLike,
+        *,
+        lengths: ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Float[Array, "*B T M"]:
         """Embed the inputs.
 
         Args:
             inputs: tokens in 0..V-1, `(batch, T)` or `(T,)`, or real vectors with one more axis, as the
                 config says. What lies in the padding does not matter.
             lengths: number of valid positions per row, at its start; None means all.
+            token_types: segment of each token, `(batch, T)`; None means 0.
+            offset: position of the first token per row, `(batch,)`, in decoding; None means 0.
 
         Returns:
-            Residual stream. Under jit, a token out of range gives NaN at its position.
+            Residual stream, one position longer with a `class_token`. Under jit, a token out of range gives
+            NaN at its position.
 
         Raises:
             TypeError: tokens that are not integers, vectors that are not floating point.
             ValueError: outside jit, a token out of range; an input longer than `max_length` with learned
                 positions; inputs or lengths of the wrong shape.
         """
-        return self.dropout(self._add_positions(self.entry(inputs, lengths)))
+        hidden = self.entry(inputs, lengths)
+        if self.class_token is not None:
+            front = jnp.broadcast_to(
+                self.class_token[...].astype(hidden.dtype), (*hidden.shape[:-2], 1, hidden.shape[-1])
+            )
+            hidden = jnp.concatenate((front, hidden), axis=-2)
+        hidden = self._add_positions(self._add_types(hidden, token_types), offset)
+        return self.dropout(hidden if self.norm is None else self.norm(hidden))
 
-    def _add_positions(self, hidden: Array) -> Array:
-        """Positions 0..T-1 on every row."""
+    def _add_types(self, hidden: Array, token_types: Any) -> Array:
+        """The embedding of each token's segment."""
+        if self.type_table is None:
+            if token_types is not None:
+                raise ValueError("token_types: expected None, as the config has num_token_types=0")
+            return hidden
+        types = jnp.zeros(hidden.shape[:-1], jnp.int32) if token_types is None else jnp.asarray(token_types)
+        if types.shape != hidden.shape[:-1] or not jnp.issubdtype(types.dtype, jnp.integer):
+            raise ValueError(
+                f"token_types: expected integers of shape {hidden.shape[:-1]}, one per token; got"
+                f" {types.dtype} of shape {types.shape}"
+            )
+        if is_concrete(types) and types.size:
+            low, high = int(np.asarray(types).min()), int(np.asarray(types).max())
+            if low < 0 or high >= self.config.num_token_types:
+                raise ValueError(
+                    f"token_types: expected values in 0..{self.config.num_token_types - 1}, got {low}..{high}"
+                )
+        return hidden + self.type_table(types) * self.scale
+
+    def _add_positions(self, hidden: Array, offset: Any) -> Array:
+        """Positions from `offset` on, or 0..T-1 on every row."""
         num_positions, d_model = hidden.shape[-2:]
         limit = self.config.max_length
-        if self.config.positions == "none":
+        if self.config.positions not in ("sinusoidal", "learned"):
             return hidden
+        place = jnp.arange(num_positions, dtype=jnp.int32)
+        if offset is not None:
+            place = jnp.asarray(offset)[:, None] + place[None]
         if self.position_table is None:
-            rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
+            if offset is None:
+                rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
+            else:
+                rows = positions.sinusoidal_at(place, d_model).astype(hidden.dtype)
         elif num_positions > limit:
             raise ValueError(
                 f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"
                 " max_length, or use positions='sinusoidal', which has no limit"
             )
         else:
-            rows = self.position_table(jnp.arange(num_positions)) * math.sqrt(d_model)
+            rows = self.position_table(place) * self.scale
         return hidden + jnp.broadcast_to(rows, hidden.shape)
 
 
 class TokenTable(nnx.Module):
-    """One learned row per token, read times sqrt(d_model)."""
+    """One learned row per token, read times a factor."""
 
-    def __init__(self, vocab_size: int, d_model: int, *, rngs: nnx.Rngs):
-        self.vocab_size, self.scale = vocab_size, math.sqrt(d_model)
-        self.table = _build_table(vocab_size, d_model, rngs)
+    def __init__(self, table: nnx.Embed, scale: float):
+        self.vocab_size, self.scale, self.table = table.num_embeddings, scale, table
 
     def __call__(self, tokens: Any, lengths: Any) -> Array:
         """Rows of the table; NaN, never a neighbour's row, where a traced token is out of range."""
@@ -156,9 +217,3 @@ class VectorProjection(nnx.Module):
         lengths = check_lengths("lengths", lengths, vectors.shape[:-2], vectors.shape[-2])
         # A kernel's gradient is input times gradient, and NaN in the padding times 0 would be NaN.
         return self.linear(blank_padding(vectors, lengths))
-
-
-def _build_table(num_rows: int, d_model: int, rngs: nnx.Rngs) -> nnx.Embed:
-    """A table to be read times sqrt(d_model)."""
-    start = nnx.initializers.normal(1.0 / math.sqrt(d_model))
-    return nnx.Embed(num_rows, d_model, embedding_init=start, rngs=rngs)

@@ -1,16 +1,19 @@
-"""Encoder: inputs to hidden states, every position reading every valid one."""
+"""Encoder: inputs to hidden states, every position reading every valid one, or those before it."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
-from regard.axes import ArrayLike
+from regard.axes import Array, ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
 from regard.models.config import TransformerConfig
+from regard.models.decoding import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.padding import blank_padding, mask_padding
 from regard.models.stack import Stack
@@ -19,10 +22,11 @@ from regard.models.stack import Stack
 class Encoder(nnx.Module):
     """Embed the inputs and run them through `config.num_layers` encoder blocks.
 
-    hidden = norm(block_L(... block_1(embedding(inputs))))    (the last norm only for norm="pre")
+    hidden = norm(block_L(... block_1(embedding(inputs))))    (the last norm not for norm="post")
 
     Args:
         config: sizes and choices.
+        causal: whether no position may attend to later ones.
         rngs: random streams: "params", and "dropout" where something drops.
 
     Example:
@@ -35,10 +39,10 @@ class Encoder(nnx.Module):
         (2, 4, 6)
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, causal: bool = False, rngs: nnx.Rngs):
         self.config = config
         self.embedding = TokenEmbedding(config, rngs=rngs)
-        self.stack = Stack(config, EncoderBlock, rngs=rngs)
+        self.stack = Stack(config, EncoderBlock, causal=causal, rngs=rngs)
 
     def __call__(
         self,
@@ -46,6 +50,7 @@ class Encoder(nnx.Module):
         *,
         lengths: ArrayLike | None = None,
         mask: Mask | ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
         """Encode the inputs.
@@ -56,17 +61,32 @@ class Encoder(nnx.Module):
             lengths: number of valid positions per row, at its start; None means all. What the padding
                 holds, NaN included, changes no result and no gradient.
             mask: who else may not attend to whom; as in `MultiHeadAttention`.
-            aux: names as in `attend`.
+            token_types: segment of each token, `(batch, T)`, with `num_token_types`; None means 0.
+            aux: names as in `attend`, or "hidden", the residual stream after each block.
 
         Returns:
-            Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also {"blocks": one dict per
-            block}.
+            Hidden states `(batch, T, M)`, zero in the padding, T one more with a `class_token`; with `aux`,
+            also {"blocks": one dict per block}, and with "hidden" "embedding": what the first block reads.
 
         Raises:
             TypeError, ValueError: as in `TokenEmbedding`: tokens out of range outside jit, wrong shapes.
         """
-        hidden = self.embedding(inputs, lengths=lengths)
+        hidden = embedding = self.embedding(inputs, lengths=lengths, token_types=token_types)
+        if self.config.class_token and lengths is not None:
+            lengths = jnp.asarray(lengths) + 1
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
         hidden, seen = self.stack(hidden, mask=mask_padding(lengths, mask), aux=aux)
         hidden = blank_padding(hidden, lengths)
+        if "hidden" in aux:
+            return hidden, {"blocks": seen, "embedding": embedding}
         return (hidden, {"blocks": seen}) if aux else hidden
+
+    def read(
+        self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
+    ) -> tuple[Array, DecodingCache]:
+        """Read more tokens after those in the cache; see `Decoder.read`."""
+        hidden = self.embedding(tokens, offset=cache.lengths)
+        hidden, seen = self.stack(hidden, caches=cache.layers, counts=counts)
+        layers = tuple(here["cache"] for here in seen)
+        added = hidden.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
+        return hidden, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)

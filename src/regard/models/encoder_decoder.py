@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
-from regard import masks
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, Float
 from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
+from regard.models.decoder import build_head, predict_tokens
+from regard.models.decoding import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
 from regard.models.padding import blank_padding, mask_padding
@@ -41,8 +43,8 @@ class EncoderDecoder(nnx.Module):
         >>> model(jnp.array([[1, 2, 3, 4, 5]]), jnp.array([[12, 5, 4]])).shape
         (1, 3, 13)
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3; without weights shared between
-    the two embeddings and the head.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3. `shared_embedding` and
+    `tied_output` share weights between the two embeddings and the head, as its section 3.4 does.
     """
 
     def __init__(
@@ -59,17 +61,24 @@ class EncoderDecoder(nnx.Module):
                 "target_vocab_size: expected a size, as the source is real vectors and has no vocabulary to"
                 " share; got None"
             )
+        if config.shared_embedding and vocab_size != config.vocab_size:
+            raise ValueError(
+                f"target_vocab_size: expected {config.vocab_size}, that of the source, for shared_embedding;"
+                f" got {vocab_size}"
+            )
         target_config = dataclasses.replace(
             config,
             vocab_size=vocab_size,
             input_width=None,
+            class_token=False,
             num_layers=config.num_layers if num_decoder_layers is None else num_decoder_layers,
         )
         self.config, self.target_vocab_size = config, vocab_size
         self.encoder = Encoder(config, rngs=rngs)
-        self.target_embedding = TokenEmbedding(target_config, rngs=rngs)
-        self.decoder = Stack(target_config, DecoderBlock, rngs=rngs)
-        self.head = nnx.Linear(config.d_model, vocab_size, rngs=rngs)
+        shared = config.shared_embedding
+        self.target_embedding = None if shared else TokenEmbedding(target_config, rngs=rngs)
+        self.decoder = Stack(target_config, DecoderBlock, causal=True, rngs=rngs)
+        self.head = build_head(config, vocab_size, rngs)
 
     def __call__(
         self,
@@ -102,7 +111,7 @@ class EncoderDecoder(nnx.Module):
             target, memory, source_lengths=source_lengths, target_lengths=target_lengths, aux=aux
         )
         hidden, seen_decoder = unpack(result, aux)
-        logits = self.head(hidden)
+        logits = self.predict(hidden)
         return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
 
     def decode(
@@ -118,7 +127,7 @@ class EncoderDecoder(nnx.Module):
 
         Args:
             target: as in the call.
-            memory: encoded source.
+            memory: encoded source, `(batch, S, M)`.
             source_lengths: as in the call.
             target_lengths: as in the call.
             aux: names as in `attend`.
@@ -127,11 +136,61 @@ class EncoderDecoder(nnx.Module):
             Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also one dict per block.
         """
         hidden, seen = self.decoder(
-            self.target_embedding(target, lengths=target_lengths),
+            self._embed(target, lengths=target_lengths),
             memory,
-            mask=mask_padding(target_lengths, masks.causal()),
+            mask=mask_padding(target_lengths),
             memory_mask=mask_padding(source_lengths),
             aux=aux,
         )
         hidden = blank_padding(hidden, target_lengths)
         return (hidden, seen) if aux else hidden
+
+    def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
+        """Logits of hidden states."""
+        return predict_tokens(self.config, self.head, self._target_embedding, hidden)
+
+    def start_cache(
+        self, memory: Array, capacity: int, *, source_lengths: ArrayLike | None = None
+    ) -> DecodingCache:
+        """Make room for target tokens that `read` will read against a memory.
+
+        Args:
+            memory: encoded source, `(batch, S, M)`; its keys and values are computed once, here.
+            capacity: target tokens per row.
+            source_lengths: number of valid positions per source row; None means all.
+
+        Returns:
+            An empty cache.
+
+        Raises:
+            TypeError: a capacity that is not an integer.
+            ValueError: a capacity below 1, a memory of the wrong shape.
+        """
+        batch = memory.shape[0]
+        blocks: Any = self.decoder.blocks
+        remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
+        layers = self.decoder.start_caches(batch, capacity, capacity)
+        lengths = None if source_lengths is None else jnp.asarray(source_lengths, jnp.int32)
+        return DecodingCache(jnp.zeros(batch, jnp.int32), layers, remembered, lengths)
+
+    def read(
+        self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
+    ) -> tuple[Float[Array, "batch n M"], DecodingCache]:
+        """Read more target tokens after those in the cache; as `Decoder.read`, against the memory."""
+        hidden, seen = self.decoder(
+            self._embed(tokens, offset=cache.lengths),
+            cache.memory,
+            memory_mask=mask_padding(cache.memory_lengths),
+            caches=cache.layers,
+            counts=counts,
+        )
+        layers = tuple(here["self"]["cache"] for here in seen)
+        added = hidden.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
+        return hidden, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
+
+    @property
+    def _target_embedding(self) -> TokenEmbedding:
+        return self.encoder.embedding if self.target_embedding is None else self.target_embedding
+
+    def _embed(self, tokens: ArrayLike, **options: Any) -> Array:
+        return self._target_embedding(tokens, **options)

@@ -4,59 +4,166 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
-from regard.axes import Array
+from regard import masks, scores
+from regard.axes import Array, ArrayLike
+from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock
-from regard.layers.multi_head import unpack
-from regard.layers.residual import build_norm
+from regard.layers.heads import name_mask
+from regard.layers.multi_head import Memory, unpack
+from regard.layers.normalisation import build_norm
 from regard.models.config import TransformerConfig
 
 
 class Stack(nnx.Module):
-    """`config.num_layers` blocks, then a LayerNorm where the blocks leave the stream unnormalised ("pre").
+    """`config.num_layers` blocks, then a norm where the blocks leave the stream unnormalised ("pre", "both").
+
+    Windows, score functions and the relative bias, whose table all blocks share, come from here.
 
     Args:
         config: sizes and choices.
         block: `EncoderBlock` or `DecoderBlock`.
+        causal: whether no position may attend to later ones.
         rngs: random streams.
     """
 
     def __init__(
-        self, config: TransformerConfig, block: type[EncoderBlock] | type[DecoderBlock], *, rngs: nnx.Rngs
+        self,
+        config: TransformerConfig,
+        block: type[EncoderBlock] | type[DecoderBlock],
+        *,
+        causal: bool = False,
+        rngs: nnx.Rngs,
     ):
+        self.config, self.causal = config, causal
         self.blocks = nnx.List([_build_block(config, block, rngs) for _ in range(config.num_layers)])
-        self.final_norm = build_norm(config.d_model, rngs=rngs) if config.norm == "pre" else None
+        self.relative_table = _build_relative_table(config, rngs) if config.positions == "relative" else None
+        norm = {"epsilon": config.norm_epsilon, "rngs": rngs}
+        is_open = config.norm != "post"
+        self.final_norm = build_norm(config.d_model, config.norm_kind, **norm) if is_open else None
 
     def __call__(
-        self, x: Array, *memory: Array, aux: tuple[str, ...] = (), **options: Any
+        self,
+        x: Array,
+        memory: Array | tuple[Memory, ...] | None = None,
+        *,
+        mask: masks.Mask | ArrayLike | None = None,
+        memory_mask: masks.Mask | None = None,
+        caches: tuple[KVCache, ...] | None = None,
+        counts: ArrayLike | None = None,
+        aux: tuple[str, ...] = (),
     ) -> tuple[Array, tuple[dict[str, Any], ...]]:
-        """Run every block on x with the same memory and masks.
+        """Run every block on x.
+
+        Args:
+            x: the residual stream, `(*B, T, M)`.
+            memory: what the cross-attention of decoder blocks reads; or, per block, what it remembers.
+            mask: who may attend to whom, besides causality and windows.
+            memory_mask: who may attend to what in the memory.
+            caches: in decoding, one per block.
+            counts: in decoding, how many new tokens per row are real.
+            aux: names as in `attend`, or "hidden", the stream after each block.
 
         Returns:
-            The residual stream, and one aux dict per block (empty dicts without `aux`).
+            The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
+            hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        seen = []
-        for block in self.blocks:
-            x, seen_here = unpack(block(x, *memory, aux=aux, **options), aux)
-            seen.append(seen_here)
+        num_keys = x.shape[-2] if caches is None else -1  # raw arrays do not fit caches
+        named = name_mask(mask, x.shape[:-2], x.shape[-2], num_keys)
+        asked = tuple(name for name in aux if name != "hidden")
+        score, seen = self._scores(), []
+        for number, block in enumerate(self.blocks):
+            options: dict[str, Any] = {"mask": self._mask(number, named), "score": score, "aux": asked}
+            if caches is not None:
+                options |= {"cache": caches[number], "counts": counts}
+            if memory is not None:
+                options |= {"memory": memory[number] if isinstance(memory, tuple) else memory}
+                options |= {"memory_mask": memory_mask}
+            x, seen_here = unpack(block(x, **options), asked or caches is not None)
+            seen.append({**seen_here, "hidden": x} if "hidden" in aux else seen_here)
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
+
+    def start_caches(self, batch: int, capacity: int, chunk: int) -> tuple[KVCache, ...]:
+        """Empty caches for `capacity` tokens read in chunks of up to `chunk`; windows bound them."""
+
+        def start(number: int) -> KVCache:
+            block: Any = self.blocks[number]
+            attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
+            window, slots = self.config.window(number), capacity
+            if window is not None and window + max(window, chunk, 1) < capacity:
+                slots = window + max(window, chunk, 1)
+            else:
+                window = None
+            kernel = attention.key_projection.kernel
+            return KVCache.create(
+                batch, attention.num_key_heads, slots, attention.head_dim, dtype=kernel.dtype, window=window
+            )
+
+        return tuple(start(number) for number in range(len(self.blocks)))
+
+    def _scores(self) -> list[scores.Score] | None:
+        """What becomes of scaled scores, in every block."""
+        config, found = self.config, []
+        if config.attention_softcap is not None:
+            found.append(scores.softcap(config.attention_softcap))
+        if self.relative_table is not None:
+            found.append(
+                scores.relative_bias(
+                    self.relative_table[...],
+                    bidirectional=not self.causal,
+                    max_distance=config.relative_max_distance,
+                )
+            )
+        return found or None
+
+    def _mask(self, number: int, mask: masks.Mask | None) -> masks.Mask | None:
+        """Who may attend to whom in one block."""
+        window = self.config.window(number)
+        parts = [masks.causal()] if self.causal else []
+        if window is not None:
+            parts.append(masks.sliding_window(window, 0 if self.causal else window))
+        parts += [] if mask is None else [mask]
+        whole = None
+        for part in parts:
+            whole = part if whole is None else whole & part
+        return whole
+
+
+def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """A number for each bucket of distances and head."""
+    start = nnx.initializers.normal(config.d_model**-0.5)
+    return nnx.Param(start(rngs.params(), (config.relative_buckets, config.num_heads), jnp.float32))
 
 
 def _build_block(
     config: TransformerConfig, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
-    """One block of the configured sizes."""
+    """One block as configured."""
     return block(
         config.d_model,
         config.num_heads,
         config.d_ff,
         norm=config.norm,
-        activation=config.activation,
+        norm_kind=config.norm_kind,
+        norm_epsilon=config.norm_epsilon,
         dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        num_key_heads=config.num_key_heads,
-        head_dim=config.head_dim,
-        attention_bias=config.attention_bias,
+        attention={
+            "num_key_heads": config.num_key_heads,
+            "head_dim": config.head_dim,
+            "use_bias": config.attention_bias,
+            "output_bias": config.output_bias,
+            "scale": config.attention_scale,
+            "rotary": config.rotary,
+            "query_key_norm": config.query_key_norm,
+            "sinks": config.sinks,
+            "dropout_rate": config.attention_dropout_rate,
+        },
+        feed_forward={
+            "activation": config.activation,
+            "gated": config.gated,
+            "use_bias": config.feed_forward_bias,
+        },
         rngs=rngs,
     )

@@ -1,5 +1,6 @@
 """Floor 1. Where a token stands: position tables to add, and rotary turns of queries and keys."""
 
+from regard.positions.rotation import Rotary as Rotary
 from regard.positions.rotation import rotary as rotary
 from regard.positions.scaling import DynamicNTK as DynamicNTK
 from regard.positions.scaling import Linear as Linear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -73,6 +74,39 @@ def rotary(
     sine, cosine = turns(row_position, rule.frequencies(width, base), working, limit)
     amplitude = np.asarray(rule.amplitude, working)
     return rotate(features, cosine * amplitude, sine * amplitude, interleaved=interleaved)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The settings of `rotary` as a value, for layers that turn their queries and keys.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import positions
+        >>> turn = positions.Rotary(base=100.0, width=2)
+        >>> [f"{x:.3f}" for x in turn(jnp.ones((2, 4)))[1]]
+        ['-0.301', '1.382', '1.000', '1.000']
+    """
+
+    base: float = 10_000.0
+    """Ratio between the longest and the shortest wavelength, above 1."""
+    width: int | None = None
+    """How many features, from the first, are turned; even. None means all."""
+    interleaved: bool = False
+    """Pair feature 2i with 2i + 1 instead of i with i + width/2."""
+    scaling: Scaling | None = None
+    """A rule for longer sequences."""
+
+    def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
+        """Turn features; see `rotary`."""
+        return rotary(
+            features,
+            position,
+            base=self.base,
+            width=self.width,
+            interleaved=self.interleaved,
+            scaling=self.scaling,
+        )
 
 
 def rotate(

@@ -1,0 +1,36 @@
+"""What a model keeps between the tokens it reads: one cache per block, and what it remembers of a source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.axes import Array, Int
+from regard.cache import KVCache
+from regard.layers.multi_head import Memory
+from regard.records import record
+
+
+@record
+class DecodingCache:
+    """The tokens so far, as `Decoder.read` and `EncoderDecoder.read` need them.
+
+    A frozen pytree; every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)`
+    reorders rows. Make one with the model's `start_cache`.
+    """
+
+    lengths: Int[Array, " batch"]
+    """Tokens read so far, which is the position of the next one."""
+    layers: tuple[KVCache, ...]
+    """Keys and values of each block's self-attention."""
+    memory: tuple[Memory, ...] | None = None
+    """Keys and values of each block's cross-attention; None without a source."""
+    memory_lengths: Any = None
+    """Valid positions per row of the source, `(batch,)`; None means all."""
+
+    @property
+    def overflowed(self) -> Any:
+        """True where a row has lost tokens that its next queries need, `(batch,)`."""
+        lost = self.lengths < 0
+        for layer in self.layers:
+            lost = lost | layer.overflowed
+        return lost
