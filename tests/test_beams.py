@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from regard.models import beam_search, generate
-from test_generation import N, PROMPTS, SOURCE, START, build, build_pair
+from test_generation import PROMPTS, SOURCE, START, N, build, build_pair
 
 TINY, LONG = 5, 3
 
@@ -83,7 +83,7 @@ def test_enough_beams_find_the_best_of_all_texts(penalty):
         assert np.all(scores[len(every) :] == -np.inf)
 
 
-@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 0.0), (5, 1.0), (3, 1.5)])
+@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 0.0), (3, 1.5)])
 def test_few_beams_search_as_told(model, width, penalty):
     stops = tuple({row[2] for row in generate(model, PROMPTS, max_tokens=N).rows()})
     found = beam_search(
@@ -104,21 +104,23 @@ def test_few_beams_search_as_told(model, width, penalty):
 
 def test_one_beam_is_greedy_writing(model):
     rows = generate(model, PROMPTS, max_tokens=N).rows()
-    for stops in ((), (rows[0][2], rows[1][4])):
-        greedy = generate(model, PROMPTS, max_tokens=N, stop_tokens=stops)
-        found = beam_search(model, PROMPTS, num_beams=1, max_tokens=N, stop_tokens=stops)
-        assert [texts[0] for texts in found.rows()] == greedy.rows()
-        np.testing.assert_array_equal(found.finished[:, 0], greedy.finished)
-        own = np.asarray(greedy.log_probabilities, np.float64).sum(-1) / np.asarray(greedy.lengths)
-        np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-5)
+    stops = (rows[0][2], rows[1][4])
+    greedy = generate(model, PROMPTS, max_tokens=N, stop_tokens=stops)
+    found = beam_search(model, PROMPTS, num_beams=1, max_tokens=N, stop_tokens=stops)
+    assert [texts[0] for texts in found.rows()] == greedy.rows()
+    np.testing.assert_array_equal(found.finished[:, 0], greedy.finished)
+    own = np.asarray(greedy.log_probabilities, np.float64).sum(-1) / np.asarray(greedy.lengths)
+    np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-5)
 
 
 def test_more_beams_find_likelier_texts(model):
     totals = [
         np.asarray(
-            beam_search(model, PROMPTS, num_beams=width, max_tokens=N, length_penalty=0.0).scores[:, 0]
+            beam_search(
+                model, PROMPTS, num_beams=width, max_tokens=N, length_penalty=0.0, stop_tokens=(1, 7)
+            ).scores[:, 0]
         )
-        for width in (1, 17)
+        for width in (1, 3)
     ]
     assert np.all(totals[1] >= totals[0] - 1e-5)
     assert np.any(totals[1] > totals[0] + 1e-3)
@@ -135,21 +137,21 @@ def test_an_encoder_decoders_memory_follows_its_beams():
     model, lengths = build_pair(), np.array([7, 3, 5])
     settings = {"num_beams": 3, "max_tokens": N, "start_token": START}
     found = beam_search(model, SOURCE, lengths=lengths, **settings)
-    for row, length in enumerate(lengths):
-        run = nnx.jit(lambda model, target, row=row, n=length: model(SOURCE[row : row + 1, :n], target))
+    run = nnx.jit(lambda model, target, source, length: model(source, target, source_lengths=length))
+    for row in range(len(SOURCE)):
 
-        def gains(text, run=run):
-            logits = np.asarray(run(model, np.pad(text, (0, 1 + N - len(text)))[None].astype(np.int32)))
-            own = logits[0, len(text) - 1].astype(np.float64)
+        def gains(text, row=slice(row, row + 1)):
+            target = np.pad(text, (0, 1 + N - len(text)))[None].astype(np.int32)
+            own = np.asarray(run(model, target, SOURCE[row], lengths[row])[0, len(text) - 1], np.float64)
             return own - own.max() - np.log(np.exp(own - own.max()).sum())
 
         expected = search_slowly(gains, (START,), 3, N, (), 1.0)
         assert found.rows()[row] == [text for _, text in expected]
-    assert len({tuple(texts[0]) for texts in found.rows()}) == 3
+    assert len(np.unique(np.round(found.scores[:, 0], 3))) == 3, "the sources matter"
 
 
 def test_not_a_number_is_no_text():
-    model = build()
+    model = nnx.clone(build())
     model.head.kernel[...] = model.head.kernel[...].at[0, 0].set(jnp.nan)
     found = beam_search(model, PROMPTS, num_beams=2, max_tokens=N)
     assert found.rows() == [[], [], []]

@@ -99,9 +99,9 @@ def adjust_plainly(logits, seen, settings, dtype):
     x = x / dtype(settings.temperature)
     for row in x:
         if settings.top_k is not None:
-            row[sorted(set(range(V)) - keep_most_probable(row, count=settings.top_k))] = -np.inf
+            row[sorted(set(range(row.size)) - keep_most_probable(row, count=settings.top_k))] = -np.inf
         if settings.top_p is not None:
-            row[sorted(set(range(V)) - keep_most_probable(row, share=settings.top_p))] = -np.inf
+            row[sorted(set(range(row.size)) - keep_most_probable(row, share=settings.top_p))] = -np.inf
         if settings.min_p is not None:
             row[row < row.max() + np.log(settings.min_p)] = -np.inf
     return x

@@ -268,7 +268,7 @@ def choose(
 ) -> Int[Array, " batch"]:
     """Choose a token for every row.
 
-    token_b = argmax_v (logit'_bv + gumbel_bv),  logit' = adjust(logits), gumbel from the key of row b alone
+    token_b = argmax_v (logit'_bv + gumbel_bv),  logit' = adjust(logits), float32 noise from the key of row b
 
     Args:
         logits: of the next token.
@@ -302,8 +302,8 @@ def choose(
                 "rng: expected one random key per row because the temperature is above 0, got None; use"
                 " row_keys(jax.random.key(0), batch)"
             )
-        draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], logits.dtype))
-        adjusted = adjusted + draw(rng)
+        draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))
+        adjusted = adjusted + draw(rng).astype(logits.dtype)
     token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     return jnp.where(healthy, token, jnp.int32(NO_TOKEN))
 
