@@ -50,8 +50,8 @@ FOLDERS = {
     "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs cache_rate linear_gain machine report tuning",
-    "cli": "console commands displays interruption overview training pictures plotting demonstration"
-    " diagnosis explaining benchmarking",
+    "cli": "console commands spelling voices displays interruption overview training pictures plotting demonstration"
+    " diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

@@ -347,7 +347,20 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
 
 
 def widen(logits: Array) -> Array:
-    """Half-precision logits as float32."""
+    """Widen half-precision logits to float32, which probabilities and noise need.
+
+    Args:
+        logits: of any floating-point dtype.
+
+    Returns:
+        Logits in float32, or float64 if they were.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> sampling.widen(jnp.zeros(3, jnp.bfloat16)).dtype
+        dtype('float32')
+    """
     return logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
 
 
