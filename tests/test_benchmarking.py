@@ -20,6 +20,7 @@ from regard.benchmarking import (
     peers,
     report,
     tile_lists,
+    training_gain,
     tuning,
 )
 from regard.cli import benchmarking, main
@@ -294,12 +295,22 @@ def test_nothing_is_overwritten_unasked(small, capsys):
     assert (foreign / "results.json").read_text() == "[]"
 
 
+def test_a_training_step_is_timed_with_either_attention():
+    found = training_gain.measure_training_gain(1, length=13, batch=3, num_layers=2, d_model=20)
+    # The same model, or the comparison says nothing.
+    assert found["loss_difference"] < 1e-5
+    seconds, rates = found["median_seconds"], found["tokens_per_second"]
+    assert rates["regard"] == pytest.approx(39 / seconds["regard"])
+    assert found["gain"] == seconds["flax"] / seconds["regard"]
+    assert "training a language model of 13 tokens" in next(training_gain.describe_training_gain(found))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             ["--cases", "huge"],
-            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, options, cache, linear",
+            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, options, cache, linear,",
         ),
         (["--peers", "jax"], "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),

@@ -56,6 +56,7 @@ def test_a_config_is_a_value():
         ({"input_width": 3}, "vocab_size, input_width: expected exactly one"),
         ({"positions": "sinus"}, r"positions: expected one of .*\(nearest: sinusoidal\)"),
         ({"norm": "Pre"}, r"norm: expected one of pre, post, both; got 'Pre' \(nearest: pre\)"),
+        ({"norm_kind": "batch"}, "norm_kind: expected one of layer, rms"),
         ({"activation": "gelu"}, "'gelu' has two meanings: choose gelu_tanh.*or gelu_erf"),
         ({"activation": "swilu"}, r"nearest: silu"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a rate in \[0, 1\), got 1.0"),

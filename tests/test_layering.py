@@ -44,14 +44,15 @@ FOLDERS = {
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
-    " sampling prompts generation beams",
+    " presets sampling prompts generation beams",
     "training": "presets metrics progress compilation scans tasks checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures",
-    "interop": "onnx_layout onnx_subgraphs onnx_softmax onnx_rotary onnx_linear onnx_nodes onnx_ops",
+    "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
+    " onnx_linear onnx_nodes onnx_ops",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
-    " option_costs cache_rate linear_gain machine report tuning",
-    "cli": "console commands spelling voices displays interruption overview training pictures plotting demonstration"
-    " diagnosis explaining generating benchmarking",
+    " option_costs cache_rate linear_gain training_gain machine report tuning",
+    "cli": "console commands spelling voices displays interruption overview training pictures plotting"
+    " demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

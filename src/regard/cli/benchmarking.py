@@ -22,6 +22,7 @@ from regard.benchmarking import (
     report,
     tile_lists,
     torch_peers,
+    training_gain,
     tuning,
 )
 from regard.cli.commands import Bench, Tune
@@ -41,6 +42,7 @@ EXTRA: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[dict[str, Any]
     "options": (option_costs.measure_option_costs, option_costs.describe_option_costs),
     "cache": (cache_rate.measure_cache_rate, cache_rate.describe_cache_rate),
     "linear": (linear_gain.measure_linear_gain, linear_gain.describe_linear_gain),
+    "train": (training_gain.measure_training_gain, training_gain.describe_training_gain),
 }
 PEERS = {peer.name: peer for peer in (*peers.JAX_PEERS, *torch_peers.TORCH_PEERS)}
 Begin = Callable[[int, int, str], None]

@@ -12,7 +12,7 @@ LABEL_WIDTH = 11
 VISIBLE = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
     | {0x7F: 0x2421}
-    | {code: 0xFFFD for code in range(0x80, 0xA0)}
+    | dict.fromkeys(range(128, 160), 65533)
 )
 
 

@@ -1,6 +1,5 @@
 """`regard generate`: text from a trained model, shown while it is made."""
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field

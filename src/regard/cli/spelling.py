@@ -1,4 +1,4 @@
-"""From tokens to text while they are still being made: whole characters only, and an end where a text says so."""
+"""From tokens to text while they are being made: whole characters only, and an end where a text says so."""
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence

@@ -53,8 +53,8 @@ def open_voice(directory: Path) -> Voice:
     task, model = runs.load_run(directory)
     if not isinstance(model, Decoder):
         raise ValueError(
-            f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`, or"
-            " a folder with a Hugging Face model"
+            f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`,"
+            " or a folder with a Hugging Face model"
         )
     vocabulary: Any = getattr(task, "vocabulary")  # noqa: B009 - of text tasks alone
     return Voice(

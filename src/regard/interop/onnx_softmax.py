@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import operator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from regard import attend, masks, scores
 from regard.axes import Array, ArrayLike
+from regard.interop import layouts
 from regard.interop.onnx_layout import join_heads, split_heads, tensor, working_dtype
 from regard.interop.onnx_subgraphs import cell_function, spread_over
 from regard.masks import Mask
@@ -117,7 +117,7 @@ def attention(
             raise ValueError(
                 "nonpad_kv_seqlen: expected None together with past_key, whose keys are all real"
             )
-        lengths = _row_lengths(nonpad_kv_seqlen, query.shape[0])
+        lengths = layouts.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0])
         offset = lengths - num_queries
         parts.append(masks.lengths(lengths))
     if is_causal:
@@ -146,7 +146,7 @@ def attention(
     )
     whole = functools.partial(
         capped,
-        mask=functools.reduce(operator.and_, parts) if parts else None,
+        mask=layouts.all_of(parts),
         bias=bias,
         query_offset=offset,
     )
@@ -188,17 +188,6 @@ def _append(key: Array, value: Array, past_key: Any, past_value: Any) -> tuple[A
             f" {joined[1].shape[2] - value.shape[2]}"
         )
     return joined[0], joined[1], joined[0].shape[2] - key.shape[2]
-
-
-def _row_lengths(lengths: ArrayLike, batch: int) -> Array:
-    array = jnp.asarray(lengths)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"nonpad_kv_seqlen: expected integers, got {array.dtype}")
-    if array.shape != (batch,):
-        raise ValueError(
-            f"nonpad_kv_seqlen: expected one integer per batch row, ({batch},); got shape {array.shape}"
-        )
-    return array.astype(jnp.int32)
 
 
 def _window(name: str, size: int) -> int | None:

@@ -1,0 +1,191 @@
+"""Flax's attention functions, answered by Regard: the `attention_fn` of its multi-head layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as promote
+
+from regard import attend, masks
+from regard.axes import Array, ArrayLike
+from regard.interop import layouts
+from regard.masks import Mask
+from regard.masks.grid import is_concrete
+
+
+def attention_fn(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: Mask | ArrayLike | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    promote_dtype: Callable[..., Any] = promote,
+    is_causal: bool = False,
+    *,
+    force_fp32_for_softmax: bool = False,
+    einsum_dot_general: Any = None,
+    qk_attn_weights_einsum: Any = None,
+    attn_weights_value_einsum: Any = None,
+    input_positions: Any = None,
+) -> Array:
+    """Answer a call of Flax's `dot_product_attention`, of `nnx` or `linen`, with `regard.attend`.
+
+    score_hqk = sum_d query_qhd key_khd / sqrt(D) + bias_hqk over the keys that mask keeps
+    output_qhe = sum_k softmax_k(score_hqk) value_khe
+
+    Pass it as `attention_fn=` to `nnx.MultiHeadAttention`, `linen.MultiHeadDotProductAttention` or
+    `linen.MultiHeadAttention`. Arguments have Flax's names, order and defaults; shapes are `(*B, length,
+    heads, width)`. Query q sits at position q and key k at k, also where the lengths differ. What differs:
+
+    - `mask` may also be a `masks.Mask`, save with `decode=True`, where Flax joins it with an array.
+    - A query that may attend to nothing gets output 0 and weights 0; Flax gives it the mean of all values.
+    - Scores and softmax are float32 (float64 for float64), whether or not `force_fp32_for_softmax` is on;
+      the output has the dtype of the computation.
+    - `is_causal` and a padding mask may come together; the width of values may differ from that of keys.
+
+    Args:
+        query: `(*B, Q, H, D)`; *B may be any number of axes, none included.
+        key: `(*B, K, heads, D)`, whose heads divide H.
+        value: `(*B, K, heads, E)`.
+        bias: floating-point, added to the scaled scores; broadcasts to `(*B, H, Q, K)`.
+        mask: nonzero = may attend; broadcasts to `(*B, H, Q, K)`. Floating-point masks are read, too, because
+            those that Flax makes are float32, but may hold only 0 and 1: other numbers are refused, or, where
+            they are traced, make the output NaN. None means all may.
+        broadcast_dropout: taken, without effect: every weight is dropped by a draw of its own, also where
+            Flax would share a draw among batch and heads. Both are right on average.
+        dropout_rng: random key, needed where something drops. The pattern is that of `attend`, not Flax's.
+        dropout_rate: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - rate).
+        deterministic: whether nothing drops.
+        dtype: dtype of the computation; None means what query, key and value promote to.
+        precision: as in `attend`.
+        module: where to sow the weights before dropout, `(*B, H, Q, K)`, as `attention_weights`: the
+            `intermediates` of a linen module, `nnx.Intermediate` of an nnx module. None means nowhere. The
+            output is the same.
+        promote_dtype: what casts `(query, key, value)` to `dtype`, as in nnx.
+        is_causal: keep keys up to the query's position only.
+        force_fp32_for_softmax: whether weights are sown in float32 instead of `dtype`.
+        einsum_dot_general: None; Regard multiplies by its own means.
+        qk_attn_weights_einsum: None, likewise.
+        attn_weights_value_einsum: None, likewise.
+        input_positions: None; rotate query and key before.
+
+    Returns:
+        The output `(*B, Q, H, E)`, in the dtype of the computation.
+
+    Raises:
+        TypeError: inputs that are not of floating point.
+        ValueError: shapes or heads that do not fit, a floating-point mask with other numbers than 0 and 1, a
+            mask with two readings, dropout without a key, `is_causal` for one query of a cache.
+        NotImplementedError: an einsum or a dot_general of your own, input_positions.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.interop.flax import attention_fn
+        >>> settings = {"num_heads": 2, "in_features": 4, "decode": False}
+        >>> ours = nnx.MultiHeadAttention(**settings, attention_fn=attention_fn, rngs=nnx.Rngs(0))
+        >>> theirs = nnx.MultiHeadAttention(**settings, rngs=nnx.Rngs(0))
+        >>> x = jnp.arange(12.0).reshape(1, 3, 4)
+        >>> mask = nnx.make_causal_mask(x[..., 0])
+        >>> bool(jnp.allclose(ours(x, mask=mask), theirs(x, mask=mask), atol=1e-5))
+        True
+
+    Reference: `flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention` of Flax 0.12.
+    """
+    del broadcast_dropout
+    _refuse(
+        einsum_dot_general=einsum_dot_general,
+        qk_attn_weights_einsum=qk_attn_weights_einsum,
+        attn_weights_value_einsum=attn_weights_value_einsum,
+        input_positions=input_positions,
+    )
+    promoted = promote_dtype((query, key, value), dtype=dtype)
+    unbatched = np.ndim(promoted[0]) == 3
+    arrays = layouts.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
+    full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
+    mask, sound = _read_mask(mask)
+    kept = layouts.align_mask("mask", mask, full)
+    if is_causal:
+        _check_causal(kept, *full[-2:])
+        kept = layouts.all_of([kept, masks.causal()])
+    rate = 0.0 if deterministic else dropout_rate
+    if rate and dropout_rng is None:
+        raise ValueError(
+            f"dropout_rng: expected a random key because dropout_rate = {rate}, got None; pass one, or"
+            " deterministic=True"
+        )
+    result = attend(
+        *arrays,
+        mask=kept,
+        bias=layouts.align_bias("bias", bias, full),
+        dropout_rate=rate,
+        rng=dropout_rng,
+        query_offset=0,
+        precision=precision,
+        aux=() if module is None else ("weights",),
+    )
+    out, aux = (result, {}) if module is None else result
+    if module is not None:
+        weights = aux["weights"] if force_fp32_for_softmax else aux["weights"].astype(arrays[0].dtype)
+        collection = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
+        module.sow(collection, "attention_weights", weights[0] if unbatched else weights)
+    if sound is not None:
+        out = jnp.where(sound, out, jnp.nan)
+    out = layouts.swap_heads(out)
+    return out[0] if unbatched else out
+
+
+def _refuse(**given: Any) -> None:
+    reasons = {
+        "input_positions": "rotate query and key with regard.positions.rotary in an attention_fn of your own,"
+        " and call this one from it",
+    }
+    for name, value in given.items():
+        if value is not None:
+            reason = reasons.get(name, "Regard forms no product by einsum; use Flax's own attention function")
+            raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
+
+
+def _read_mask(mask: Any) -> tuple[Any, Array | None]:
+    """The mask, as booleans if it was floating-point; and whether that had 0 and 1 alone, where traced."""
+    if mask is None or isinstance(mask, Mask):
+        return mask, None
+    array = mask if hasattr(mask, "dtype") else np.asarray(mask)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array, None
+    if not is_concrete(array):
+        array = jax.lax.stop_gradient(array)
+        # The barrier keeps XLA from evaluating a constant mask while it compiles.
+        return array != 0, _is_binary(jax.lax.optimization_barrier(array))
+    with jax.ensure_compile_time_eval():
+        array = jnp.asarray(array)
+        if not _is_binary(array):
+            raise ValueError(
+                "mask: expected 0 and 1, nonzero = may attend, got a floating-point mask with other numbers;"
+                " an additive mask goes in as `bias`, or as `mask=additive == 0`"
+            )
+        return array != 0, None
+
+
+def _is_binary(array: Array) -> Array:
+    return jnp.all((array == 0) | (array == 1))
+
+
+def _check_causal(mask: Mask | None, num_queries: int, num_keys: int) -> None:
+    if mask is not None and num_queries == 1 < num_keys:
+        raise ValueError(
+            f"is_causal: expected False for one query, with a mask, on {num_keys} keys, got True: Flax counts"
+            " it from the first key, and all others would be lost. decode=True masks its cache by itself"
+        )

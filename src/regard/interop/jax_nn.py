@@ -1,0 +1,132 @@
+"""`jax.nn.dot_product_attention`, answered by Regard."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard import attend, masks
+from regard.axes import Array, ArrayLike
+from regard.interop import layouts
+from regard.masks import Mask
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: Mask | ArrayLike | None = None,
+    *,
+    scale: float | Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """Answer a call of `jax.nn.dot_product_attention` with `regard.attend`.
+
+    score_nts = scale sum_h query_tnh key_snh + bias_nts over the keys that query t may attend to
+    output_tnh = sum_s softmax_s(score_nts) value_snh
+
+    The arguments have jax.nn's names, order, defaults and meaning, and its letters: batch B, queries T, keys
+    S, query heads N, key heads K, width H. Shapes are `(B, T, N, H)`, or `(T, N, H)` without a batch. Query
+    t sits at position t and key s at s, also where T != S: causal keeps s <= t. What differs:
+
+    - `mask` may also be a `masks.Mask`, or an integer array.
+    - A query that may attend to nothing gets output 0 and residual -inf. jax.nn gives it the mean of all
+      values, or NaN where a bias of -inf removed the keys.
+    - Rank 2 is refused; jax.nn returns `value` as it came.
+    - The softmax of float64 inputs is float64, that of others float32; jax.nn's is always float32.
+    - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds it to the dtype of key
+      and stops the gradient.
+    - N may be a multiple of K, as in jax.nn, and the width of values may differ from H.
+
+    Args:
+        query: floating-point, `(B, T, N, H)` or `(T, N, H)`.
+        key: floating-point, `(B, S, K, H)` or `(S, K, H)`.
+        value: floating-point, `(B, S, K, E)` or `(S, K, E)`.
+        bias: floating-point, added to the scaled scores; broadcasts to `(B, N, T, S)`. -inf removes a key.
+        mask: a `masks.Mask`, or a boolean array (True = may attend) that broadcasts to `(B, N, T, S)`. None
+            means all may.
+        scale: factor on the scores; None means 1/sqrt(H).
+        is_causal: keep keys up to the query's position only.
+        query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0. None
+            means all are real.
+        key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding. None means
+            all are real.
+        local_window_size: (left, right), how many keys before and after the query's own may be attended to,
+            or one integer for both. None means all.
+        implementation: None, "xla" or "cudnn", a hint that is not taken: Regard picks its own backend.
+        return_residual: also return the log of the sum of exponentials.
+
+    Returns:
+        The output, `(B, T, N, E)` or `(T, N, E)`, in query's dtype; with `return_residual`, a pair of it and
+        the residual `(B, T, N)` or `(T, N)`.
+
+    Raises:
+        TypeError: inputs that are not of floating point, a float mask (pass it as `bias`), lengths or window
+            sizes that are not integers.
+        ValueError: shapes or heads that do not fit, a mask with two readings, lengths beyond the arrays, a
+            negative window, an unknown implementation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.interop.jax_nn import dot_product_attention
+        >>> x = jnp.eye(3)[:, None]  # (length, 1 head, width)
+        >>> [f"{weight:.2f}" for weight in dot_product_attention(x, x, x, is_causal=True)[1, 0]]
+        ['0.36', '0.64', '0.00']
+
+    Reference: `jax.nn.dot_product_attention` of JAX 0.10 and 0.12.
+    """
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(
+            f"implementation: expected None, 'xla' or 'cudnn', a hint; got {implementation!r}. To choose a"
+            " backend of Regard's, call regard.attend(..., backend=)"
+        )
+    unbatched = np.ndim(query) == 3
+    query, key, value = layouts.heads_first(query, key, value, range(3, 5))
+    batch, heads, num_queries, _ = query.shape
+    num_keys = key.shape[-2]
+    full = (batch, heads, num_queries, num_keys)
+    parts = [layouts.align_mask("mask", mask, full)]
+    if is_causal:
+        parts.append(masks.causal())
+    if local_window_size is not None:
+        parts.append(_window(local_window_size))
+    if key_value_seq_lengths is not None:
+        lengths = layouts.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
+        parts.append(masks.lengths(lengths))
+    if query_seq_lengths is not None:
+        lengths = layouts.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
+        real = jnp.arange(num_queries)[None] < jnp.asarray(lengths)[:, None]
+        parts.append(masks.from_array(real[:, None, :, None]))
+    result = attend(
+        query,
+        key,
+        value,
+        mask=layouts.all_of(parts),
+        bias=layouts.align_bias("bias", bias, full),
+        scale=scale,
+        query_offset=0,
+        aux=("lse",) if return_residual else (),
+    )
+    if not return_residual:
+        out = layouts.swap_heads(result)
+        return out[0] if unbatched else out
+    out, residual = layouts.swap_heads(result[0]), jnp.swapaxes(result[1]["lse"], -2, -1)
+    return (out[0], residual[0]) if unbatched else (out, residual)
+
+
+def _window(size: Any) -> Mask:
+    if isinstance(size, list | tuple):
+        if len(size) != 2:
+            raise ValueError(
+                f"local_window_size: expected (left, right) or one integer for both, got {size!r}"
+            )
+        size = tuple(size)
+    return masks.from_jax_window(size)

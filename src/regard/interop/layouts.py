@@ -1,0 +1,101 @@
+"""Arguments as other libraries write them: heads beside the width, masks aligned at the right, lengths."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard import masks
+from regard.axes import Array
+from regard.engine.posing import float_array
+from regard.masks import Mask
+from regard.masks.data import booleans, check_broadcast, integers
+from regard.masks.grid import is_concrete
+
+
+def swap_heads(array: Any) -> Any:
+    """(..., length, heads, width) as (..., heads, length, width), and back."""
+    return jnp.swapaxes(array, -3, -2)
+
+
+def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, Array, Array]:
+    """(*B, length, heads, width), checked, as (*B, heads, length, width); without *B, a batch of 1."""
+    query, key, value = (
+        _batched(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
+    )
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    order = (
+        ". Arrays are (batch, length, heads, width): from (batch, heads, length, width), swap axes -3 and -2"
+        " first, or call regard.attend"
+    )
+    for name, array in (("key", key), ("value", value)):
+        if array.shape[:-3] != query.shape[:-3]:
+            raise ValueError(f"{name}: expected the batch axes of query, {query.shape[:-3]}; got {shapes}")
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key: expected the head width of query, {query.shape[-1]}, on its last axis; got {shapes}{order}"
+        )
+    if value.shape[-3:-1] != key.shape[-3:-1]:
+        raise ValueError(
+            f"value: expected the length and the heads of key, {key.shape[-3:-1]}; got {shapes}{order}"
+        )
+    if not key.shape[-2] or query.shape[-2] % key.shape[-2]:
+        raise ValueError(
+            f"key: expected heads on axis -2 that divide those of query, {query.shape[-2]}; got"
+            f" {shapes}{order}"
+        )
+    return swap_heads(query), swap_heads(key), swap_heads(value)
+
+
+def _batched(name: str, array: Any, ranks: range) -> Array:
+    array = float_array(name, array, 0)
+    if array.ndim not in ranks:
+        batch = "..." if ranks.stop > 5 else "batch"
+        wanted = f"({batch}, length, heads, width) or (length, heads, width)"
+        hint = "; a single head is array[:, None]" if array.ndim == 2 else ""
+        raise ValueError(f"{name}: expected {wanted}, got shape {tuple(array.shape)}{hint}")
+    return array[None] if array.ndim == 3 else array
+
+
+def align_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
+    """A mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    return masks.from_array(_full_rank(name, booleans(name, mask), full))
+
+
+def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
+    """A bias that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
+    return None if bias is None else _full_rank(name, float_array(name, bias, 0), full)
+
+
+def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
+    # These libraries say that the last two axes are (T, S); with a third, a batch of as many examples as
+    # heads has two readings.
+    check_broadcast(name, np.shape(array), full[:-2], *full[-2:], wrapped=True)
+    return array.reshape((*(1,) * (len(full) - array.ndim), *array.shape))
+
+
+def all_of(parts: Sequence[Mask | None]) -> Mask | None:
+    """One mask of those that are there."""
+    there = [part for part in parts if part is not None]
+    return functools.reduce(operator.and_, there) if there else None
+
+
+def row_lengths(name: str, lengths: Any, batch: int, most: int | None = None) -> Any:
+    """One int32 per batch row."""
+    array = integers(name, lengths)
+    if array.shape != (batch,):
+        raise ValueError(
+            f"{name}: expected one integer per batch row, ({batch},); got shape {tuple(array.shape)}"
+        )
+    if most is not None and is_concrete(array):
+        numbers = np.asarray(array)
+        if not np.all((numbers >= 0) & (numbers <= most)):
+            raise ValueError(f"{name}: expected lengths in 0..{most}, got {numbers.tolist()}")
+    return array

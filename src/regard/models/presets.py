@@ -1,0 +1,253 @@
+"""Presets: published architectures as data, each with the table that it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flax import nnx
+
+from regard.models.classifier import Classifier
+from regard.models.config import TransformerConfig
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.positions import Llama3
+
+Kind = Literal["encoder", "decoder", "encoder_decoder"]
+Model = Encoder | Decoder | EncoderDecoder | Classifier
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An architecture with its sizes, and where they are published."""
+
+    kind: Kind
+    """Which model of `regard.models` it is."""
+    config: TransformerConfig
+    """Sizes and choices."""
+    source: str
+    """Paper and table."""
+
+    def build(self, *, rngs: nnx.Rngs) -> Encoder | Decoder | EncoderDecoder:
+        """The model with fresh parameters; `regard.interop.huggingface.load` has trained ones."""
+        return build_model(self.kind, self.config, rngs=rngs)
+
+
+def build_model(kind: Kind, config: TransformerConfig, *, rngs: nnx.Rngs) -> Any:
+    """The model of a kind with fresh parameters."""
+    return {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}[kind](
+        config, rngs=rngs
+    )
+
+
+def preset(name: str) -> Preset:
+    """Look up an architecture by its name.
+
+    Args:
+        name: a key of `PRESETS`.
+
+    Returns:
+        Kind, config and source; `dataclasses.replace(preset.config, ...)` changes sizes.
+
+    Raises:
+        KeyError: an unknown name; the error lists the known ones.
+
+    Example:
+        >>> from regard.models import preset
+        >>> mistral = preset("mistral-7b")
+        >>> mistral.config.num_key_heads, mistral.config.windows
+        (8, (4095,))
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+    raise KeyError(f"preset: expected one of {', '.join(PRESETS)}; got {name!r} (nearest: {near})")
+
+
+def _bert(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    return TransformerConfig(
+        d_model=d_model,
+        num_heads=num_heads,
+        d_ff=4 * d_model,
+        num_layers=num_layers,
+        vocab_size=30_522,
+        max_length=512,
+        positions="learned",
+        norm="post",
+        norm_epsilon=1e-12,
+        activation="gelu_erf",
+        scale_embedding=False,
+        embedding_norm=True,
+        num_token_types=2,
+        dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+    )
+
+
+def _gpt2(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    return TransformerConfig(
+        d_model=d_model,
+        num_heads=num_heads,
+        d_ff=4 * d_model,
+        num_layers=num_layers,
+        vocab_size=50_257,
+        max_length=1024,
+        positions="learned",
+        norm_epsilon=1e-5,
+        scale_embedding=False,
+        tied_output=True,
+        head_bias=False,
+        dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+    )
+
+
+# What Llama, Mistral and Qwen have in common.
+_LLAMA: dict[str, Any] = {
+    "positions": "rotary",
+    "norm_kind": "rms",
+    "activation": "silu",
+    "gated": True,
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "scale_embedding": False,
+    "head_bias": False,
+}
+
+_LLAMA_7B = TransformerConfig(
+    d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, norm_epsilon=1e-6, **_LLAMA
+)
+
+_MISTRAL_7B = dataclasses.replace(
+    _LLAMA_7B, d_ff=14_336, num_key_heads=8, head_dim=128, windows=(4095,), norm_epsilon=1e-5
+)
+
+
+def _t5(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    return TransformerConfig(
+        d_model=d_model,
+        num_heads=num_heads,
+        d_ff=4 * d_model,
+        num_layers=num_layers,
+        vocab_size=32_128,
+        head_dim=64,
+        positions="relative",
+        norm_kind="rms",
+        activation="relu",
+        attention_bias=False,
+        attention_scale=1.0,
+        feed_forward_bias=False,
+        scale_embedding=False,
+        shared_embedding=True,
+        tied_output=True,
+        head_bias=False,
+        output_scale=d_model**-0.5,
+        dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+    )
+
+
+def _vit(d_model: int, num_heads: int, num_layers: int, patch: int) -> TransformerConfig:
+    return TransformerConfig(
+        d_model=d_model,
+        num_heads=num_heads,
+        d_ff=4 * d_model,
+        num_layers=num_layers,
+        input_width=3 * patch**2,
+        max_length=(224 // patch) ** 2 + 1,
+        positions="learned",
+        norm_epsilon=1e-12,
+        activation="gelu_erf",
+        scale_embedding=False,
+        class_token=True,
+    )
+
+
+_BERT_PAPER = "Devlin et al., BERT, 2019, section 3"
+_GPT2_PAPER = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019, table 2"
+_T5_PAPER = "Raffel et al., T5, 2020, section 3.1.1 and 3.7"
+_VIT_PAPER = "Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, table 1"
+
+PRESETS: dict[str, Preset] = {
+    "bert-base": Preset("encoder", _bert(768, 12, 12), _BERT_PAPER),
+    "bert-large": Preset("encoder", _bert(1024, 16, 24), _BERT_PAPER),
+    "minilm-l6": Preset(
+        "encoder",
+        _bert(384, 12, 6),
+        "Wang et al., MiniLM, 2020, table 2: width 384; every other of its 12 layers kept",
+    ),
+    "gpt2": Preset("decoder", _gpt2(768, 12, 12), _GPT2_PAPER),
+    "gpt2-medium": Preset("decoder", _gpt2(1024, 16, 24), _GPT2_PAPER),
+    "gpt2-large": Preset("decoder", _gpt2(1280, 20, 36), _GPT2_PAPER),
+    "gpt2-xl": Preset("decoder", _gpt2(1600, 25, 48), _GPT2_PAPER),
+    "llama-7b": Preset("decoder", _LLAMA_7B, "Touvron et al., LLaMA, 2023, table 2"),
+    "llama-13b": Preset(
+        "decoder",
+        dataclasses.replace(_LLAMA_7B, d_model=5120, num_heads=40, d_ff=13_824, num_layers=40),
+        "Touvron et al., LLaMA, 2023, table 2",
+    ),
+    "llama-3.1-8b": Preset(
+        "decoder",
+        dataclasses.replace(
+            _LLAMA_7B,
+            d_ff=14_336,
+            num_key_heads=8,
+            vocab_size=128_256,
+            norm_epsilon=1e-5,
+            rotary_base=500_000.0,
+            rotary_scaling=Llama3(factor=8.0),
+        ),
+        "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3",
+    ),
+    "mistral-7b": Preset("decoder", _MISTRAL_7B, "Jiang et al., Mistral 7B, 2023, table 1"),
+    "qwen3-0.6b": Preset(
+        "decoder",
+        TransformerConfig(
+            d_model=1024,
+            num_heads=16,
+            num_key_heads=8,
+            head_dim=128,
+            d_ff=3072,
+            num_layers=28,
+            vocab_size=151_936,
+            rotary_base=1_000_000.0,
+            query_key_norm=True,
+            tied_output=True,
+            **_LLAMA,
+        ),
+        "Yang et al., Qwen3 Technical Report, 2025, table 1; widths from the released configuration",
+    ),
+    "gemma-2-2b": Preset(
+        "decoder",
+        TransformerConfig(
+            d_model=2304,
+            num_heads=8,
+            num_key_heads=4,
+            head_dim=256,
+            d_ff=9216,
+            num_layers=26,
+            vocab_size=256_000,
+            positions="rotary",
+            norm="both",
+            norm_kind="rms",
+            activation="gelu_tanh",
+            gated=True,
+            attention_bias=False,
+            attention_scale=256**-0.5,
+            attention_softcap=50.0,
+            windows=(4095, None),
+            feed_forward_bias=False,
+            tied_output=True,
+            head_bias=False,
+            output_softcap=30.0,
+        ),
+        "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
+    ),
+    "t5-small": Preset("encoder_decoder", _t5(512, 8, 6), _T5_PAPER),
+    "t5-base": Preset("encoder_decoder", _t5(768, 12, 12), _T5_PAPER),
+    "vit-base-16": Preset("encoder", _vit(768, 12, 12, 16), _VIT_PAPER),
+    "vit-large-16": Preset("encoder", _vit(1024, 16, 24, 16), _VIT_PAPER),
+}
