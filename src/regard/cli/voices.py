@@ -10,7 +10,7 @@ from regard.cli.spelling import ByteSpelling, TokenizerSpelling
 from regard.models import Decoder, EncoderDecoder
 from regard.training import runs
 
-CONFIG, MODULES = "config.json", "modules.json"
+CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,13 @@ def open_voice(directory: Path) -> Voice:
         OSError: when it cannot be read.
         ImportError: when a package that it needs is not installed.
     """
-    settings = _read_settings(directory)
-    if "model_type" in settings or (directory / MODULES).is_file():
+    if (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG):
         return _open_pretrained(directory)
+    if not (directory / CONFIG).is_file():
+        raise ValueError(
+            f"{directory} has no {CONFIG}; give a run of `regard train text`, or a folder with a Hugging Face"
+            " model"
+        )
     task, model = runs.load_run(directory)
     if not isinstance(model, Decoder):
         raise ValueError(
@@ -67,10 +71,10 @@ def open_voice(directory: Path) -> Voice:
     )
 
 
-def _read_settings(directory: Path) -> dict[str, Any]:
-    """config.json, which both kinds have; empty where there is none that can be read."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file of settings; empty where there is none that can be read."""
     try:
-        settings = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -81,7 +85,8 @@ def _open_pretrained(directory: Path) -> Voice:
     from regard.interop import huggingface
 
     loaded = huggingface.load(directory)
-    model, tokenizer, settings = loaded.model, loaded.tokenizer, loaded.settings
+    model, tokenizer = loaded.model, loaded.tokenizer
+    settings = loaded.settings | _read_json(loaded.directory / DEFAULTS)
     if not isinstance(model, Decoder | EncoderDecoder):
         raise ValueError(
             f"{directory} holds {loaded.kind}, which reads and does not write; give another model"
@@ -97,9 +102,14 @@ def _open_pretrained(directory: Path) -> Voice:
         start = settings.get("decoder_start_token_id", settings.get("pad_token_id", 0))
 
     def encode(text: str) -> list[int]:
-        tokens = tokenizer.encode(text).ids
-        first = settings.get("bos_token_id")
-        return tokens or ([] if first is None else [first])
+        tokens, first = tokenizer.encode(text).ids, settings.get("bos_token_id")
+        if tokens or start is not None:
+            return tokens
+        if first is None:
+            raise ValueError(
+                f"--prompt {text!r} has no tokens, and the model none to begin with; give a text"
+            )
+        return [first]
 
     return Voice(
         model=model,

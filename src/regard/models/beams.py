@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from regard.axes import Array, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.generation import build_model, read_prompts
 from regard.models.prompts import Request, pose, pose_stop_tokens, vocabulary_size
+from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import widen
 from regard.records import record
 
@@ -109,8 +108,7 @@ def beam_search(
         TypeError, ValueError: as in `generate`; fewer than one beam; a length penalty that is not finite.
 
     Example:
-        >>> from flax import nnx
-        >>> from regard.models import Decoder, TransformerConfig, beam_search
+        >>>         >>> from regard.models import Decoder, TransformerConfig, beam_search
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
         >>> found = beam_search(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2, 3]], num_beams=4, max_tokens=5)
         >>> found.tokens.shape, bool((found.scores[:, 1:] <= found.scores[:, :-1]).all())
@@ -134,15 +132,20 @@ def beam_search(
         chunk=chunk,
     )
     stops = pose_stop_tokens(stop_tokens, vocabulary_size(model))
-    graph, state = nnx.split(model)
-    return _search(graph, state, request, stops, float(length_penalty), num_beams)
+    parts = take_apart(model)
+    return _search(*parts, request, stops, float(length_penalty), num_beams)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "num_beams"))
+@functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
 def _search(
-    graph: Any, state: Any, request: Request, stops: Array, penalty: Array | float, num_beams: int
+    structure: Structure,
+    arrays: list[Any],
+    request: Request,
+    stops: Array,
+    penalty: Array | float,
+    num_beams: int,
 ) -> Beams:
-    model = build_model(graph, state)
+    model = put_together(structure, arrays)
     hidden, cache = read_prompts(model, request)
     batch, width = hidden.shape[0], num_beams
     rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prompts import Request, check_token, pose, pose_stop_tokens, vocabulary_size
+from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
 from regard.records import record
 
@@ -155,10 +155,10 @@ def generate(
         chunk=chunk,
     )
     rules = _pose_rules(model, request, sampling, stop_tokens, rng, pad_token)
-    graph, state = nnx.split(model)
-    cache, draft = _begin(graph, state, request, rules)
+    structure, arrays = take_apart(model)
+    cache, draft = _begin(structure, arrays, request, rules)
     if request.max_tokens > 1:
-        _, draft = _go_on(graph, state, cache, draft, rules, np.int32(request.max_tokens))
+        _, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(request.max_tokens))
     return draft.written
 
 
@@ -217,17 +217,19 @@ def stream(
         chunk=chunk,
     )
     rules = _pose_rules(model, request, sampling, stop_tokens, rng, 0)
-    return _stream(*nnx.split(model), request, rules, burst)
+    return _stream(*take_apart(model), request, rules, burst)
 
 
-def _stream(graph: Any, state: Any, request: Request, rules: Rules, burst: int) -> Iterator[list[list[int]]]:
-    cache, draft = _begin(graph, state, request, rules)
+def _stream(
+    structure: Structure, arrays: list[Any], request: Request, rules: Rules, burst: int
+) -> Iterator[list[list[int]]]:
+    cache, draft = _begin(structure, arrays, request, rules)
     sent, ready = np.zeros(draft.newest.shape, np.int32), 1
     while True:
         done, limit = draft, min(ready + burst, request.max_tokens)
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
-            cache, draft = _go_on(graph, state, cache, draft, rules, np.int32(limit))
+            cache, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(limit))
         tokens, lengths, alive = _on_host(done.written.tokens, done.written.lengths, done.alive)
         yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
@@ -235,50 +237,10 @@ def _stream(graph: Any, state: Any, request: Request, rules: Rules, burst: int) 
         sent, ready = lengths, limit
 
 
-def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
-    """The hidden state of each row's last prompt token, `(batch, 1, M)`, and the cache behind it."""
-    start, counts = jnp.asarray(request.start), request.counts
-    batch, size = start.shape
-    capacity, chunk = request.capacity, request.chunk
-    if request.source is None:
-        cache = model.start_cache(batch, capacity, chunk=chunk)
-    else:
-        memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)
-        cache = model.start_cache(memory, capacity, source_lengths=request.source_lengths)
-    if counts is None:
-        hidden, cache = model.read(start[:, :chunk], cache)
-    else:
-        counts = jnp.asarray(counts)
-        hidden, cache = model.read(start[:, :chunk], cache, jnp.minimum(counts, chunk))
-    last = hidden[:, -1:] if counts is None else _pick(hidden, counts - 1)
-    if size == chunk:
-        return last, cache
-
-    def read_chunk(carry: tuple[Array, Any], piece: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
-        (last, cache), (tokens, first) = carry, piece
-        if counts is None:
-            hidden, cache = model.read(tokens, cache)
-            return (hidden[:, -1:], cache), None
-        hidden, cache = model.read(tokens, cache, jnp.clip(counts - first, 0, chunk))
-        ends_here = (counts > first)[:, None, None]
-        return (jnp.where(ends_here, _pick(hidden, counts - 1 - first), last), cache), None
-
-    pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, -1, chunk)), 0, 1)
-    firsts = jnp.arange(chunk, size, chunk, dtype=jnp.int32)
-    return jax.lax.scan(read_chunk, (last, cache), (pieces, firsts))[0]
-
-
-def build_model(graph: Any, state: Any) -> Any:
-    """The model from its parts, with dropout off."""
-    model = nnx.merge(graph, state)
-    model.eval()
-    return model
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def _begin(graph: Any, state: Any, request: Request, rules: Rules) -> tuple[Any, Draft]:
+@functools.partial(jax.jit, static_argnames="structure")
+def _begin(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Draft]:
     """Read the prompts, and choose the first tokens."""
-    model = build_model(graph, state)
+    model = put_together(structure, arrays)
     hidden, cache = read_prompts(model, request)
     batch, size = request.start.shape
     shape = (batch, request.max_tokens)
@@ -300,10 +262,12 @@ def _begin(graph: Any, state: Any, request: Request, rules: Rules) -> tuple[Any,
     return cache, _write(draft, model.predict(hidden)[:, 0], rules)
 
 
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="cache")
-def _go_on(graph: Any, state: Any, cache: Any, draft: Draft, rules: Rules, limit: Array) -> tuple[Any, Draft]:
+@functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
+def _go_on(
+    structure: Structure, arrays: list[Any], cache: Any, draft: Draft, rules: Rules, limit: Array
+) -> tuple[Any, Draft]:
     """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
-    model = build_model(graph, state)
+    model = put_together(structure, arrays)
 
     def is_open(carry: tuple[Any, Draft]) -> Array:
         return (carry[1].step < limit) & jnp.any(carry[1].alive)
@@ -358,12 +322,6 @@ def log_probabilities_of(logits: Array, tokens: Array) -> Array:
 
 def _put(columns: Array, column: Array, index: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)
-
-
-def _pick(hidden: Array, places: Array) -> Array:
-    """One position per row, `(batch, 1, M)`; places outside are moved inside."""
-    places = jnp.clip(places, 0, hidden.shape[1] - 1)
-    return jnp.take_along_axis(hidden, places[:, None, None], axis=1)
 
 
 def _mark(seen: Array, tokens: Array, real: Array) -> Array:
