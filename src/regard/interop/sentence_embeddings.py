@@ -1,0 +1,117 @@
+"""Sentences as vectors whose dot products are similarities, with models of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from regard.axes import Array, Float
+from regard.interop.huggingface import Pretrained
+
+POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+
+
+def embed(
+    pretrained: Pretrained,
+    sentences: Sequence[str],
+    *,
+    batch_size: int = 32,
+    max_length: int | None = None,
+) -> np.ndarray:
+    """Embed sentences: hidden states, averaged over the tokens of each, of length 1.
+
+    e = mean_t hidden_t;  embedding = e / |e|
+
+    Sentences of similar lengths share a batch, and lengths are padded to multiples of 16, so that few shapes
+    are compiled. Padding changes no result.
+
+    Args:
+        pretrained: an encoder with a tokenizer, as `huggingface.load` returns it. Pooling is read from the
+            folder's `1_Pooling/config.json` where there is one: the mean, or the first token.
+        sentences: any number of them.
+        batch_size: sentences per call of the model.
+        max_length: tokens to keep of a sentence, [CLS] and [SEP] included. None means what the folder's
+            `sentence_bert_config.json` says, or else the model's own limit.
+
+    Returns:
+        One row per sentence, `(sentences, M)`, float32.
+
+    Raises:
+        TypeError: one string in place of several.
+        ValueError: a model that is no encoder of tokens, one without a tokenizer, a pooling that is not
+            supported.
+
+    Example:
+        >>> from regard.interop import huggingface
+        >>> from regard.interop.sentence_embeddings import embed
+        >>> minilm = huggingface.load(huggingface.find_minilm())  # doctest: +SKIP
+        >>> rows = embed(minilm, ["He disliked the film.", "He did not like it."])  # doctest: +SKIP
+        >>> similarity = rows @ rows.T  # doctest: +SKIP
+
+    Reference: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
+    """
+    if isinstance(sentences, str):
+        raise TypeError("sentences: expected a sequence of strings, got one string; put it in a list")
+    if pretrained.kind != "bert":
+        raise ValueError(f"pretrained: expected an encoder of tokens (bert), got {pretrained.kind}")
+    if pretrained.tokenizer is None:
+        raise ValueError(
+            f"pretrained: expected a tokenizer in {pretrained.directory}, found neither tokenizer.json nor"
+            " vocab.txt"
+        )
+    pooling, limit = _read_pooling(pretrained), _read_limit(pretrained, max_length)
+    tokens = [_truncate(one.ids, limit) for one in pretrained.tokenizer.encode_batch(list(sentences))]
+    order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
+    rows = np.zeros((len(tokens), pretrained.config.d_model), np.float32)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        padded = -(-max(len(tokens[index]) for index in chosen) // 16) * 16
+        batch = np.zeros((len(chosen), min(padded, pretrained.config.max_length)), np.int32)
+        for row, index in enumerate(chosen):
+            batch[row, : len(tokens[index])] = tokens[index]
+        lengths = np.asarray([len(tokens[index]) for index in chosen], np.int32)
+        rows[chosen] = _pool(pretrained.model, jnp.asarray(batch), jnp.asarray(lengths), pooling)
+    return rows
+
+
+@nnx.jit(static_argnames="pooling")
+def _pool(model: Any, tokens: Array, lengths: Array, pooling: str) -> Float[Array, "B M"]:
+    hidden = model(tokens, lengths=lengths).astype(jnp.float32)  # zero in the padding
+    if pooling == "first":
+        pooled = hidden[:, 0]
+    else:
+        pooled = jnp.sum(hidden, axis=1) / jnp.maximum(lengths, 1).astype(jnp.float32)[:, None]
+    return pooled * jax.lax.rsqrt(jnp.maximum(jnp.sum(pooled**2, axis=-1, keepdims=True), 1e-24))
+
+
+def _truncate(ids: list[int], limit: int) -> list[int]:
+    """The first tokens, with the last one, [SEP], kept at the end."""
+    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
+
+
+def _read_pooling(pretrained: Pretrained) -> str:
+    path = pretrained.directory / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return "mean"
+    modes = [
+        name
+        for name, on in json.loads(path.read_text()).items()
+        if name.startswith("pooling_mode") and on is True
+    ]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise ValueError(f"{path}: expected one of {', '.join(POOLINGS)}, got {', '.join(modes) or 'none'}")
+    return POOLINGS[modes[0]]
+
+
+def _read_limit(pretrained: Pretrained, max_length: int | None) -> int:
+    path = pretrained.directory / "sentence_bert_config.json"
+    if max_length is None and path.is_file():
+        max_length = json.loads(path.read_text()).get("max_seq_length")
+    limit = pretrained.config.max_length
+    return limit if max_length is None else max(min(max_length, limit), 3)

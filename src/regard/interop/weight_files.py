@@ -1,0 +1,331 @@
+"""Tensors in safetensors files, one at a time: nothing in such a file can run, and nothing else is opened."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Names of element types in a file's header.
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+# A zip archive, as torch.save writes, and the opcode that starts a pickle of protocol 2 and later.
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class WeightFileError(ValueError):
+    """A file of weights that is absent, damaged, or of a kind that is not read."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies and what it is, known without reading it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """Element type as the file names it, such as "F32" or "BF16"."""
+
+
+class WeightFiles(Mapping[str, Stored]):
+    """The tensors of one or several safetensors files by name; `read` fetches one.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from regard.interop import weight_files
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = weight_files.write_weights(f"{folder}/model.safetensors", {"w": np.ones((2, 3))})
+        ...     weights = weight_files.open_weights(folder)
+        ...     print(dict(weights)["w"].shape, weights.read("w").sum())
+        (2, 3) 6.0
+    """
+
+    def __init__(self, tensors: Mapping[str, Stored], handles: Mapping[Path, Any]):
+        self._tensors, self._handles = dict(tensors), dict(handles)
+
+    def __getitem__(self, name: str) -> Stored:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor; bfloat16 as the NumPy dtype of ml_dtypes.
+
+        Raises:
+            KeyError: an unknown name, with the nearest.
+            WeightFileError: an element type that NumPy has no match for, such as float8.
+        """
+        if name not in self._tensors:
+            near = difflib.get_close_matches(name, self._tensors, n=1, cutoff=0.0)
+            raise KeyError(
+                f"{name}: no such tensor among {len(self)}" + (f" (nearest: {near[0]})" * bool(near))
+            )
+        stored = self._tensors[name]
+        if stored.dtype not in DTYPES:
+            raise WeightFileError(
+                f"{stored.path}: tensor {name} has element type {stored.dtype}; expected one of"
+                f" {', '.join(DTYPES)}; convert it before loading"
+            )
+        return self._handles[stored.path].get_tensor(name)
+
+
+def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
+    """Look into safetensors files without reading their tensors.
+
+    Args:
+        path: a `.safetensors` file, an index of shards (`*.safetensors.index.json`), or a folder that holds
+            `model.safetensors` or `model.safetensors.index.json` (the single file is taken where both are).
+
+    Returns:
+        Every tensor's file, shape and element type, and `read` to fetch one.
+
+    Raises:
+        WeightFileError: no such file, a pickle (`.bin`, `.pt`, `.pth`, `.ckpt`), a damaged or truncated file,
+            an index that does not agree with its files. The message names the file.
+
+    Reference: https://github.com/huggingface/safetensors, section "Format".
+    """
+    path = _find(Path(path))
+    if path.name.endswith(".json"):
+        return _open_shards(path)
+    handle = _open_file(path)
+    return WeightFiles(_list(path, handle), {path: handle})
+
+
+def _find(path: Path) -> Path:
+    """The safetensors file or index that the path means."""
+    if path.is_dir():
+        for name in (SINGLE, INDEX):
+            if (path / name).is_file():
+                return path / name
+        pickles = sorted(one.name for one in path.iterdir() if one.suffix in PICKLES)
+        raise WeightFileError(
+            f"{path}: expected {SINGLE} or {INDEX}; "
+            + (
+                f"found {', '.join(pickles)}, which is pickle: {_PICKLE_REASON}"
+                if pickles
+                else f"found {', '.join(sorted(one.name for one in path.iterdir())) or 'nothing'}"
+            )
+        )
+    if path.suffix in PICKLES:
+        raise WeightFileError(f"{path}: a pickle file: {_PICKLE_REASON}")
+    if not path.is_file():
+        raise WeightFileError(f"{path}: expected a safetensors file or a folder with one, found nothing")
+    return path
+
+
+_PICKLE_REASON = (
+    "opening one runs whatever code it holds, so it is never opened here; convert it where you trust it, with"
+    " safetensors.torch.save_file or save_pretrained(..., safe_serialization=True)"
+)
+
+
+def _open_file(path: Path) -> Any:
+    """A handle on one file, whose header has been checked."""
+    from safetensors import SafetensorError, safe_open
+
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start.startswith(_PICKLE_STARTS):
+        raise WeightFileError(f"{path}: named like a safetensors file but a pickle: {_PICKLE_REASON}")
+    try:
+        return safe_open(path, "numpy")
+    except SafetensorError as error:
+        raise WeightFileError(
+            f"{path}: expected a whole safetensors file, got {path.stat().st_size} bytes that are not one"
+            f" ({error}); it is truncated or damaged: fetch it again"
+        ) from error
+
+
+def _list(path: Path, handle: Any) -> dict[str, Stored]:
+    """What one file holds."""
+    found = {}
+    for name in handle.keys():  # noqa: SIM118 (not a mapping)
+        view = handle.get_slice(name)
+        found[name] = Stored(path, tuple(view.get_shape()), view.get_dtype())
+    return found
+
+
+def _open_shards(index: Path) -> WeightFiles:
+    """The files that an index names, each tensor from the file the index gives."""
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        # A name with folders in it could point anywhere.
+        files = {index.parent / Path(place).name for place in places.values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightFileError(
+            f"{index}: expected JSON with a weight_map of tensor and file names ({error!r})"
+        ) from error
+    absent = sorted(file.name for file in files if not file.is_file())
+    if absent:
+        raise WeightFileError(f"{index}: names files that are not beside it: {', '.join(absent)}")
+    handles = {file: _open_file(file) for file in sorted(files)}
+    held = {file: _list(file, handle) for file, handle in handles.items()}
+    tensors = {}
+    for name, place in places.items():
+        file = index.parent / Path(place).name
+        if name not in held[file]:
+            raise WeightFileError(f"{index}: expected tensor {name} in {file.name}, which does not hold it")
+        tensors[name] = held[file][name]
+    return WeightFiles(tensors, handles)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor to write: its shape and dtype are known before it is computed."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    compute: Callable[[], np.ndarray]
+
+
+def write_weights(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, np.ndarray | Planned],
+    *,
+    force: bool = False,
+    shard_bytes: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write tensors as safetensors, one at a time, complete or not at all.
+
+    Files are written under temporary names beside their place and renamed when all are complete.
+
+    Args:
+        path: the file, ending in `.safetensors`; its folder is created when missing.
+        tensors: arrays by name, or `Planned` ones that are computed when their turn comes.
+        force: whether an existing file may be replaced.
+        shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
+            than that has a file of its own. None writes one file.
+        metadata: strings to keep in the header. The default, {"format": "pt"}, is what transformers
+            requires.
+
+    Returns:
+        The path of the file, or of the index where there are several files.
+
+    Raises:
+        WeightFileError: a path that exists already, or that does not end in `.safetensors`; an array of a
+            dtype that the format has no name for.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise WeightFileError(f"{path}: expected a name that ends in .safetensors")
+    plans = {name: _plan(name, tensor) for name, tensor in tensors.items()}
+    shards = _divide(plans, shard_bytes)
+    metadata = {"format": "pt"} if metadata is None else dict(metadata)
+    if len(shards) == 1:
+        contents: dict[Path, Any] = {path: plans}
+    else:
+        names = [
+            path.with_name(f"{path.stem}-{number:05d}-of-{len(shards):05d}.safetensors")
+            for number in range(1, len(shards) + 1)
+        ]
+        contents = dict(zip(names, shards, strict=True))
+    targets = [*contents] + ([path.with_name(path.name + ".index.json")] if len(shards) > 1 else [])
+    # A file left beside an index, or the other way round, would be read in the new one's place.
+    rivals = [path, path.with_name(path.name + ".index.json")]
+    taken = sorted({target.name for target in (*targets, *rivals) if target.exists()})
+    if taken and not force:
+        raise WeightFileError(
+            f"{path.parent}: {', '.join(taken)} exists already; choose another place, or pass force=True to"
+            " replace it"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as draft:
+        for target, held in contents.items():
+            _write_file(Path(draft) / target.name, held, metadata)
+        if len(shards) > 1:
+            places = {name: target.name for target, held in contents.items() for name in held}
+            total = sum(_size(plan) for plan in plans.values())
+            text = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2)
+            (Path(draft) / targets[-1].name).write_text(text + "\n")
+        for target in targets:
+            os.replace(Path(draft) / target.name, target)
+    for rival in rivals:
+        if rival not in targets:
+            rival.unlink(missing_ok=True)
+    return targets[-1]
+
+
+def _plan(name: str, tensor: np.ndarray | Planned) -> Planned:
+    """The tensor as a plan whose dtype can be written."""
+    if not isinstance(tensor, Planned):
+        array = np.asarray(tensor)
+        tensor = Planned(array.shape, array.dtype, lambda: array)
+    if np.dtype(tensor.dtype) not in _CODES:
+        raise WeightFileError(
+            f"tensors: expected dtypes {', '.join(str(dtype) for dtype in _CODES)}; {name} has {tensor.dtype}"
+        )
+    return tensor
+
+
+def _size(plan: Planned) -> int:
+    return math.prod(plan.shape) * np.dtype(plan.dtype).itemsize
+
+
+def _divide(plans: Mapping[str, Planned], most: int | None) -> list[dict[str, Planned]]:
+    """Consecutive tensors, as many to a file as fit."""
+    shards: list[dict[str, Planned]] = [{}]
+    filled = 0
+    for name, plan in plans.items():
+        if most is not None and shards[-1] and filled + _size(plan) > most:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = plan
+        filled += _size(plan)
+    return shards
+
+
+def _write_file(path: Path, plans: Mapping[str, Planned], metadata: Mapping[str, str]) -> None:
+    """One file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name, plan in plans.items():
+        header[name] = {
+            "dtype": _CODES[np.dtype(plan.dtype)],
+            "shape": list(plan.shape),
+            "data_offsets": [place, place + _size(plan)],
+        }
+        place += _size(plan)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
+    with open(path, "xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, plan in plans.items():
+            array = np.ascontiguousarray(plan.compute(), dtype=plan.dtype)
+            if array.shape != plan.shape and array.size != math.prod(plan.shape):
+                raise WeightFileError(f"{name}: planned shape {plan.shape}, computed {array.shape}")
+            bytes_here = array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+            file.write(bytes_here.data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,49 @@
+"""Weights of small reference models, drawn from their names: the same in every process, so never stored."""
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+PARITY = Path(__file__).parent / "parity"
+
+
+def uniform(name, shape):
+    """Numbers in [-1, 1) that depend on the name alone, exact in float32."""
+    # The raw stream of a bit generator is the only one that NumPy never changes.
+    raw = np.random.Philox(key=zlib.crc32(name.encode())).random_raw(math.prod(shape))
+    return ((raw >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1).reshape(shape)
+
+
+def draw(name, shape, kind):
+    """A tensor of a model of this kind, of such a size that attention is neither even nor one-hot."""
+    numbers = uniform(name, shape)
+    if name.endswith("bias") and len(shape) == 1:
+        return numbers * np.float32(0.25)
+    if name.endswith("sinks"):
+        return numbers * np.float32(2)
+    if len(shape) == 1:  # the scale of a norm; Gemma adds one itself
+        return numbers * np.float32(0.25) + np.float32(kind != "gemma2")
+    if any(part in name for part in ("embed", "shared", "wte", "wpe", "cls_token", "relative")):
+        return numbers
+    gain = 0.6 if ".q." in name else 1.5  # T5 does not scale its scores
+    return numbers * np.float32(gain * math.sqrt(3 / math.prod(shape[1:])))
+
+
+def draw_all(shapes, kind):
+    """Every tensor of a model, by its name."""
+    return {name: draw(name, tuple(shape), kind) for name, shape in shapes.items()}
+
+
+def tokens(name, shape, vocab_size):
+    """Token ids that depend on the name alone."""
+    return np.floor((uniform(name, shape) + 1) / 2 * vocab_size).astype(np.int32)
+
+
+def read_reference(name):
+    """The stored facts of a model: {"config", "shapes", ...} and its arrays by name."""
+    with np.load(PARITY / f"{name}.npz") as file:
+        arrays = {key: file[key] for key in file.files}
+    return json.loads(arrays.pop("facts").tobytes()), arrays

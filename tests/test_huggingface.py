@@ -1,0 +1,499 @@
+"""Folders of Hugging Face: configs in every spelling, weights that do not fit, saving, tokenizers."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+import drawn_weights
+from regard.interop import huggingface
+from regard.interop.huggingface_exports import parameter_paths, write_settings
+from regard.interop.weight_files import WeightFileError, open_weights, write_weights
+from regard.interop.weight_maps import choose_table, plan_tensors
+from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
+from regard.positions import DynamicNTK, Linear, Llama3, YaRN
+
+NAMES = ("bert", "vit", "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "t5", "t5_gated")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "intermediate_size": 37,
+    "num_hidden_layers": 5,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+
+
+def read(**settings):
+    return huggingface.read_config({**LLAMA, **settings})[1]
+
+
+def fill(folder, name, change=None, **options):
+    """Write a reference model's checkpoint, with its tensors changed."""
+    facts, _ = drawn_weights.read_reference(name)
+    tensors = drawn_weights.draw_all(facts["shapes"], facts["config"]["model_type"])
+    if change:
+        change(tensors)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(facts["config"]))
+    write_weights(folder / "model.safetensors", tensors, force=True, **options)
+    return folder
+
+
+# Configs.
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"type": "linear", "factor": 2.0}, Linear(2.0)),
+        ({"type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 64, 64)),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            Llama3(8.0, 16, 1.0, 4.0),
+        ),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, YaRN(4.0, 16)),
+        ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, YaRN(4.0, 16)),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": 8},
+            YaRN(4.0, 64, 8.0, 1.0, 1.5, False),
+        ),
+        ({"rope_type": "default"}, None),
+    ],
+)
+def test_rotary_rules_in_both_spellings(rules, expected):
+    old = read(rope_theta=5e5, rope_scaling=rules)
+    new = read(rope_parameters={**rules, "rope_theta": 5e5})
+    assert old == new
+    assert (old.rotary_base, old.rotary_scaling, old.rotary_width) == (5e5, expected, None)
+
+
+def test_rotary_details():
+    assert read().rotary_base == 10_000.0
+    assert read(rope_scaling=None, rope_theta=100.0).rotary_scaling is None
+    assert read(head_dim=10, partial_rotary_factor=0.4).rotary_width == 4
+    yarn = {"type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert read(rope_scaling=yarn).rotary_scaling.amplitude == 1.0
+    settings = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    assert huggingface.read_config(settings, length=128)[1].rotary_scaling == DynamicNTK(2.0, 64, 128)
+    with pytest.raises(ValueError, match=r"rope_type: expected one of default, linear.*got 'longrope'"):
+        read(rope_scaling={"type": "longrope", "short_factor": [], "long_factor": []})
+    with pytest.raises(ValueError, match="rope_scaling: expected the entry factor for linear"):
+        read(rope_scaling={"type": "linear"})
+
+
+def test_windows_and_biases():
+    assert read(model_type="mistral", sliding_window=7).windows == (6,)
+    assert read(model_type="mistral", sliding_window=None).windows == (None,)
+    gemma = {"model_type": "gemma2", "sliding_window": 7, "num_key_value_heads": 2}
+    assert read(**gemma).windows == (6, None)
+    assert read(**{**gemma, "num_hidden_layers": 1}).windows == (6,)
+    kinds = ["full_attention", "full_attention", "sliding_attention"] * 2
+    assert read(**gemma, layer_types=kinds, num_hidden_layers=6).windows == (None, None, 6)
+    qwen = {"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 3}
+    assert read(**qwen, use_sliding_window=True).windows == (None, None, None, 6, 6)
+    assert read(**qwen, use_sliding_window=False).windows == (None,)
+    assert (read(**qwen).attention_bias, read(**qwen).output_bias) == (True, False)
+    assert read(model_type="qwen3").query_key_norm
+    assert read(model_type="qwen3").head_dim == 128
+    assert read(attention_bias=True, mlp_bias=True).feed_forward_bias
+    with pytest.raises(
+        ValueError, match="layer_types: expected sliding_attention or full_attention, got chu"
+    ):
+        read(**gemma, layer_types=["chunked_attention"] * 5)
+    with pytest.raises(ValueError, match="layer_types: expected one entry for each of 5 layers, got 1"):
+        read(**gemma, layer_types=["full_attention"])
+
+
+def test_t5_scales_a_tied_head_alone():
+    base = {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 3, "d_ff": 5, "num_layers": 1}
+    t5 = lambda **more: huggingface.read_config({**base, "vocab_size": 7, **more})[1]
+    assert (t5().tied_output, t5().output_scale) == (True, 0.25)
+    first = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    assert (first.tied_output, first.output_scale, first.activation) == (False, 1.0, "gelu_tanh")
+    # As transformers 5 writes version 1.1 with a head that is the table.
+    second = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=True, scale_decoder_outputs=False)
+    assert (second.tied_output, second.output_scale) == (True, 1.0)
+    assert t5(feed_forward_proj="gated-silu").activation == "silu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "mixtral"}, r"model_type: expected one of bert, vit.*got 'mixtral' \(nearest: "),
+        ({"model_type": None}, r"model_type: expected one of bert"),
+        ({"hidden_size": None}, r"hidden_size: expected an integer in the config.json of llama, got None"),
+        ({"hidden_size": "24"}, r"hidden_size: expected an integer .* got '24'"),
+        ({"hidden_act": "mish"}, r"activation: expected one of gelu,.*got 'mish'"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config: expected weights of floating point"),
+        ({"model_type": "bert", "is_decoder": True}, r"is_decoder: expected False for bert, got True"),
+        (
+            {"model_type": "bert", "position_embedding_type": "relative_key"},
+            r"position_embedding_type: expected 'absolute' for bert, got 'relative_key'",
+        ),
+    ],
+)
+def test_what_is_not_supported_says_what_is(settings, message):
+    with pytest.raises(ValueError, match=message):
+        read(**settings)
+
+
+def test_unreadable_configs_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"config.json: expected the config.json of a model, found nothing"):
+        huggingface.read_config(tmp_path)
+    for text, complaint in (("{", "expected JSON, got"), ("[]", "expected a JSON object, got list")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"config.json: {complaint}"):
+            huggingface.load(tmp_path)
+
+
+# Weights that do not fit.
+
+
+def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
+    def change(tensors):
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.norm.weight"] = tensors["model.norm.weight"][:7]
+        tensors["model.layers.2.mlp.up_proj.weight"] = np.ones((3, 5), np.float32)
+        tensors["surprise"] = np.ones(2, np.float32)
+
+    with pytest.raises(ValueError, match=r"^weights: expected the 21 tensors .*; 4 do not fit") as caught:
+        huggingface.load(fill(tmp_path, "llama", change))
+    for line in (
+        "missing: model.layers.1.mlp.up_proj.weight (37, 24), for trunk.stack.blocks.1.feed_forward.widen.k",
+        "misshapen: model.norm.weight: expected (24,), got (7,)",
+        "extra: model.layers.2.mlp.up_proj.weight (3, 5)",
+        "extra: surprise (2,)",
+    ):
+        assert f"\n  {line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "extras", "old_prefix", "new_prefix"),
+    [
+        ("bert", ("cls.predictions.bias", "bert.embeddings.position_ids"), "", "bert."),
+        ("gpt2", ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"), "transformer.", ""),
+        ("llama", ("model.layers.0.self_attn.rotary_emb.inv_freq",), "model.", ""),
+        ("vit", ("classifier.weight",), "", "vit."),
+        ("t5", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "", ""),
+    ],
+)
+def test_prefixes_and_buffers_that_mean_nothing(tmp_path, name, extras, old_prefix, new_prefix):
+    def change(tensors):
+        for key in [*tensors]:
+            if key.startswith(old_prefix) and not key.startswith("lm_head"):
+                tensors[new_prefix + key.removeprefix(old_prefix)] = tensors.pop(key)
+        table = next((tensors[key] for key in tensors if key.endswith(("wte.weight", "shared.weight"))), None)
+        for key in extras:
+            tensors[key] = table if key == "lm_head.weight" else np.ones((1, 1), np.float32)
+
+    plain = parameter_paths(huggingface.load(fill(tmp_path / "plain", name)).model)
+    other = parameter_paths(huggingface.load(fill(tmp_path / "other", name, change)).model)
+    assert {*plain} == {*other}
+    for path, leaf in plain.items():
+        np.testing.assert_array_equal(leaf[...], other[path][...])
+
+
+def test_old_names_of_norms(tmp_path):
+    def change(tensors):
+        for key in [*tensors]:
+            for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+                if key.endswith(new):
+                    tensors[key.removesuffix(new) + old] = tensors.pop(key)
+
+    plain = parameter_paths(huggingface.load(fill(tmp_path / "plain", "bert")).model)
+    other = parameter_paths(huggingface.load(fill(tmp_path / "other", "bert", change)).model)
+    for path, leaf in plain.items():
+        np.testing.assert_array_equal(leaf[...], other[path][...])
+
+
+def test_the_same_tensor_twice(tmp_path):
+    def change(tensors):
+        tensors["wte.weight"] = tensors["transformer.wte.weight"]
+
+    with pytest.raises(ValueError, match=r"weights: expected every tensor once, got a second .*wte.weight"):
+        huggingface.load(fill(tmp_path, "gpt2", change))
+
+
+def test_a_head_that_differs_from_its_table_is_a_head(tmp_path):
+    """Whatever config.json says; as transformers 5 reads it."""
+
+    def change(tensors):
+        tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"]
+
+    tied = huggingface.load(fill(tmp_path / "tied", "qwen3"))
+    other = huggingface.load(fill(tmp_path / "other", "qwen3", change))
+    assert tied.config.tied_output
+    assert not other.config.tied_output
+    tokens = jnp.array([[1, 2, 3]])
+    np.testing.assert_allclose(other.model(tokens), 2 * tied.model(tokens), rtol=1e-5, atol=1e-5)
+
+
+# Filling.
+
+
+def test_nothing_random_is_computed(tmp_path):
+    folder = fill(tmp_path, "bert")
+    compiled = []
+
+    def listen(name, *_, **__):
+        if "backend_compile" in name:
+            compiled.append(name)
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        model = huggingface.load(folder).model
+        assert not compiled, "filling needs no computation"
+        tokens = jnp.array([[1, 2, 3]])
+        np.testing.assert_array_equal(model(tokens), model(tokens))
+        assert compiled, "the check would have seen one"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_kinds_of_models(tmp_path):
+    expected = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder, "llama": Decoder}
+    for name, kind in expected.items():
+        pretrained = huggingface.load(fill(tmp_path / name, name))
+        assert type(pretrained.model) is kind
+        assert pretrained.kind == name
+        assert pretrained.tokenizer is None
+        assert pretrained.model.config == pretrained.config
+        assert pretrained.settings["model_type"] == name
+
+
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("wanted", [None, jnp.bfloat16, jnp.float32])
+def test_dtypes(tmp_path, stored, wanted):
+    def change(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].astype(stored)
+
+    model = huggingface.load(fill(tmp_path, "gemma2", change), dtype=wanted).model
+    kept = jnp.float32 if stored == np.float64 else stored
+    for leaf in parameter_paths(model).values():
+        assert leaf.dtype == (kept if wanted is None else wanted)
+    # A norm's scale is stored less one, and rounded once.
+    less_one = drawn_weights.draw("model.norm.weight", (24,), "gemma2").astype(stored)
+    scale = parameter_paths(model)["trunk.stack.final_norm.scale"][...]
+    np.testing.assert_array_equal(scale, (1 + less_one.astype(np.float64)).astype(scale.dtype))
+    with jax.numpy_dtype_promotion("standard"):
+        logits = model(jnp.array([[1, 2, 3]]))
+    assert logits.dtype == (kept if wanted is None else wanted)
+
+
+def test_shardings(tmp_path):
+    mesh = jax.make_mesh((1,), ("model",))
+    place = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    folder = fill(tmp_path, "llama")
+    for leaf in parameter_paths(huggingface.load(folder, sharding=place()).model).values():
+        assert leaf[...].sharding == place()
+    asked = {}
+
+    def choose(path, shape):
+        asked[path] = shape
+        return place(None, "model") if path.endswith("kernel") else place()
+
+    leaves = parameter_paths(huggingface.load(folder, sharding=choose).model)
+    assert asked == {path: leaf.shape for path, leaf in leaves.items()}
+    for path, leaf in leaves.items():
+        assert leaf[...].sharding == (place(None, "model") if path.endswith("kernel") else place())
+
+
+def test_no_second_copy_in_memory(tmp_path):
+    """While 64 MB are loaded as half of that, the peak grows by the model and little more."""
+    script = f"""
+import json, resource, sys
+import jax.numpy as jnp, numpy as np
+from regard.interop import huggingface
+from regard.interop.weight_files import Planned, write_weights
+from regard.interop.weight_maps import choose_table, plan_tensors
+from regard.interop.huggingface_exports import parameter_paths
+from regard.models import Decoder
+from flax import nnx
+settings = {{"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1024,
+    "num_hidden_layers": 6, "vocab_size": 512, "max_position_embeddings": 64}}
+kind, config = huggingface.read_config(settings)
+model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+shapes = {{path: (leaf.shape, np.dtype(np.float32)) for path, leaf in parameter_paths(model).items()}}
+zeros = lambda path: np.zeros(shapes[path][0], np.float32)
+folder = {str(tmp_path)!r}
+open(folder + "/config.json", "w").write(json.dumps(settings))
+write_weights(folder + "/model.safetensors", plan_tensors(choose_table("llama"), shapes, zeros, settings))
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+jnp.zeros(3).block_until_ready()
+before = peak()
+model = huggingface.load(folder, dtype=jnp.bfloat16).model
+total = sum(leaf[...].nbytes for leaf in parameter_paths(model).values())
+print(total, peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    total, grown = map(int, done.stdout.split())
+    assert 30e6 < total < 70e6
+    assert grown < 1.5 * total, "the whole float32 file would be 2 times the model"
+
+
+# Saving.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_saved_is_what_was_loaded(tmp_path, name):
+    folder = fill(tmp_path / "first", name)
+    pretrained = huggingface.load(folder)
+    kind = pretrained.kind
+    again = huggingface.save(pretrained.model, tmp_path / "second", kind, settings=pretrained.settings)
+    first, second = open_weights(folder), open_weights(again)
+    unused = {one for one in first if "pooler" in one}
+    assert {*second} == {*first} - unused
+    for key in second:
+        # 1 + w - 1 is not w in float32.
+        exact = kind != "gemma2" or "norm" not in key
+        np.testing.assert_allclose(second.read(key), first.read(key), rtol=0, atol=0 if exact else 1e-7)
+    loaded = huggingface.load(again)
+    assert loaded.config == pretrained.config
+    bare = write_settings(
+        kind, pretrained.config, **({"image_size": [12, 20], "patch_size": 4} if kind == "vit" else {})
+    )
+    assert huggingface.read_config(bare)[1] == pretrained.config
+
+
+KINDS = {"minilm": "bert", "vit": "vit", "gemma": "gemma2", "t5": "t5"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_a_config_and_a_name_for_every_tensor(name):
+    kind = KINDS.get(name.split("-")[0], name.split("-")[0])
+    preset = dataclasses.replace(
+        PRESETS[name], config=dataclasses.replace(PRESETS[name].config, num_layers=2)
+    )
+    settings = write_settings(kind, preset.config)
+    assert settings["architectures"][0].lower().startswith(kind)
+    leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
+    sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
+    plans = plan_tensors(choose_table(kind), sizes, lambda path: np.empty(0), settings)
+    count = lambda shapes: sum(math.prod(shape) for shape in shapes)
+    assert count(plan.shape for plan in plans.values()) == count(shape for shape, _ in sizes.values())
+
+
+def test_saving_in_shards_and_another_dtype(tmp_path):
+    pretrained = huggingface.load(fill(tmp_path / "first", "llama"))
+    options = {"dtype": jnp.bfloat16, "shard_bytes": 3000}
+    folder = huggingface.save(pretrained.model, tmp_path / "second", "llama", **options)
+    assert len([*folder.glob("model-*.safetensors")]) > 3
+    assert {one.dtype for one in open_weights(folder).values()} == {"BF16"}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    with pytest.raises(WeightFileError, match=r"config.json exists already; choose another folder, or"):
+        huggingface.save(pretrained.model, folder, "llama")
+    huggingface.save(pretrained.model, folder, "llama", force=True)
+    assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
+
+
+def test_models_that_a_kind_cannot_describe(tmp_path):
+    model = huggingface.load(fill(tmp_path / "first", "qwen3")).model
+    with pytest.raises(ValueError, match=r"it cannot say\n  query_key_norm = True, read as False"):
+        huggingface.save(model, tmp_path / "second", "llama")
+    with pytest.raises(ValueError, match=r"kind: expected one of bert, .*; got 'gpt3'"):
+        huggingface.save(model, tmp_path / "second", "gpt3")
+    assert not (tmp_path / "second").exists()
+
+
+# Tokenizers and patches.
+
+
+def test_tokenizers_from_vocabularies(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "wor", "##ld", "Hello", "!"]
+    fill(tmp_path, "bert")
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = huggingface.load(tmp_path).tokenizer
+    assert tokenizer.encode("Hello world!").ids == [2, 5, 6, 7, 9, 3]
+    assert tokenizer.decode([2, 5, 6, 7, 3]) == "hello world"
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert huggingface.load(tmp_path).tokenizer.encode("Hello").ids == [2, 8, 3]
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=7)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    # The file of the same tokenizer wins, and its truncation and padding are left to whoever calls.
+    assert huggingface.load(tmp_path).tokenizer.encode("Hello world!").ids == [2, 5, 6, 7, 9, 3]
+
+
+def test_byte_pairs(tmp_path):
+    fill(tmp_path, "gpt2")
+    pieces = ["<|endoftext|>", "h", "i", "Ġ", "hi", "Ġhi"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    assert huggingface.load(tmp_path).tokenizer is None
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\nĠ hi\n")
+    tokenizer = huggingface.load(tmp_path).tokenizer
+    assert tokenizer.encode("hi hi<|endoftext|>").ids == [4, 5, 0]
+    assert tokenizer.decode([4, 5]) == "hi hi"
+
+
+def test_folders_of_old_sentence_transformers(tmp_path):
+    fill(tmp_path / "0_Transformer", "bert")
+    modules = [{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert huggingface.load(tmp_path).kind == "bert"
+
+
+def test_patches_row_by_row():
+    image = np.arange(4 * 6 * 2).reshape(1, 4, 6, 2)
+    cut = np.asarray(huggingface.cut_patches(jnp.asarray(image, jnp.float32), 2))
+    assert cut.shape == (1, 6, 8)
+    np.testing.assert_array_equal(cut[0, 4], image[0, 2:4, 2:4].ravel())
+    settings = {"patch_size": 2, "image_size": [4, 6], "num_channels": 2}
+    np.testing.assert_array_equal(huggingface.cut_patches(image, settings), cut)
+    with pytest.raises(
+        ValueError, match=r"images: expected height, width and channels \(4, 6, 2\), got \(2, 4, 6\)"
+    ):
+        huggingface.cut_patches(image.transpose(0, 3, 1, 2), settings)
+    with pytest.raises(ValueError, match="images: expected sides that are multiples of 4 and 4, got 4, 6"):
+        huggingface.cut_patches(image, 4)
+    with pytest.raises(ValueError, match=r"images: expected \(\*B, height, width, channels\), got shape"):
+        huggingface.cut_patches(image[0, 0], 2)
+
+
+# Against transformers itself.
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_what_is_saved(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    facts, arrays = drawn_weights.read_reference(name)
+    pretrained = huggingface.load(fill(tmp_path / "first", name))
+    known = {"image_size": [12, 20], "patch_size": 4} if name == "vit" else {}
+    folder = huggingface.save(pretrained.model, tmp_path / "second", pretrained.kind, settings=known)
+    build = getattr(transformers, facts["config"]["architectures"][0])
+    theirs, report = build.from_pretrained(folder, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not [key for key in report["missing_keys"] if "pooler" not in key]
+    if name == "vit":
+        inputs = {"pixel_values": torch.as_tensor(arrays["input pixel_values"])}
+    else:
+        names = ["input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"]
+        held = {one: arrays.get(f"input {one}") for one in names}
+        inputs = {one: torch.as_tensor(x).long() for one, x in held.items() if x is not None}
+    with torch.no_grad():
+        seen = theirs.eval()(**inputs)
+    key = "logits" if "logits" in arrays else "output"
+    found = seen.logits if key == "logits" else seen.last_hidden_state
+    found = found.numpy()
+    if "input attention_mask" in arrays and not name.startswith("t5"):
+        found = found * arrays["input attention_mask"][..., None]
+    np.testing.assert_allclose(found, arrays[key], rtol=0, atol=3e-5)

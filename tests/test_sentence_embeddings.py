@@ -1,0 +1,117 @@
+"""Sentence embeddings: pooling and batching on a small drawn model, and MiniLM where it is installed."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import drawn_weights
+from regard.interop import huggingface
+from regard.interop.sentence_embeddings import embed
+from regard.interop.weight_files import write_weights
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", "##a", "##b", "hello", "world", "!"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder as sentence-transformers saves it: a small BERT with a vocabulary of its own."""
+    facts, _ = drawn_weights.read_reference("bert")
+    root = tmp_path_factory.mktemp("sentences")
+    (root / "config.json").write_text(json.dumps(facts["config"]))
+    write_weights(root / "model.safetensors", drawn_weights.draw_all(facts["shapes"], "bert"))
+    (root / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (root / "1_Pooling").mkdir()
+    set_pooling(root, "pooling_mode_mean_tokens")
+    return root
+
+
+def set_pooling(root, name):
+    known = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_max_tokens")
+    modes = {"word_embedding_dimension": 24} | {one: one == name for one in known}
+    (root / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+
+
+SENTENCES = ["Hello world!", "a", "", "ab ba aa", "c d e f g h i j c d e f g h i j c d e f"]
+IDS = [
+    [2, 17, 18, 19, 3],
+    [2, 5, 3],
+    [2, 3],
+    [2, 5, 16, 6, 15, 5, 15, 3],
+    [2, *range(7, 15), *range(7, 15), 7, 3],
+]
+
+
+def by_hand(model, pooling="mean"):
+    """One sentence at a time."""
+    rows = []
+    for ids in IDS:
+        hidden = np.asarray(model(jnp.asarray([ids])))[0]
+        pooled = hidden.mean(0) if pooling == "mean" else hidden[0]
+        rows.append(pooled / np.linalg.norm(pooled))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_rows_are_means_of_length_one(folder, batch_size):
+    pretrained = huggingface.load(folder)
+    rows = embed(pretrained, SENTENCES, batch_size=batch_size)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, by_hand(pretrained.model), atol=2e-6)
+    assert embed(pretrained, []).shape == (0, 24)
+
+
+def test_the_first_token_where_the_folder_says_so(folder):
+    set_pooling(folder, "pooling_mode_cls_token")
+    pretrained = huggingface.load(folder)
+    np.testing.assert_allclose(embed(pretrained, SENTENCES), by_hand(pretrained.model, "first"), atol=2e-6)
+    set_pooling(folder, "pooling_mode_max_tokens")
+    with pytest.raises(ValueError, match=r"expected one of pooling_mode_mean.* got pooling_mode_max_tokens"):
+        embed(pretrained, SENTENCES)
+    set_pooling(folder, "pooling_mode_mean_tokens")
+
+
+def test_long_sentences_keep_their_end(folder):
+    pretrained = huggingface.load(folder)
+    short = embed(pretrained, SENTENCES[-1:], max_length=5)
+    hidden = np.asarray(pretrained.model(jnp.asarray([[2, 7, 8, 9, 3]])))[0].mean(0)
+    np.testing.assert_allclose(short[0], hidden / np.linalg.norm(hidden), atol=2e-6)
+
+
+def test_what_cannot_be_embedded_is_explained(folder):
+    pretrained = huggingface.load(folder)
+    with pytest.raises(TypeError, match="sentences: expected a sequence of strings, got one string"):
+        embed(pretrained, "hello")
+    with pytest.raises(ValueError, match=r"pretrained: expected an encoder of tokens \(bert\), got vit"):
+        embed(dataclasses.replace(pretrained, kind="vit"), ["hello"])
+    with pytest.raises(ValueError, match=r"expected a tokenizer in .*found neither"):
+        embed(dataclasses.replace(pretrained, tokenizer=None), ["hello"])
+
+
+def installed_minilm():
+    try:
+        return huggingface.find_minilm()
+    except FileNotFoundError:
+        return None
+
+
+def test_an_absent_minilm_is_explained(monkeypatch):
+    monkeypatch.setattr(huggingface, "MINILM", "no_such_package_anywhere")
+    with pytest.raises(FileNotFoundError, match=r"not installed; run `make pretrained`"):
+        huggingface.find_minilm()
+
+
+@pytest.mark.skipif(installed_minilm() is None, reason="MiniLM is not installed: make pretrained")
+def test_minilm_embeds_as_in_torch():
+    with np.load(drawn_weights.PARITY / "minilm.npz") as file:
+        sentences, rows = json.loads(file["facts"].tobytes()), file["rows"].astype(np.float64)
+        similarity = file["similarity"]
+    found = embed(huggingface.load(installed_minilm()), sentences)
+    assert len(sentences) == 50
+    cosine = (found * rows).sum(-1) / np.linalg.norm(rows, axis=-1)
+    assert cosine.min() > 0.99999
+    pairs = (found[0:40:2] * found[1:40:2]).sum(-1)
+    np.testing.assert_allclose(pairs, similarity, atol=2e-6)
+    assert (np.argsort(pairs) == np.argsort(similarity)).all()

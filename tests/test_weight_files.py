@@ -1,0 +1,210 @@
+"""Safetensors files: read lazily, written whole or not at all, and refused with the file's name."""
+
+import json
+import pickle
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from regard.interop.weight_files import Planned, WeightFileError, open_weights, write_weights
+
+RNG = np.random.default_rng(5)
+TENSORS = {
+    "float32": RNG.normal(size=(3, 5)).astype(np.float32),
+    "float64": RNG.normal(size=(7,)),
+    "float16": RNG.normal(size=(2, 3, 5)).astype(np.float16),
+    "bfloat16": RNG.normal(size=(3, 11)).astype(ml_dtypes.bfloat16),
+    "scalar": np.float32(13.5),
+    "empty": np.zeros((0, 3), np.float32),
+    "ids": np.arange(7)[None],
+    "flags": np.array([True, False, True]),
+    "transposed": RNG.normal(size=(3, 5)).astype(np.float32).T,
+}
+
+
+def assert_equal(weights, tensors):
+    assert {*weights} == {*tensors}
+    assert len(weights) == len(tensors)
+    for name, expected in tensors.items():
+        found = weights.read(name)
+        assert found.dtype == expected.dtype
+        assert found.shape == weights[name].shape == np.shape(expected)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_is_written_is_read_by_us_and_by_safetensors(tmp_path):
+    path = write_weights(tmp_path / "made" / "model.safetensors", TENSORS)
+    assert_equal(open_weights(path), TENSORS)
+    assert_equal(open_weights(tmp_path / "made"), TENSORS)
+    with safe_open(path, "np") as file:
+        assert file.metadata() == {"format": "pt"}
+        for name, expected in TENSORS.items():
+            np.testing.assert_array_equal(file.get_tensor(name), expected)
+    assert [one.name for one in (tmp_path / "made").iterdir()] == ["model.safetensors"]
+
+
+def test_files_of_safetensors_are_read(tmp_path):
+    tensors = {name: np.ascontiguousarray(x) for name, x in TENSORS.items() if name != "scalar"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_equal(open_weights(tmp_path), tensors)
+
+
+@pytest.mark.parametrize("most", [1, 100, 10**6])
+def test_shards(tmp_path, most):
+    path = write_weights(tmp_path / "model.safetensors", TENSORS, shard_bytes=most)
+    assert path.name == ("model.safetensors" if most == 10**6 else "model.safetensors.index.json")
+    assert_equal(open_weights(tmp_path), TENSORS)
+    assert_equal(open_weights(path), TENSORS)
+    if most == 1:
+        index = json.loads(path.read_text())
+        assert len({*index["weight_map"].values()}) == len(TENSORS)
+        assert index["metadata"]["total_size"] == sum(np.asarray(x).nbytes for x in TENSORS.values())
+
+
+def test_planned_tensors_are_computed_one_by_one_while_writing(tmp_path):
+    order = []
+
+    def compute(name):
+        order.append(name)
+        return np.full((2, 3), len(order), np.float64)
+
+    plans = {n: Planned((2, 3), np.dtype(np.float32), lambda n=n: compute(n)) for n in "abc"}
+    weights = open_weights(write_weights(tmp_path / "model.safetensors", plans))
+    assert order == ["a", "b", "c"]
+    assert [weights.read(n).flat[0] for n in "abc"] == [1, 2, 3]
+    assert weights["a"].dtype == "F32"
+
+
+def test_nothing_is_overwritten_unless_asked(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_weights(path, {"a": np.ones(3)})
+    before = path.read_bytes()
+    for shards in (None, 1):
+        with pytest.raises(WeightFileError, match=r"model.safetensors exists already; .*force=True"):
+            write_weights(path, {"a": np.zeros(3), "b": np.zeros(2)}, shard_bytes=shards)
+    assert path.read_bytes() == before
+    write_weights(path, {"a": np.zeros(3)}, force=True)
+    assert not open_weights(path).read("a").any()
+
+
+def test_a_file_never_stands_beside_the_index_that_replaces_it(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_weights(path, {"a": np.ones(3), "b": np.ones(2)})
+    write_weights(path, {"a": np.zeros(3), "b": np.zeros(2)}, force=True, shard_bytes=1)
+    assert not open_weights(tmp_path).read("a").any()
+    with pytest.raises(WeightFileError, match="exists already"):
+        write_weights(path, {"a": np.ones(3)})
+    write_weights(path, {"a": np.ones(3)}, force=True)
+    assert {*open_weights(tmp_path)} == {"a"}
+
+
+def test_a_failure_while_writing_leaves_the_old_file_and_no_other(tmp_path):
+    path = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3)})
+    before = path.read_bytes()
+    wrong = Planned((2, 3), np.dtype(np.float32), lambda: np.zeros(5))
+    with pytest.raises(WeightFileError, match=r"b: planned shape \(2, 3\), computed \(5,\)"):
+        write_weights(path, {"a": np.zeros(3), "b": wrong}, force=True)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_pickles_are_refused_unopened(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Trap()))
+        with pytest.raises(WeightFileError, match=f"{name}: a pickle file: opening one runs whatever code"):
+            open_weights(tmp_path / name)
+    with pytest.raises(
+        WeightFileError, match=r"expected model.safetensors .*pytorch_model.bin, which is pickle"
+    ):
+        open_weights(tmp_path)
+    disguised = tmp_path / "model.safetensors"
+    disguised.write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(
+        WeightFileError, match=r"model.safetensors: named like a safetensors file but a pickle"
+    ):
+        open_weights(tmp_path)
+    with zipfile.ZipFile(disguised, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Trap()))
+    with pytest.raises(
+        WeightFileError, match=r"model.safetensors: named like a safetensors file but a pickle"
+    ):
+        open_weights(disguised)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = write_weights(tmp_path / "model.safetensors", TENSORS)
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    damages = {
+        "truncated": whole[:-3],
+        "header only": whole[: 8 + length],
+        "half a header": whole[: 8 + length // 2],
+        "empty": b"",
+        "noise": b"not a safetensors file at all",
+        "longer": whole + b"more",
+        "wrong length": (length + 1).to_bytes(8, "little") + whole[8:],
+    }
+    for content in damages.values():
+        path.write_bytes(content)
+        message = rf"model.safetensors: expected a whole safetensors file, got {len(content)} bytes"
+        with pytest.raises(WeightFileError, match=message):
+            open_weights(tmp_path)
+
+
+def test_indexes_that_do_not_agree_with_their_files(tmp_path):
+    index = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3), "b": np.ones(2)}, shard_bytes=1)
+    good = json.loads(index.read_text())
+    places = good["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**places, "c": places["a"]}}))
+    with pytest.raises(
+        WeightFileError, match=r"expected tensor c in .*00001-of-00002.safetensors, which does"
+    ):
+        open_weights(tmp_path)
+    for text in ("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'):
+        index.write_text(text)
+        with pytest.raises(WeightFileError, match=r"index.json: expected JSON with a weight_map"):
+            open_weights(tmp_path)
+    index.write_text(json.dumps(good))
+    (tmp_path / places["b"]).unlink()
+    with pytest.raises(WeightFileError, match=rf"names files that are not beside it: {places['b']}"):
+        open_weights(tmp_path)
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path):
+    write_weights(tmp_path / "outside.safetensors", {"a": np.ones(3)})
+    (tmp_path / "inner").mkdir()
+    index = tmp_path / "inner" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../outside.safetensors"}}))
+    with pytest.raises(WeightFileError, match=r"not beside it: outside.safetensors"):
+        open_weights(index)
+
+
+def test_absent_files_and_names(tmp_path):
+    with pytest.raises(WeightFileError, match=r"expected model.safetensors or .*; found nothing"):
+        open_weights(tmp_path)
+    with pytest.raises(WeightFileError, match=r"nowhere: expected a safetensors file or a folder with one"):
+        open_weights(tmp_path / "nowhere")
+    path = write_weights(tmp_path / "model.safetensors", {"weight": np.ones(3)})
+    with pytest.raises(KeyError, match=r"wieght: no such tensor among 1 \(nearest: weight\)"):
+        open_weights(path).read("wieght")
+
+
+def test_element_types_without_a_match(tmp_path):
+    save_file({"a": np.ones(3, ml_dtypes.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    assert weights["a"].dtype == "F8_E4M3"
+    with pytest.raises(WeightFileError, match=r"tensor a has element type F8_E4M3; expected one of F64, F32"):
+        weights.read("a")
+    with pytest.raises(WeightFileError, match=r"tensors: expected dtypes .*; b has complex64"):
+        write_weights(tmp_path / "b.safetensors", {"b": np.ones(3, np.complex64)})
+    with pytest.raises(WeightFileError, match=r"model.bin: expected a name that ends in .safetensors"):
+        write_weights(tmp_path / "model.bin", {"b": np.ones(3)})
