@@ -108,7 +108,8 @@ def beam_search(
         TypeError, ValueError: as in `generate`; fewer than one beam; a length penalty that is not finite.
 
     Example:
-        >>>         >>> from regard.models import Decoder, TransformerConfig, beam_search
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig, beam_search
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
         >>> found = beam_search(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2, 3]], num_beams=4, max_tokens=5)
         >>> found.tokens.shape, bool((found.scores[:, 1:] <= found.scores[:, :-1]).all())
