@@ -113,6 +113,15 @@ def test_one_beam_is_greedy_writing(model):
     np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-5)
 
 
+def test_one_beam_leaves_ends_that_are_second_best(model):
+    greedy = generate(model, PROMPTS, max_tokens=N)
+    never = tuple(sorted({*range(19)} - {*np.asarray(greedy.tokens).flat}))
+    assert len(never) > 3
+    # Whole texts are compared, so any of these ends, taken at once, would be likelier than a long text.
+    found = beam_search(model, PROMPTS, num_beams=1, max_tokens=N, length_penalty=0.0, stop_tokens=never)
+    assert [texts[0] for texts in found.rows()] == greedy.rows()
+
+
 def test_more_beams_find_likelier_texts(model):
     totals = [
         np.asarray(

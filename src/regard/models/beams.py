@@ -196,9 +196,8 @@ def _extend(
     texts = jax.lax.dynamic_update_slice_in_dim(texts, tokens[..., None], search.step, axis=2)
     stopped = jnp.any(tokens[..., None] == stops[None, None], axis=-1)
     none = jnp.full_like(sums, -jnp.inf)
-    # A stop that is no better than what goes on would let one beam find other texts than greedy writing.
-    among_best = jnp.arange(sums.shape[1], dtype=jnp.int32)[None] < width
-    ends = jnp.where(stopped & among_best, sums, none)[:, :width]
+    # Only the best may end: with lesser ends, one beam would find other texts than greedy writing.
+    ends = jnp.where(stopped, sums, none)[:, :width]
     ended = _keep_best(search, texts[:, :width], ends, penalty, stopped=True)
     sums, chosen = jax.lax.top_k(jnp.where(stopped, none, sums), width)
     live = jnp.take_along_axis(texts, chosen[..., None], axis=1)
