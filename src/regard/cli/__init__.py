@@ -1,4 +1,4 @@
-"""The command line: `regard demo | train | generate | plot | explain | bench | doctor`.
+"""The command line: `regard demo | train | generate | plot | inspect | explain | bench | doctor`.
 
 Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at
 once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
-EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib")
+EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib", "safetensors", "tokenizers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _dispatch(command: Any, console: "Console") -> int:
     """Hands a command to its module, importing no other."""
-    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Plot, Train
+    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plot, Train
 
     match command:
         case Train():
@@ -86,6 +86,10 @@ def _dispatch(command: Any, console: "Console") -> int:
             from regard.cli.plotting import run_plotting
 
             return run_plotting(command, console)
+        case Inspect():
+            from regard.cli.inspecting import run_inspecting
+
+            return run_inspecting(command, console)
         case Explain():
             from regard.cli.explaining import run_explaining
 

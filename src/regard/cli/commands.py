@@ -123,6 +123,33 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """Say which word a word reads most, in every head of a pretrained model, and draw who reads whom.
+
+    Without a model it takes all-MiniLM-L6-v2, a small BERT, from the package that `make pretrained` installs.
+
+    Example: regard inspect --text "The cat sat on the mat because it was tired."
+    """
+
+    model: Annotated[tyro.conf.Positional[Path | None], _option("DIRECTORY", "MiniLM")] = None
+    """Folder with a Hugging Face model of text: config.json, safetensors, tokenizer.json."""
+    text: Annotated[str, _option("TEXT")] = "The cat sat on the mat because it was tired."
+    """What to read."""
+    word: Annotated[str | None, _option("WORD", "it, or the last word")] = None
+    """Whose reading is printed."""
+    layer: Annotated[int | None, _option("N", "the last")] = None
+    """Layer whose heads are drawn."""
+    out: Annotated[Path | None, _option("DIR", "out/inspect")] = None
+    """Where figures go."""
+    format: Literal["png", "svg", "pdf"] = "png"
+    """Kind of figures."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
 class Explain:
     """Say which backend would serve an attention call, why, and how much work it is; nothing is computed.
 
@@ -202,13 +229,14 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Generate | Plot | Explain | Bench | Doctor
+Command = Demo | Train | Generate | Plot | Inspect | Explain | Bench | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

@@ -1,0 +1,113 @@
+"""Attention between words: weights between tokens, with the pieces of a word put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.axes import ArrayLike, Float
+
+UNITS = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class WordReading:
+    """Who reads whom in a text, in words; see `join_pieces`."""
+
+    words: tuple[str, ...]
+    """What was read, in order; tokens that stand for no text are named by the tokenizer."""
+    is_special: tuple[bool, ...]
+    """True for tokens that stand for no text, such as [CLS]."""
+    weights: Float[np.ndarray, "*B W W"]
+    """Share of its attention that each word (row) spends on each word (column)."""
+
+    def find(self, word: str) -> int:
+        """Where a word stands: its first occurrence, in the case given if there is one.
+
+        Raises:
+            ValueError: when it does not; the error lists the words.
+        """
+        for spelled in (str, str.lower):
+            for index, (known, special) in enumerate(zip(self.words, self.is_special, strict=True)):
+                if not special and spelled(known) == spelled(word):
+                    return index
+        known = (word for word, special in zip(self.words, self.is_special, strict=True) if not special)
+        raise ValueError(f"word: expected one of {', '.join(dict.fromkeys(known))}; got {word!r}")
+
+    def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
+        """The word that a word reads most, itself and special tokens left aside, and its share, in each head.
+
+        Args:
+            reader: index of the word that reads.
+
+        Returns:
+            Indices, and shares, both of the leading shape of `weights`; index -1 and share 0 where there is
+            no other word.
+        """
+        row = np.array(self.weights[..., reader, :])
+        row[..., np.asarray(self.is_special)] = -1.0
+        row[..., reader] = -1.0
+        best = row.argmax(-1)
+        share = np.take_along_axis(row, best[..., None], -1)[..., 0]
+        return np.where(share < 0, -1, best), np.maximum(share, 0.0)
+
+
+def join_pieces(
+    weights: ArrayLike, tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str
+) -> WordReading:
+    """Put the pieces of words together: a word is read as much as its pieces together, and reads as they do.
+
+    W_uv = mean_{t in u} sum_{s in v} weights_ts
+
+    Rows still sum to 1. Words are runs of letters and digits; other characters stand alone.
+
+    Args:
+        weights: attention weights `(*B, T, T)`, T tokens.
+        tokens: their names.
+        offsets: where each begins and ends in the text, as tokenizers say; (n, n) stands for no text.
+        text: what was cut into tokens.
+
+    Returns:
+        Words and the weights between them.
+
+    Raises:
+        ValueError: tokens or offsets that are not as many as the weights have rows.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection.words import join_pieces
+        >>> pieces, offsets = ["[CLS]", "un", "seen", "sea"], [(0, 0), (0, 2), (2, 6), (7, 10)]
+        >>> reading = join_pieces(np.full((4, 4), 0.25), pieces, offsets, "unseen sea")
+        >>> reading.words, reading.weights[2].tolist()
+        (('[CLS]', 'unseen', 'sea'), [0.25, 0.5, 0.25])
+
+    Reference: Clark et al., "What Does BERT Look At?", 2019, section 4.1.
+    """
+    weights = np.asarray(weights, np.float64)
+    if not len(tokens) == len(offsets) == weights.shape[-1] == weights.shape[-2]:
+        raise ValueError(
+            f"tokens, offsets: expected one per row and column of weights {weights.shape}, got {len(tokens)}"
+            f" and {len(offsets)}"
+        )
+    unit_of = np.zeros(len(text) + 1, int)
+    units = [match.span() for match in UNITS.finditer(text)]
+    for number, (start, end) in enumerate(units):
+        unit_of[start:end] = number
+    words: list[str] = []
+    special: list[bool] = []
+    group, before = [], None
+    for token, (start, end) in zip(tokens, offsets, strict=True):
+        # A piece may begin with the space before its word, so its last character says where it belongs.
+        unit = None if start == end else int(unit_of[end - 1])
+        if unit is None or unit != before:
+            words.append(token if unit is None else text[slice(*units[unit])])
+            special.append(unit is None)
+        group.append(len(words) - 1)
+        before = unit
+    member = np.zeros((len(words), len(tokens)))
+    member[group, np.arange(len(tokens))] = 1.0
+    share = member / np.maximum(member.sum(-1, keepdims=True), 1.0)
+    return WordReading(tuple(words), tuple(special), share @ weights @ member.T)
