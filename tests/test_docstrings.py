@@ -10,14 +10,14 @@ import regard
 from regard import cache, layers, linear, masks, models, positions, scores
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
-from regard.models import generate
+from regard.models import sampling
 
 
 def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
     adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
     found |= {f"{value.__module__}.{value.__name__}": value for value in adapters}
-    for module in (cache, linear, masks, positions, scores, layers, models, generate, figures, onnx_ops):
+    for module in (cache, linear, masks, positions, scores, layers, models, sampling, figures, onnx_ops):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

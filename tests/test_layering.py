@@ -44,7 +44,7 @@ FOLDERS = {
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
-    " presets generate",
+    " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
     " checkpoints runs loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures words",
@@ -53,8 +53,8 @@ FOLDERS = {
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs cache_rate linear_gain training_gain machine report tuning",
-    "cli": "console commands displays interruption overview training pictures plotting demonstration"
-    " inspecting diagnosis explaining benchmarking",
+    "cli": "console commands spelling voices displays interruption overview training pictures plotting"
+    " demonstration inspecting diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

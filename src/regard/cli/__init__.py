@@ -1,4 +1,4 @@
-"""The command line: `regard demo | train | plot | inspect | explain | bench | doctor`.
+"""The command line: `regard demo | train | generate | plot | inspect | explain | bench | doctor`.
 
 Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at
 once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _dispatch(command: Any, console: "Console") -> int:
     """Hands a command to its module, importing no other."""
-    from regard.cli.commands import Bench, Demo, Doctor, Explain, Inspect, Plot, Train
+    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plot, Train
 
     match command:
         case Train():
@@ -78,6 +78,10 @@ def _dispatch(command: Any, console: "Console") -> int:
             from regard.cli.demonstration import run_demonstration
 
             return run_demonstration(command, console)
+        case Generate():
+            from regard.cli.generating import run_generating
+
+            return run_generating(command, console)
         case Plot():
             from regard.cli.plotting import run_plotting
 

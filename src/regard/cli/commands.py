@@ -75,6 +75,42 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Generate:
+    """Write text with a trained model, shown while it is made.
+
+    Example: regard generate out/text --prompt 'The for statement' --top-p 0.95
+    """
+
+    source: Annotated[tyro.conf.Positional[Path], _option("RUN|DIR")]
+    """A run of `regard train text`, or a directory with a Hugging Face model: config.json, safetensors and
+    tokenizer.json."""
+    prompt: tyro.conf.UseAppendAction[tuple[Annotated[str, _option("TEXT")], ...]] = ()
+    """What to go on with, or to answer; give it several times for several texts."""
+    max_tokens: int = 200
+    """Tokens to write at most."""
+    temperature: Annotated[float | None, _option("X", "0.8")] = None
+    """Below 1 likelier tokens, above 1 more variety; 0 always the most probable token."""
+    top_k: Annotated[int | None, _option("N", "all")] = None
+    """Draw from the most probable tokens only."""
+    top_p: Annotated[float | None, _option("P", "1")] = None
+    """Draw from the fewest tokens that hold this share of the probability."""
+    min_p: Annotated[float | None, _option("P", "0")] = None
+    """Draw from tokens at least this many times as probable as the most probable one."""
+    repetition_penalty: Annotated[float | None, _option("X", "1, which is none")] = None
+    """Above 1, tokens that were there before are less probable."""
+    seed: int = 0
+    """Seed of what is drawn."""
+    beams: Annotated[int | None, _option("N", "draw instead")] = None
+    """Search the likeliest text, going on with this many at a time."""
+    stop: tyro.conf.UseAppendAction[tuple[Annotated[str, _option("TEXT")], ...]] = ()
+    """End before this text; may be given several times."""
+    quiet: bool = False
+    """Print the text, and errors, only."""
+    json: bool = False
+    """JSON lines on standard output."""
+
+
+@dataclass(frozen=True)
 class Plot:
     """Draw the curves and the attention of finished or running runs; several runs are also compared.
 
@@ -194,11 +230,12 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Plot | Inspect | Explain | Bench | Doctor
+Command = Demo | Train | Generate | Plot | Inspect | Explain | Bench | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]

@@ -8,6 +8,12 @@ from rich.console import Console as RichConsole
 from rich.console import RenderableType
 
 LABEL_WIDTH = 11
+# A model may write anything, and a terminal obeys control characters: pictures stand for them there.
+VISIBLE = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {0x7F: 0x2421}
+    | dict.fromkeys(range(128, 160), 65533)
+)
 
 
 class UsageError(Exception):
@@ -40,6 +46,19 @@ class Console:
         """Prints a line with a label, aligned with the other labels."""
         self.human.print(f"[bold]{label:<{LABEL_WIDTH}}[/bold]", end="")
         self.human.print(text.replace("\n", "\n" + " " * LABEL_WIDTH), markup=False)
+
+    def write(self, text: str) -> None:
+        """Writes text as it is, at once; in place of JSON lines, never beside them."""
+        if text and not self.json_lines:
+            encoding = sys.stdout.encoding or "utf-8"
+            text = text.translate(VISIBLE) if sys.stdout.isatty() else text
+            sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+            sys.stdout.flush()
+
+    def remark(self, text: str) -> None:
+        """Prints what is said about a text that goes to standard output, on standard error."""
+        if not self.human.quiet:
+            self._errors.print(text, markup=False)
 
     def emit(self, event: str, **values: Any) -> None:
         """Writes one JSON line, when JSON lines were asked for."""

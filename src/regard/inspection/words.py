@@ -44,15 +44,15 @@ class WordReading:
             reader: index of the word that reads.
 
         Returns:
-            Indices, and shares, both of the leading shape of `weights`; index -1 and share 0 where there is
-            no other word.
+            Indices, and shares, both of the leading shape of `weights`; index -1 and share 0 where it
+            reads no other word.
         """
         row = np.array(self.weights[..., reader, :])
         row[..., np.asarray(self.is_special)] = -1.0
         row[..., reader] = -1.0
         best = row.argmax(-1)
         share = np.take_along_axis(row, best[..., None], -1)[..., 0]
-        return np.where(share < 0, -1, best), np.maximum(share, 0.0)
+        return np.where(share <= 0, -1, best), np.maximum(share, 0.0)
 
 
 def join_pieces(

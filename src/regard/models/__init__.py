@@ -1,11 +1,17 @@
-"""Floor 7. Whole models: encoder, causal decoder, encoder-decoder, classifier; architectures as data."""
+"""Floor 7. Whole models, their architectures as data, and writing with them."""
 
+from regard.models.beams import Beams as Beams
+from regard.models.beams import beam_search as beam_search
 from regard.models.classifier import Classifier as Classifier
 from regard.models.config import TransformerConfig as TransformerConfig
 from regard.models.decoder import Decoder as Decoder
 from regard.models.decoding import DecodingCache as DecodingCache
 from regard.models.encoder import Encoder as Encoder
 from regard.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+from regard.models.generation import Generated as Generated
+from regard.models.generation import generate as generate
+from regard.models.generation import stream as stream
 from regard.models.presets import PRESETS as PRESETS
 from regard.models.presets import Preset as Preset
 from regard.models.presets import preset as preset
+from regard.models.sampling import Sampling as Sampling

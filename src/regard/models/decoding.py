@@ -16,6 +16,14 @@ class DecodingCache:
 
     A frozen pytree; every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)`
     reorders rows. Make one with the model's `start_cache`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> cache = Decoder(config, rngs=nnx.Rngs(0)).start_cache(batch=2, capacity=5)
+        >>> cache.lengths.tolist(), cache.layers[0].capacity
+        ([0, 0], 5)
     """
 
     lengths: Int[Array, " batch"]

@@ -22,7 +22,18 @@ Model = Encoder | Decoder | EncoderDecoder | Classifier
 
 @dataclass(frozen=True)
 class Preset:
-    """An architecture with its sizes, and where they are published."""
+    """An architecture with its sizes, and where they are published.
+
+    Example:
+        >>> import dataclasses
+        >>> from flax import nnx
+        >>> from regard.models import preset
+        >>> gpt2 = preset("gpt2")
+        >>> sizes = {"d_model": 12, "num_heads": 2, "d_ff": 48, "num_layers": 1, "vocab_size": 9}
+        >>> small = dataclasses.replace(gpt2.config, **sizes)
+        >>> type(dataclasses.replace(gpt2, config=small).build(rngs=nnx.Rngs(0))).__name__
+        'Decoder'
+    """
 
     kind: Kind
     """Which model of `regard.models` it is."""

@@ -14,8 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from regard import masks
-from regard.models import Classifier, EncoderDecoder, TransformerConfig
-from regard.models.generate import greedy
+from regard.models import Classifier, EncoderDecoder, TransformerConfig, generate
 from regard.training import presets
 from regard.training.compilation import run_once
 from regard.training.language import TextTask
@@ -199,14 +198,16 @@ class ReverseTask(Task[presets.Reverse]):
         }
 
     def generate(self, model: Any, batch: Batch) -> Int[Array, "B T"]:
-        """The model's own answers, token by token; what follows an end mark means nothing."""
-        return greedy(
+        """The model's own answers, token by token; padding follows an end mark."""
+        return generate(
             model,
             batch["source"],
+            lengths=batch["lengths"],
+            max_tokens=self.preset.max_length + 1,
             start_token=self.start_token,
-            num_tokens=self.preset.max_length + 1,
-            source_lengths=batch["lengths"],
-        )
+            stop_tokens=(self.end_token,),
+            pad_token=self.pad_token,
+        ).tokens
 
 
 class DigitsTask(Task[presets.Digits]):

@@ -1,0 +1,172 @@
+"""`regard generate`: text from a trained model, shown while it is made."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from regard.cli.commands import Generate
+from regard.cli.console import Console, UsageError
+from regard.cli.spelling import Ending
+from regard.cli.training import expected_errors
+from regard.cli.voices import Voice, open_voice
+from regard.models import Sampling, beam_search, stream
+from regard.models.sampling import row_keys
+
+TEMPERATURE = 0.8
+SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass
+class Pace:
+    """When tokens came: the first ones wait for programs to be compiled."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+
+    def count(self) -> None:
+        """A token is here."""
+        self.times.append(time.perf_counter())
+
+    def describe(self) -> dict[str, float]:
+        """Tokens, seconds, and the rate of the tokens after the second, which nothing is compiled for."""
+        found = {"tokens": len(self.times), "seconds": time.perf_counter() - self.begun}
+        if len(self.times) > 2 and self.times[-1] > self.times[1]:
+            found["tokens_per_second"] = (len(self.times) - 2) / (self.times[-1] - self.times[1])
+        return found
+
+
+def run_generating(command: Generate, console: Console) -> int:
+    """Writes after each prompt; the text goes to standard output, what is said about it to standard error."""
+    _check(command)
+    with expected_errors():
+        voice = open_voice(command.source)
+        prompts = [voice.encode(text) for text in command.prompt]
+        if command.beams is not None:
+            _search(command, console, voice, prompts)
+            return 0
+        for number, tokens in enumerate(_streams(command, voice, prompts)):
+            _write(command, console, voice, number, prompts[number], tokens)
+    return 0
+
+
+def _check(command: Generate) -> None:
+    """Raises for flags that do not go together."""
+    if not command.prompt:
+        raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
+    if command.max_tokens < 1:
+        raise UsageError(f"--max-tokens must be at least 1, got {command.max_tokens}")
+    if not all(command.stop):
+        raise UsageError("--stop must be a text, got an empty one")
+    drawn = [f"--{name.replace('_', '-')}" for name in SAMPLING_FLAGS if getattr(command, name) is not None]
+    if command.beams is not None and drawn:
+        raise UsageError(f"--beams searches and draws nothing; leave out {', '.join(drawn)}")
+    if command.beams is not None and command.beams < 1:
+        raise UsageError(f"--beams must be at least 1, got {command.beams}")
+
+
+def _streams(
+    command: Generate, voice: Voice, prompts: list[list[int]]
+) -> Iterator[Iterator[list[list[int]]]]:
+    """A stream of tokens per prompt: one after the other, as people read; each draws by its number."""
+    temperature = TEMPERATURE if command.temperature is None else command.temperature
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=command.top_k,
+        top_p=command.top_p,
+        min_p=command.min_p,
+        repetition_penalty=command.repetition_penalty,
+    )
+    keys = row_keys(jax.random.key(command.seed), len(prompts))
+    for number, prompt in enumerate(prompts):
+        yield stream(
+            voice.model,
+            [prompt],
+            max_tokens=command.max_tokens,
+            sampling=sampling,
+            stop_tokens=voice.stop_tokens,
+            start_token=voice.start_token,
+            rng=keys[number : number + 1],
+        )
+
+
+def _write(
+    command: Generate,
+    console: Console,
+    voice: Voice,
+    number: int,
+    prompt: list[int],
+    tokens: Iterator[list[list[int]]],
+) -> None:
+    """Shows one text while it is made, and how fast that was."""
+    spelling, ending, pace = voice.spell(prompt), Ending(command.stop), Pace()
+    made: list[int] = []
+    text = ""
+
+    def show(piece: str) -> None:
+        nonlocal text
+        text += piece
+        console.write(piece)
+        if piece:
+            console.emit("piece", prompt=number, text=piece)
+
+    console.write(command.prompt[number] if voice.continues else "")
+    for (row,) in tokens:
+        for token in row:
+            made.append(token)
+            pace.count()
+            if token not in voice.stop_tokens:
+                show(ending.push(spelling.push([token])))
+        if ending.is_reached:
+            break
+    show(ending.push(spelling.finish()))
+    show(ending.finish())
+    console.write("\n")
+    reason = _name_end(made, ending, voice, command)
+    facts: dict[str, Any] = pace.describe()
+    console.emit(
+        "text", prompt=number, given=command.prompt[number], text=text, ids=made, reason=reason, **facts
+    )
+    rate = facts.get("tokens_per_second")
+    shown = "" if rate is None else f", then {rate:.1f} tokens per second"
+    first = f"the first after {pace.times[0] - pace.begun:.2f} s with compiling" if pace.times else "none"
+    console.remark(f"{facts['tokens']} tokens, {first}{shown}; ended by {reason}")
+
+
+def _name_end(made: list[int], ending: Ending, voice: Voice, command: Generate) -> str:
+    """Why a text ended."""
+    if ending.is_reached:
+        return "--stop"
+    if made and made[-1] in voice.stop_tokens:
+        return "the model"
+    return "--max-tokens" if len(made) == command.max_tokens else "numbers that are not finite"
+
+
+def _search(command: Generate, console: Console, voice: Voice, prompts: list[list[int]]) -> None:
+    """Shows the likeliest text for each prompt; JSON lines hold all that were found."""
+    begun = time.perf_counter()
+    found = beam_search(
+        voice.model,
+        prompts,
+        num_beams=command.beams or 1,
+        max_tokens=command.max_tokens,
+        stop_tokens=voice.stop_tokens,
+        start_token=voice.start_token,
+    )
+    scores = found.scores.tolist()
+    for number, texts in enumerate(found.rows()):
+        told = []
+        for tokens in texts:
+            spelling, ending = voice.spell(prompts[number]), Ending(command.stop)
+            kept = [token for token in tokens if token not in voice.stop_tokens]
+            text = ending.push(spelling.push(kept)) + ending.push(spelling.finish()) + ending.finish()
+            told.append({"text": text, "ids": tokens, "score": scores[number][len(told)]})
+        given = command.prompt[number]
+        console.emit("beams", prompt=number, given=given, texts=told)
+        best = told[0]["text"] if told else ""
+        console.write(f"{given if voice.continues else ''}{best}\n")
+        if not told:
+            console.remark(f"prompt {number}: nothing was found, as numbers are not finite")
+    console.remark(f"{command.beams} beams, {time.perf_counter() - begun:.2f} s with compiling")

@@ -1,0 +1,107 @@
+"""From tokens to text while they are being made: whole characters only, and an end where a text says so."""
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+MISSING = "\ufffd"  # what stands for bytes that are no character, or not yet
+
+
+class ByteSpelling:
+    """Text of tokens that stand for bytes; part of a character waits for the rest.
+
+    Args:
+        spell: the bytes of a token.
+
+    Example:
+        >>> spelling = ByteSpelling(lambda token: bytes([token]))
+        >>> spelling.push([104, 0xC3]), spelling.push([0xA9]), spelling.push([0xE2]), spelling.finish()
+        ('h', 'é', '', '\\ufffd')
+    """
+
+    def __init__(self, spell: Callable[[int], bytes]):
+        self._spell = spell
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        return self._decoder.decode(b"".join(map(self._spell, tokens)))
+
+    def finish(self) -> str:
+        """What waits for a rest that will not come."""
+        return self._decoder.decode(b"", final=True)
+
+
+class TokenizerSpelling:
+    """Text of a `tokenizers.Tokenizer`'s tokens, which may read differently beside others.
+
+    A tokenizer may drop a space at the start of a text, or need several tokens for a character. So new tokens
+    are decoded behind a few before them, and their text is what that adds.
+
+    Args:
+        tokenizer: with `decode(tokens)`.
+        prompt: tokens before the text.
+    """
+
+    BEFORE = 6  # tokens of the prompt to decode with: enough for any character and a space
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()):
+        self._decode = tokenizer.decode
+        self._tokens = [*prompt][-self.BEFORE :]
+        self._start, self._told = 0, len(self._tokens)
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        self._tokens += tokens
+        return self._tell(whole=False)
+
+    def finish(self) -> str:
+        """What waits for a rest that will not come."""
+        return self._tell(whole=True)
+
+    def _tell(self, *, whole: bool) -> str:
+        before = self._decode(self._tokens[self._start : self._told])
+        text = self._decode(self._tokens[self._start :])
+        if not whole and text.endswith(MISSING):
+            return ""
+        self._start, self._told = self._told, len(self._tokens)
+        return text[len(before) :]
+
+
+class Ending:
+    """Ends a text before the first of some words; what may begin one waits until it is clear.
+
+    Args:
+        words: texts to end at, none of them empty.
+
+    Example:
+        >>> ending = Ending(["END"])
+        >>> ending.push("now E"), ending.push("N"), ending.push("Dless"), ending.is_reached
+        ('now ', '', '', True)
+    """
+
+    def __init__(self, words: Sequence[str]):
+        self._words = [*words]
+        self._waiting = ""
+        self.is_reached = False
+
+    def push(self, text: str) -> str:
+        """The text that is certain to come before the end."""
+        if self.is_reached:
+            return ""
+        text, self._waiting = self._waiting + text, ""
+        found = [text.find(word) for word in self._words if word in text]
+        if found:
+            self.is_reached = True
+            return text[: min(found)]
+        held = max(map(len, self._words), default=1) - 1
+        for size in range(min(held, len(text)), 0, -1):
+            if any(word.startswith(text[-size:]) for word in self._words):
+                self._waiting = text[-size:]
+                return text[:-size]
+        return text
+
+    def finish(self) -> str:
+        """What was held back, as no more text comes."""
+        text, self._waiting = self._waiting, ""
+        return "" if self.is_reached else text

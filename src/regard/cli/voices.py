@@ -1,0 +1,121 @@
+"""Models that write text: a text run of Regard, or a folder as Hugging Face lays them out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.cli.spelling import ByteSpelling, TokenizerSpelling
+from regard.models import Decoder, EncoderDecoder
+from regard.training import runs
+
+CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A model, and how its tokens and text become each other.
+
+    Attributes:
+        model: a `Decoder` or an `EncoderDecoder`.
+        title: what it is, for people.
+        encode: the tokens of a prompt.
+        spell: an object with `push(tokens)` and `finish()`, for the text after these prompt tokens.
+        stop_tokens: tokens that end a text.
+        start_token: what targets begin with; None for a `Decoder`.
+    """
+
+    model: Any
+    title: str
+    encode: Callable[[str], list[int]]
+    spell: Callable[[list[int]], ByteSpelling | TokenizerSpelling]
+    stop_tokens: tuple[int, ...]
+    start_token: int | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on with its prompts, and does not answer them."""
+        return self.start_token is None
+
+
+def open_voice(directory: Path) -> Voice:
+    """Loads what writes.
+
+    Raises:
+        ValueError: when the directory holds neither a text run nor a model that writes, or is damaged.
+        OSError: when it cannot be read.
+        ImportError: when a package that it needs is not installed.
+    """
+    if (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG):
+        return _open_pretrained(directory)
+    if not (directory / CONFIG).is_file():
+        raise ValueError(
+            f"{directory} has no {CONFIG}; give a run of `regard train text`, or a folder with a Hugging Face"
+            " model"
+        )
+    task, model = runs.load_run(directory)
+    if not isinstance(model, Decoder):
+        raise ValueError(
+            f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`,"
+            " or a folder with a Hugging Face model"
+        )
+    vocabulary: Any = getattr(task, "vocabulary")  # noqa: B009 - of text tasks alone
+    return Voice(
+        model=model,
+        title=f"{task.name} run, {vocabulary.size} tokens",
+        # The mark before a document is where the model learned to begin.
+        encode=lambda text: [vocabulary.mark, *vocabulary.encode(text).tolist()],
+        spell=lambda prompt: ByteSpelling(vocabulary.spell),
+        stop_tokens=(vocabulary.mark,),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file of settings; empty where there is none that can be read."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _open_pretrained(directory: Path) -> Voice:
+    """A model with Hugging Face's names and tokenizer."""
+    from regard.interop import huggingface
+
+    loaded = huggingface.load(directory)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    settings = loaded.settings | _read_json(loaded.directory / DEFAULTS)
+    if not isinstance(model, Decoder | EncoderDecoder):
+        raise ValueError(
+            f"{directory} holds {loaded.kind}, which reads and does not write; give another model"
+        )
+    if tokenizer is None:
+        raise ValueError(
+            f"{directory} has no tokenizer; put its tokenizer.json (or vocab.json and merges.txt) there"
+        )
+    ends = settings.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    start = None
+    if isinstance(model, EncoderDecoder):
+        start = settings.get("decoder_start_token_id", settings.get("pad_token_id", 0))
+
+    def encode(text: str) -> list[int]:
+        tokens, first = tokenizer.encode(text).ids, settings.get("bos_token_id")
+        if tokens or start is not None:
+            return tokens
+        if first is None:
+            raise ValueError(
+                f"--prompt {text!r} has no tokens, and the model none to begin with; give a text"
+            )
+        return [first]
+
+    return Voice(
+        model=model,
+        title=f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens",
+        encode=encode,
+        spell=lambda prompt: TokenizerSpelling(tokenizer, prompt if start is None else ()),
+        stop_tokens=tuple(ends),
+        start_token=start,
+    )

@@ -1,0 +1,240 @@
+"""Beam search: the likeliest texts that a search of fixed width finds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, Bool, Float, Int
+from regard.masks.data import whole_number
+from regard.models.decoder import Decoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.prompts import Request, pose, pose_stop_tokens, vocabulary_size
+from regard.models.reading import Structure, put_together, read_prompts, take_apart
+from regard.models.sampling import widen
+from regard.records import record
+
+
+@record
+class Beams:
+    """What `beam_search` found, best first; a pytree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models.beams import Beams
+        >>> tokens, lengths = jnp.array([[[5, 2], [7, 8]]]), jnp.array([[2, 2]])
+        >>> Beams(tokens, lengths, jnp.array([[-0.5, -0.9]]), jnp.array([[True, False]])).rows()
+        [[[5, 2], [7, 8]]]
+    """
+
+    tokens: Int[Array, "batch W N"]
+    """Texts, without the prompt; a stop token belongs to its text. 0 behind the end."""
+    lengths: Int[Array, "batch W"]
+    """Tokens per text; 0 where fewer texts were found than asked for, or where a logit was not finite."""
+    scores: Float[Array, "batch W"]
+    """Log-probability in nats over length^length_penalty; -inf where there is no text."""
+    finished: Bool[Array, "batch W"]
+    """True where a stop token ends the text."""
+
+    def rows(self) -> list[list[list[int]]]:
+        """The texts found for each prompt as lists, best first."""
+        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
+        return [
+            [text[:length].tolist() for text, length in zip(*row, strict=True) if length]
+            for row in zip(tokens, lengths, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"Beams(tokens={self.tokens!r}, scores={self.scores!r})"
+
+
+@record
+class Search:
+    """The search so far: texts that may go on, and texts that have ended."""
+
+    live: Array  # (batch, W, N) tokens
+    sums: Array  # (batch, W) log-probabilities; -inf, no text
+    ended: Beams
+    searching: Array  # (batch,) bool
+    step: Array
+
+
+def beam_search(
+    model: Decoder | EncoderDecoder,
+    prompts: Any,
+    *,
+    num_beams: int,
+    max_tokens: int,
+    length_penalty: float = 1.0,
+    stop_tokens: Any = (),
+    lengths: Any = None,
+    start_token: int | None = None,
+    capacity: int | None = None,
+    chunk: int | None = None,
+) -> Beams:
+    """Find likely texts: at every step, go on with the `num_beams` likeliest beginnings of each prompt.
+
+    score(text) = sum_t log p(token_t | prompt, token_<t) / |text|^length_penalty
+
+    Every beginning is tried with every token. Of the `num_beams` best trials, those that end with a stop
+    token are put aside; the best that do not end go on. A prompt's search is over when `num_beams` texts are
+    aside and no beginning has a better score than the worst of them. At `max_tokens`, what was going on
+    counts as found, too. One beam is greedy writing. With as many beams as there are texts, the search is
+    exhaustive.
+
+    Args:
+        model: as in `generate`.
+        prompts: as in `generate`.
+        num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
+        max_tokens: tokens per text at most, at least 1.
+        length_penalty: 0 compares log-probabilities of whole texts, which favours short ones; 1 those per
+            token; more favours long ones.
+        stop_tokens: tokens that end a text, in which they are kept.
+        lengths: as in `generate`.
+        start_token: as in `generate`.
+        capacity: as in `generate`.
+        chunk: as in `generate`.
+
+    Returns:
+        Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score. Log-probabilities are
+        added in float32, in float64 for a float64 model.
+
+    Raises:
+        TypeError, ValueError: as in `generate`; fewer than one beam; a length penalty that is not finite.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig, beam_search
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> found = beam_search(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2, 3]], num_beams=4, max_tokens=5)
+        >>> found.tokens.shape, bool((found.scores[:, 1:] <= found.scores[:, :-1]).all())
+        ((1, 4, 5), True)
+
+    Reference: Graves, "Sequence Transduction with Recurrent Neural Networks", 2012, section 2.3; Wu et al.,
+    "Google's Neural Machine Translation System", 2016, section 7, with another length normalisation.
+    """
+    num_beams = whole_number("num_beams", num_beams, 1)
+    if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
+        raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
+    if not math.isfinite(length_penalty):
+        raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
+    request = pose(
+        model,
+        prompts,
+        lengths,
+        max_tokens=max_tokens,
+        start_token=start_token,
+        capacity=capacity,
+        chunk=chunk,
+    )
+    stops = pose_stop_tokens(stop_tokens, vocabulary_size(model))
+    parts = take_apart(model)
+    return _search(*parts, request, stops, float(length_penalty), num_beams)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
+def _search(
+    structure: Structure,
+    arrays: list[Any],
+    request: Request,
+    stops: Array,
+    penalty: Array | float,
+    num_beams: int,
+) -> Beams:
+    model = put_together(structure, arrays)
+    hidden, cache = read_prompts(model, request)
+    batch, width = hidden.shape[0], num_beams
+    rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)
+    cache = jax.tree.map(lambda leaf: leaf[rows], cache)
+    search = _begin(batch, width, request.max_tokens, widen(hidden).dtype)
+    search, _ = _extend(search, model.predict(hidden)[rows, 0], stops, penalty)
+
+    def is_open(carry: tuple[Any, Search]) -> Array:
+        return (carry[1].step < request.max_tokens) & jnp.any(carry[1].searching)
+
+    def advance(carry: tuple[Any, Search]) -> tuple[Any, Search]:
+        cache, search = carry
+        newest = jax.lax.dynamic_index_in_dim(search.live, search.step - 1, axis=2, keepdims=False)
+        hidden, cache = model.read(newest.reshape((-1, 1)), cache)
+        search, parents = _extend(search, model.predict(hidden)[:, 0], stops, penalty)
+        origin = (parents + width * jnp.arange(batch, dtype=jnp.int32)[:, None]).reshape(-1)
+        return jax.tree.map(lambda leaf: leaf[origin], cache), search
+
+    _, search = jax.lax.while_loop(is_open, advance, (cache, search))
+    return _finish(search, penalty)
+
+
+def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
+    """One empty beginning per prompt; the other beams hold nothing yet."""
+    none = jnp.full((batch, width), -jnp.inf, dtype)
+    tokens = jnp.zeros((batch, width, max_tokens), jnp.int32)
+    ended = Beams(tokens, jnp.zeros((batch, width), jnp.int32), none, jnp.zeros((batch, width), bool))
+    return Search(tokens, none.at[:, 0].set(0), ended, jnp.ones(batch, bool), jnp.int32(0))
+
+
+def _extend(
+    search: Search, logits: Array, stops: Array, penalty: Array | float
+) -> tuple[Search, Int[Array, "batch W"]]:
+    """Every beginning with every token: the best of them, and which beam each goes on from."""
+    batch, width, _ = search.live.shape
+    vocab_size = logits.shape[-1]
+    logits = widen(logits)
+    gains = jax.nn.log_softmax(logits, axis=-1)
+    healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
+    gains = jnp.where(healthy, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))
+    trials = (search.sums[..., None] + gains).reshape((batch, width * vocab_size))
+    # Every beam may end with every stop token, and width others must be left.
+    sums, index = jax.lax.top_k(trials, min((1 + stops.shape[0]) * width, width * vocab_size))
+    parents = index // vocab_size
+    tokens = index - parents * vocab_size
+    texts = jnp.take_along_axis(search.live, parents[..., None], axis=1)
+    texts = jax.lax.dynamic_update_slice_in_dim(texts, tokens[..., None], search.step, axis=2)
+    stopped = jnp.any(tokens[..., None] == stops[None, None], axis=-1)
+    none = jnp.full_like(sums, -jnp.inf)
+    # Only the best may end: with lesser ends, one beam would find other texts than greedy writing.
+    ends = jnp.where(stopped, sums, none)[:, :width]
+    ended = _keep_best(search, texts[:, :width], ends, penalty, stopped=True)
+    sums, chosen = jax.lax.top_k(jnp.where(stopped, none, sums), width)
+    live = jnp.take_along_axis(texts, chosen[..., None], axis=1)
+    hope = sums[:, 0] / _length_factor(search.step + 1, penalty, sums.dtype)
+    searching = search.searching & (hope > ended.scores[:, -1])
+    return (
+        Search(live, sums, ended, searching, search.step + 1),
+        jnp.take_along_axis(parents, chosen, axis=1),
+    )
+
+
+def _finish(search: Search, penalty: Array | float) -> Beams:
+    """What was going on when the tokens ran out is found, too."""
+    before = Search(search.live, search.sums, search.ended, search.searching, search.step - 1)
+    return _keep_best(before, search.live, search.sums, penalty, stopped=False)
+
+
+def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float, *, stopped: bool) -> Beams:
+    """The texts put aside, and those that join them; nothing joins where the search is over."""
+    old, length = search.ended, search.step + 1
+    scores = sums / _length_factor(length, penalty, sums.dtype)
+    scores = jnp.where(search.searching[:, None], scores, jnp.full_like(scores, -jnp.inf))
+    found = scores > -jnp.inf
+    joined = Beams(
+        jnp.concatenate([old.tokens, texts], axis=1),
+        jnp.concatenate([old.lengths, jnp.where(found, length, jnp.zeros_like(length))], axis=1),
+        jnp.concatenate([old.scores, scores], axis=1),
+        jnp.concatenate([old.finished, found & stopped], axis=1),
+    )
+    scores, chosen = jax.lax.top_k(joined.scores, old.scores.shape[1])
+    return Beams(
+        tokens=jnp.take_along_axis(joined.tokens, chosen[..., None], axis=1),
+        lengths=jnp.take_along_axis(joined.lengths, chosen, axis=1),
+        scores=scores,
+        finished=jnp.take_along_axis(joined.finished, chosen, axis=1),
+    )
+
+
+def _length_factor(length: Array, penalty: Array | float, dtype: Any) -> Array:
+    return length.astype(dtype) ** jnp.asarray(penalty, dtype)

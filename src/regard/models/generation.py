@@ -1,0 +1,354 @@
+"""Writing: a model reads a prompt once, then one token at a time, all in compiled loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.masks.data import whole_number
+from regard.models.decoder import Decoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.prompts import Request, check_token, pose, pose_stop_tokens, vocabulary_size
+from regard.models.reading import Structure, put_together, read_prompts, take_apart
+from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
+from regard.records import record
+
+
+@record
+class Generated:
+    """What `generate` wrote; a pytree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models.generation import Generated
+        >>> tokens, yes = jnp.array([[5, 2, 0], [7, 8, 9]]), jnp.array([True, True])
+        >>> written = Generated(tokens, jnp.array([2, 3]), jnp.zeros((2, 3)), jnp.array([True, False]), yes)
+        >>> written.rows(), written.reasons()
+        ([[5, 2], [7, 8, 9]], ['stop token', 'max_tokens'])
+    """
+
+    tokens: Int[Array, "batch N"]
+    """What was written, without the prompt; a stop token belongs to it. Behind the end `pad_token`."""
+    lengths: Int[Array, " batch"]
+    """Tokens written per row, the stop token among them."""
+    log_probabilities: Float[Array, "batch N"]
+    """Of the tokens, in nats, by the model alone: before penalty, temperature, cuts. 0 behind the end."""
+    finished: Bool[Array, " batch"]
+    """True where a stop token ended the row."""
+    healthy: Bool[Array, " batch"]
+    """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
+
+    def rows(self) -> list[list[int]]:
+        """The tokens of each row as a list, its end included, the padding left out."""
+        return [
+            row[:length].tolist() for row, length in zip(*_on_host(self.tokens, self.lengths), strict=True)
+        ]
+
+    def reasons(self) -> list[str]:
+        """Why each row ended: "stop token", "max_tokens" or "not finite"."""
+        finished, healthy = _on_host(self.finished, self.healthy)
+        ends = np.where(finished, "stop token", np.where(healthy, "max_tokens", "not finite"))
+        return ends.tolist()
+
+    def __repr__(self) -> str:
+        return f"Generated(tokens={self.tokens!r}, lengths={self.lengths!r})"
+
+
+@record
+class Rules:
+    """How tokens are chosen, and which of them end a row."""
+
+    sampling: Sampling
+    keys: Any  # one random key per row; None where nothing is drawn
+    stop_tokens: Any  # (n,) int32
+    pad_token: Any  # int32
+
+
+@record
+class Draft:
+    """What is written so far, and what the next step needs beside the cache."""
+
+    written: Generated
+    newest: Array  # (batch,) the token to read next
+    alive: Array  # (batch,) bool
+    step: Array  # columns written
+    seen: Any  # (batch, V) bool, tokens that a penalty applies to; None without one
+
+
+def generate(
+    model: Decoder | EncoderDecoder,
+    prompts: Any,
+    *,
+    max_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    stop_tokens: Any = (),
+    rng: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    start_token: int | None = None,
+    pad_token: int = 0,
+    capacity: int | None = None,
+    chunk: int | None = None,
+) -> Generated:
+    """Write tokens after prompts: the most probable ones, or drawn ones.
+
+    token_t ~ sampling(logits(prompt, token_0, ..., token_(t-1)))
+
+    The prompt is read once, then one token at a time, with keys and values cached. Everything runs in two
+    compiled programs, one that reads and one that writes until every row has ended or is full. They are
+    compiled at the first call and serve all calls of equal shapes, whatever the parameters of the model, the
+    numbers in `sampling`, the rng, or which tokens stop. Dropout is off whatever the model's mode. Works
+    under `jax.jit` and `nnx.jit`, too, with prompts as an array.
+
+    Args:
+        model: what writes. A `Decoder` goes on with its prompts; an `EncoderDecoder` reads them as sources,
+            and begins its targets with `start_token`.
+        prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
+            for an encoder-decoder that reads real vectors `(batch, S, W)`.
+        max_tokens: how many tokens to write per row at most, at least 1.
+        sampling: how tokens are chosen. The default takes the most probable ones. A repetition penalty
+            applies to tokens of the prompt, or of the target's start, and to those written.
+        stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
+        rng: a random key, from which row b gets the key `fold_in(rng, b)`; or keys `(batch,)`. Token t of a
+            row depends on its key, its prompt and t, not on other rows. None serves temperature 0 only.
+        lengths: real tokens per row of an array of prompts, at its start; None means all.
+        start_token: put before every prompt, which may then be empty; for an encoder-decoder before every
+            target, and required. None means nothing.
+        pad_token: what `tokens` holds behind the end of a row.
+        capacity: places per row in the cache, for prompt and output; equal ones spare a new compilation
+            where prompts differ in length. None means as many as are needed.
+        chunk: tokens of the prompt that are read at once, for less memory; None means all.
+
+    Returns:
+        Tokens, lengths, log-probabilities, and how each row ended.
+
+    Raises:
+        TypeError: a model that does not write; prompts, tokens or keys of another type.
+        ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
+            -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity below
+            prompt and output; a temperature above 0 without `rng`.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, Sampling, TransformerConfig, generate
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> warm = Sampling(temperature=1.0, top_p=0.9)
+        >>> written = generate(model, [[1, 2, 3], [4]], max_tokens=5, sampling=warm, rng=jax.random.key(0))
+        >>> written.tokens.shape, written.lengths.tolist()
+        ((2, 5), [5, 5])
+    """
+    request = pose(
+        model,
+        prompts,
+        lengths,
+        max_tokens=max_tokens,
+        start_token=start_token,
+        capacity=capacity,
+        chunk=chunk,
+    )
+    rules = _pose_rules(model, request, sampling, stop_tokens, rng, pad_token)
+    structure, arrays = take_apart(model)
+    cache, draft = _begin(structure, arrays, request, rules)
+    if request.max_tokens > 1:
+        _, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(request.max_tokens))
+    return draft.written
+
+
+def stream(
+    model: Decoder | EncoderDecoder,
+    prompts: Any,
+    *,
+    max_tokens: int,
+    burst: int = 1,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    stop_tokens: Any = (),
+    rng: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    start_token: int | None = None,
+    capacity: int | None = None,
+    chunk: int | None = None,
+) -> Iterator[list[list[int]]]:
+    """Write as `generate` does, and hand over tokens as they are made.
+
+    Args:
+        model: as in `generate`.
+        prompts: as in `generate`.
+        max_tokens: as in `generate`.
+        burst: tokens per step; after the first token, which comes alone. More cost less per token.
+        sampling: as in `generate`.
+        stop_tokens: as in `generate`.
+        rng: as in `generate`, and the same tokens.
+        lengths: as in `generate`.
+        start_token: as in `generate`.
+        capacity: as in `generate`.
+        chunk: as in `generate`.
+
+    Returns:
+        An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
+        last row. Its rows joined are `generate(...).rows()`.
+
+    Raises:
+        TypeError, ValueError: as in `generate`, at the call; a burst below 1.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig, stream
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> [len(rows[0]) for rows in stream(model, [[1, 2, 3]], max_tokens=5, burst=2)]
+        [1, 2, 2]
+    """
+    burst = whole_number("burst", burst, 1)
+    request = pose(
+        model,
+        prompts,
+        lengths,
+        max_tokens=max_tokens,
+        start_token=start_token,
+        capacity=capacity,
+        chunk=chunk,
+    )
+    rules = _pose_rules(model, request, sampling, stop_tokens, rng, 0)
+    return _stream(*take_apart(model), request, rules, burst)
+
+
+def _stream(
+    structure: Structure, arrays: list[Any], request: Request, rules: Rules, burst: int
+) -> Iterator[list[list[int]]]:
+    cache, draft = _begin(structure, arrays, request, rules)
+    sent, ready = np.zeros(draft.newest.shape, np.int32), 1
+    while True:
+        done, limit = draft, min(ready + burst, request.max_tokens)
+        if ready < request.max_tokens:
+            # Begun before the last tokens are handed over. It does nothing where all rows have ended.
+            cache, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(limit))
+        tokens, lengths, alive = _on_host(done.written.tokens, done.written.lengths, done.alive)
+        yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
+        if ready == request.max_tokens or not alive.any():
+            return
+        sent, ready = lengths, limit
+
+
+@functools.partial(jax.jit, static_argnames="structure")
+def _begin(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Draft]:
+    """Read the prompts, and choose the first tokens."""
+    model = put_together(structure, arrays)
+    hidden, cache = read_prompts(model, request)
+    batch, size = request.start.shape
+    shape = (batch, request.max_tokens)
+    dtype = jnp.float64 if hidden.dtype == jnp.float64 else jnp.float32
+    yes = jnp.ones(batch, bool)
+    seen = None
+    if rules.sampling.repetition_penalty is not None:
+        count = size if request.counts is None else request.counts[:, None]
+        real = jnp.arange(size, dtype=jnp.int32)[None] < count
+        seen = _mark(jnp.zeros((batch, vocabulary_size(model)), bool), jnp.asarray(request.start), real)
+    written = Generated(
+        tokens=jnp.full(shape, rules.pad_token, jnp.int32),
+        lengths=jnp.zeros(batch, jnp.int32),
+        log_probabilities=jnp.zeros(shape, dtype),
+        finished=~yes,
+        healthy=yes,
+    )
+    draft = Draft(written, jnp.zeros(batch, jnp.int32), yes, jnp.int32(0), seen)
+    return cache, _write(draft, model.predict(hidden)[:, 0], rules)
+
+
+@functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
+def _go_on(
+    structure: Structure, arrays: list[Any], cache: Any, draft: Draft, rules: Rules, limit: Array
+) -> tuple[Any, Draft]:
+    """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
+    model = put_together(structure, arrays)
+
+    def is_open(carry: tuple[Any, Draft]) -> Array:
+        return (carry[1].step < limit) & jnp.any(carry[1].alive)
+
+    def advance(carry: tuple[Any, Draft]) -> tuple[Any, Draft]:
+        cache, draft = carry
+        # Rows that have ended read on, for nobody: there is room, and one shape of work is fastest.
+        hidden, cache = model.read(draft.newest[:, None], cache)
+        return cache, _write(draft, model.predict(hidden)[:, 0], rules)
+
+    return jax.lax.while_loop(is_open, advance, (cache, draft))
+
+
+def _write(draft: Draft, logits: Array, rules: Rules) -> Draft:
+    """One more column: a token for each row that has not ended."""
+    logits, written, alive = widen(logits), draft.written, draft.alive
+    keys = rules.keys
+    if keys is not None:
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, draft.step))(keys)
+    token = choose(logits, rules.sampling, rng=keys, seen=draft.seen)
+    healthy = token != NO_TOKEN
+    chosen = jnp.maximum(token, 0)
+    log_probability = log_probabilities_of(logits, chosen)
+    stopped = jnp.any(token[:, None] == rules.stop_tokens[None], axis=-1)
+    counts = alive & healthy
+    pad = jnp.broadcast_to(rules.pad_token, token.shape)
+    zero = jnp.zeros_like(log_probability)
+    seen = draft.seen
+    return Draft(
+        written=dataclasses.replace(
+            written,
+            tokens=_put(written.tokens, jnp.where(alive, token, pad), draft.step),
+            lengths=written.lengths + counts.astype(jnp.int32),
+            log_probabilities=_put(
+                written.log_probabilities, jnp.where(counts, log_probability, zero), draft.step
+            ),
+            finished=written.finished | (counts & stopped),
+            healthy=written.healthy & (healthy | ~alive),
+        ),
+        newest=chosen,
+        alive=counts & ~stopped,
+        step=draft.step + 1,
+        seen=None if seen is None else _mark(seen, chosen[:, None], counts[:, None]),
+    )
+
+
+def log_probabilities_of(logits: Array, tokens: Array) -> Array:
+    """log softmax(logits) at one token per row."""
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _put(columns: Array, column: Array, index: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)
+
+
+def _mark(seen: Array, tokens: Array, real: Array) -> Array:
+    """True for the real tokens, too."""
+    rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
+    beyond = jnp.asarray(seen.shape[1], tokens.dtype)
+    return seen.at[rows, jnp.where(real, tokens, beyond)].set(True, mode="drop")
+
+
+def _pose_rules(
+    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any
+) -> Rules:
+    """Check how tokens are chosen."""
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling: expected a Sampling, such as Sampling(temperature=0.8); got {sampling!r}")
+    keys = None
+    if not sampling.greedy:
+        if rng is None:
+            raise ValueError(
+                "rng: expected a random key, such as jax.random.key(0), because tokens are drawn at"
+                f" temperature={sampling.temperature}; got None"
+            )
+        keys = row_keys(rng, request.start.shape[0])
+    check_token("pad_token", pad_token, 2**31)
+    stops = pose_stop_tokens(stop_tokens, vocabulary_size(model))
+    return Rules(sampling, keys, stops, np.int32(pad_token))
+
+
+def _on_host(*arrays: Array) -> list[np.ndarray]:
+    return [np.asarray(array) for array in arrays]

@@ -1,0 +1,218 @@
+"""Prompts: what a model reads before it writes, checked and padded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.masks.data import whole_number
+from regard.masks.grid import is_concrete
+from regard.models.decoder import Decoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.padding import check_lengths
+from regard.records import record, static
+
+# Lists of prompts are padded to a multiple of this, so that prompts of similar lengths share a program.
+STRIDE = 16
+
+
+@record
+class Request:
+    """What to read, and how much to write."""
+
+    start: Any  # (batch, P) tokens that the decoder reads first; padding at the end
+    counts: Any  # (batch,) real tokens of start; None, all
+    source: Any  # of an encoder-decoder: (batch, S) tokens or (batch, S, W) vectors
+    source_lengths: Any
+    max_tokens: int = static()
+    capacity: int = static()
+    chunk: int = static()  # tokens read at once
+
+
+def pose(
+    model: Any,
+    prompts: Any,
+    lengths: Any,
+    *,
+    max_tokens: int,
+    start_token: int | None,
+    capacity: int | None,
+    chunk: int | None,
+) -> Request:
+    """Check what a model is asked to read and write."""
+    vocab_size = vocabulary_size(model)
+    max_tokens = whole_number("max_tokens", max_tokens, 1)
+    if start_token is not None:
+        check_token("start_token", start_token, vocab_size)
+    source = source_lengths = counts = None
+    if isinstance(model, EncoderDecoder):
+        if start_token is None:
+            raise ValueError(
+                "start_token: expected the token that targets begin with, as an encoder-decoder writes beside"
+                " its prompts, not after them; got None"
+            )
+        source, source_lengths = _pose_source(model, prompts, lengths)
+        start = np.full((source.shape[0], 1), start_token, np.int32)
+    else:
+        most = _most_tokens(model, capacity, start_token)
+        start, counts = _pose_tokens(prompts, lengths, vocab_size, most)
+        start, counts = _begin(start, counts, start_token)
+    longest = int(np.max(counts)) if counts is not None and is_concrete(counts) else start.shape[1]
+    needed = longest + max_tokens - 1  # the last token is written and not read
+    if model.config.positions == "learned" and needed > model.config.max_length:
+        raise ValueError(
+            f"max_tokens: expected prompt and output within the {model.config.max_length} learned positions"
+            f" (max_length), at most {max(model.config.max_length - longest + 1, 0)} tokens after {longest};"
+            f" got {max_tokens}"
+        )
+    start, counts, chunk = _cut(start, counts, chunk)
+    least = max(needed, chunk)
+    capacity = _choose_capacity(capacity, least, start.shape[1] + max_tokens - 1)
+    return Request(start, counts, source, source_lengths, max_tokens, capacity, chunk)
+
+
+def vocabulary_size(model: Any) -> int:
+    """How many tokens a model chooses from."""
+    if isinstance(model, Decoder) and model.config.vocab_size is not None:
+        return model.config.vocab_size
+    if isinstance(model, EncoderDecoder):
+        return model.target_vocab_size
+    raise TypeError(
+        f"model: expected a Decoder or an EncoderDecoder, which write; got {type(model).__name__}"
+    )
+
+
+def check_token(name: str, token: Any, vocab_size: int) -> None:
+    """Raise for what is no token."""
+    if isinstance(token, bool) or not isinstance(token, int | np.integer):
+        raise TypeError(f"{name}: expected a token, an integer in 0..{vocab_size - 1}; got {token!r}")
+    if not 0 <= token < vocab_size:
+        raise ValueError(f"{name}: expected a token in 0..{vocab_size - 1}, got {token}")
+
+
+def pose_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
+    """Stop tokens as an array."""
+    if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
+        raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
+    tokens = [*stop_tokens]
+    for token in tokens:
+        check_token("stop_tokens", token, vocab_size)
+    return np.unique(np.asarray(tokens, np.int32))
+
+
+def _pose_source(model: EncoderDecoder, prompts: Any, lengths: Any) -> tuple[Any, Any]:
+    """What the encoder reads: tokens, or vectors as they are."""
+    config = model.config
+    if config.vocab_size is not None:
+        most = config.max_length if config.positions == "learned" else None
+        return _pose_tokens(prompts, lengths, config.vocab_size, most)
+    if getattr(prompts, "ndim", None) != 3:
+        got = f"shape {prompts.shape}" if hasattr(prompts, "shape") else type(prompts).__name__
+        raise ValueError(f"prompts: expected real vectors (batch, S, {config.input_width}); got {got}")
+    return prompts, check_lengths("lengths", lengths, prompts.shape[:1], prompts.shape[1])
+
+
+def _pose_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None) -> tuple[Any, Any]:
+    """Tokens `(batch, P)`, and how many of each row are real."""
+    if isinstance(prompts, str) or (
+        isinstance(prompts, list | tuple) and any(isinstance(one, str) for one in prompts)
+    ):
+        raise TypeError("prompts: expected lists of tokens, got text; encode it with the model's tokenizer")
+    if isinstance(prompts, list | tuple):
+        if lengths is not None:
+            raise ValueError(
+                "lengths: expected None with a list of prompts, whose lengths are known; got lengths, which"
+                " belong to an array of prompts"
+            )
+        tokens, lengths = _pad(prompts, most)
+    else:
+        tokens = prompts if hasattr(prompts, "dtype") else np.asarray(prompts)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"prompts: expected integer tokens, got {tokens.dtype}")
+    if tokens.ndim != 2 or 0 in tokens.shape[:1]:
+        hint = "; for one prompt write prompts[None]" if tokens.ndim == 1 else ""
+        raise ValueError(
+            f"prompts: expected an array (batch, P) of at least one row, got shape"
+            f" {tuple(tokens.shape)}{hint}"
+        )
+    lengths = check_lengths("lengths", lengths, tokens.shape[:1], tokens.shape[1])
+    if not is_concrete((tokens, lengths)):
+        return tokens, lengths
+    tokens = np.asarray(tokens)
+    if lengths is not None:
+        tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, tokens.dtype.type(0))
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+        raise ValueError(
+            f"prompts: expected tokens in 0..{vocab_size - 1} (vocab_size={vocab_size}), got"
+            f" {tokens.min()}..{tokens.max()}"
+        )
+    return tokens.astype(np.int32), lengths
+
+
+def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Lists side by side, padded to a multiple of STRIDE unless that is more than `most`."""
+    rows = [np.asarray(prompt) for prompt in prompts]
+    for number, row in enumerate(rows):
+        if row.ndim != 1:
+            hint = "; for one prompt write [prompt]" if row.ndim == 0 else ""
+            raise ValueError(
+                f"prompts: expected a sequence of tokens for each, got {prompts[number]!r} as prompt"
+                f" {number}{hint}"
+            )
+        if row.size and not np.issubdtype(row.dtype, np.integer):
+            raise TypeError(f"prompts: expected integer tokens, got {row.dtype} in prompt {number}")
+    lengths = np.array([row.size for row in rows], np.int32)
+    longest = int(lengths.max(initial=1))
+    width = -(-longest // STRIDE) * STRIDE
+    tokens = np.zeros((len(rows), max(longest, width if most is None else min(width, most))), np.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : row.size] = row
+    return tokens, lengths
+
+
+def _most_tokens(model: Any, capacity: int | None, start_token: int | None) -> int | None:
+    """To how many tokens prompts may be padded."""
+    limits = [whole_number("capacity", capacity, 1)] if capacity is not None else []
+    limits += [model.config.max_length] if model.config.positions == "learned" else []
+    return min(limits) - (start_token is not None) if limits else None
+
+
+def _begin(tokens: Any, lengths: Any, start_token: int | None) -> tuple[Any, Any]:
+    """Prompts behind their start token; without one, none may be empty."""
+    if start_token is None:
+        known = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
+        if np.min(known) < 1:
+            row = int(np.argmin(known))
+            raise ValueError(
+                f"prompts: expected at least one token each, got none in prompt {row}; give start_token=,"
+                " which is put before every prompt"
+            )
+        return tokens, lengths
+    arrays: Any = np if is_concrete(tokens) else jnp
+    column = arrays.full((tokens.shape[0], 1), start_token, tokens.dtype)
+    return arrays.concatenate([column, tokens], axis=1), None if lengths is None else lengths + 1
+
+
+def _cut(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, int]:
+    """Prompts padded to whole chunks, and the tokens per chunk."""
+    size = start.shape[1]
+    taken = size if chunk is None else min(whole_number("chunk", chunk, 1), size)
+    if size % taken:
+        counts = np.full(start.shape[0], size, np.int32) if counts is None else counts
+        arrays: Any = np if is_concrete(start) else jnp
+        start = arrays.pad(start, ((0, 0), (0, -size % taken)))
+    return start, counts, taken
+
+
+def _choose_capacity(capacity: int | None, least: int, default: int) -> int:
+    """Places per row: what is asked for where that is enough."""
+    if capacity is None:
+        return default
+    if capacity < least:
+        raise ValueError(
+            f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
+            f" of max_tokens but the last; got {capacity}. None chooses it"
+        )
+    return capacity

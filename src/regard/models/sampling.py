@@ -1,0 +1,386 @@
+"""Which token comes next: settings that reshape logits, and the draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike, Bool, Float, Int
+
+NO_TOKEN = -1
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from logits; the default takes the most probable one.
+
+    token ~ softmax(min_p(top_p(top_k(repetition_penalty(logits) / temperature))))
+
+    What is None is left out. A pytree: under jit the numbers are traced, so another temperature compiles
+    nothing anew; only which settings are there, and whether the temperature is 0, belongs to the program.
+
+    Raises:
+        TypeError: settings that are not numbers.
+        ValueError: settings out of range; top_k, top_p or min_p at temperature 0, where they change nothing.
+
+    Example:
+        >>> from regard.models import Sampling
+        >>> Sampling(temperature=0.8, top_p=0.95)
+        Sampling(temperature=0.8, top_k=None, top_p=0.95, min_p=None, repetition_penalty=None)
+    """
+
+    temperature: float = 0.0
+    """Logits are divided by it: below 1 sharper, above 1 flatter; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Only the k most probable tokens, at least 1."""
+    top_p: float | None = None
+    """Only the fewest most probable tokens whose probabilities sum to this, in (0, 1]."""
+    min_p: float | None = None
+    """Only tokens at least this many times as probable as the most probable one, in (0, 1]."""
+    repetition_penalty: float | None = None
+    """Positive logits of tokens seen are divided by it, negative ones multiplied; above 0, and 1 is none."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            self._set_number(name, float, int | float | np.integer | np.floating, "a number")
+        self._set_number("top_k", int, int | np.integer, "an integer")
+        if self.temperature is None or not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature: expected a finite number of at least 0, got {self.temperature}; 0 takes"
+                " the most probable token"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: expected at least 1, got {self.top_k}; None keeps all tokens")
+        for name in ("top_p", "min_p"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise ValueError(f"{name}: expected a number in (0, 1], got {share}; None keeps all tokens")
+        penalty = self.repetition_penalty
+        if penalty is not None and not 0 < penalty < math.inf:
+            raise ValueError(
+                f"repetition_penalty: expected a number above 0, got {penalty}; 1 or None is none"
+            )
+        idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
+        if self.greedy and idle:
+            raise ValueError(
+                f"{', '.join(idle)}: expected a temperature above 0 with it, got temperature=0, which takes"
+                " the most probable token whatever else; give temperature=1.0, or leave it out"
+            )
+
+    def _set_number(self, name: str, kind: type, accepted: Any, what: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            raise TypeError(f"{name}: expected {what}, got {value!r}")
+        object.__setattr__(self, name, kind(value))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken, and nothing drawn."""
+        return isinstance(self.temperature, int | float) and self.temperature == 0
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.greedy:
+            values["temperature"] = None
+        return tuple((jax.tree_util.GetAttrKey(name), value) for name, value in values.items()), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, values: Any) -> Sampling:
+        made = object.__new__(cls)  # anything may stand for a leaf: nothing is checked
+        for field, value in zip(dataclasses.fields(cls), values, strict=True):
+            object.__setattr__(made, field.name, value)
+        if made.temperature is None:
+            object.__setattr__(made, "temperature", 0.0)
+        return made
+
+
+def repetition_penalty(
+    logits: Float[Array, "*B V"], seen: Bool[Array, "*B V"], penalty: Any
+) -> Float[Array, "*B V"]:
+    """Make tokens seen before less probable.
+
+    logit' = logit / penalty where logit > 0, logit penalty elsewhere, for the tokens seen
+
+    Args:
+        logits: of the next token.
+        seen: True for tokens of the prompt and of what was written.
+        penalty: above 0; above 1 avoids what was seen, below 1 seeks it.
+
+    Returns:
+        Logits in the same dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> logits, seen = jnp.array([[3.0, -1.0, 2.0]]), jnp.array([[True, True, False]])
+        >>> sampling.repetition_penalty(logits, seen, 1.5).tolist()
+        [[2.0, -1.5, 2.0]]
+
+    Reference: Keskar et al., "CTRL", 2019, section 4.1; there every logit is divided, which would favour seen
+    tokens of negative logit.
+    """
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def temperature(logits: Float[Array, "*B V"], degree: Any) -> Float[Array, "*B V"]:
+    """Sharpen or flatten a distribution.
+
+    logit' = logit / degree
+
+    Args:
+        logits: of the next token.
+        degree: above 0.
+
+    Returns:
+        Logits in the same dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> sampling.temperature(jnp.array([[1.0, 3.0]]), 0.5).tolist()
+        [[2.0, 6.0]]
+    """
+    return logits / degree
+
+
+def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
+    """Leave the `count` most probable tokens, and those as probable as the last of them.
+
+    Args:
+        logits: of the next token.
+        count: at least 1, may be traced; V or more leaves all.
+
+    Returns:
+        Logits in the same dtype, -inf for the tokens removed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> sampling.top_k(jnp.array([[1.0, 3.0, 2.0, 0.0]]), 2).tolist()
+        [[-inf, 3.0, 2.0, -inf]]
+    """
+    count = jnp.minimum(count, logits.shape[-1])
+    return _leave(logits, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= count)
+
+
+def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
+    """Leave the nucleus: the fewest most probable tokens whose probabilities sum to `share`.
+
+    At least one token stays, and those as probable as the last one that stays do, too: which of them would
+    go were a matter of order in the vocabulary.
+
+    Args:
+        logits: of the next token.
+        share: in (0, 1], may be traced.
+
+    Returns:
+        Logits in the same dtype, -inf for the tokens removed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> logits = jnp.log(jnp.array([[0.125, 0.5, 0.25, 0.125]]))
+        >>> jnp.isfinite(sampling.top_p(logits, 0.6)).tolist()
+        [[False, True, True, False]]
+
+    Reference: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
+    """
+    probability = jax.nn.softmax(widen(logits), axis=-1)
+    zero = jnp.zeros_like(probability)
+    return _leave(logits, lambda kept: jnp.sum(jnp.where(kept, probability, zero), axis=-1) >= share)
+
+
+def min_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
+    """Leave the tokens at least `share` times as probable as the most probable one.
+
+    logit' = logit where logit >= max_v logit_v + log(share), -inf elsewhere
+
+    Args:
+        logits: of the next token.
+        share: in (0, 1], may be traced.
+
+    Returns:
+        Logits in the same dtype, -inf for the tokens removed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> logits = jnp.log(jnp.array([[0.1, 0.5, 0.3, 0.1]]))
+        >>> jnp.isfinite(sampling.min_p(logits, 0.5)).tolist()
+        [[False, True, True, False]]
+
+    Reference: Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024, section 3.
+    """
+    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(jnp.asarray(share, logits.dtype))
+    return jnp.where(logits >= least, logits, jnp.full_like(logits, -jnp.inf))
+
+
+def adjust(
+    logits: Float[Array, "*B V"], sampling: Sampling, seen: Bool[Array, "*B V"] | None = None
+) -> Float[Array, "*B V"]:
+    """Apply settings to logits: repetition penalty, temperature, top-k, top-p, min-p, in this order.
+
+    Each sees what the one before left: probabilities are those of the tokens still there. At temperature 0
+    only the penalty applies.
+
+    Args:
+        logits: of the next token.
+        sampling: the settings.
+        seen: tokens that the repetition penalty applies to; None is none of them.
+
+    Returns:
+        Logits of the distribution to draw from, in the same dtype, -inf for tokens removed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import Sampling, sampling
+        >>> settings = Sampling(temperature=0.5, top_k=2)
+        >>> sampling.adjust(jnp.array([[1.0, 3.0, 2.0]]), settings).tolist()
+        [[-inf, 6.0, 4.0]]
+    """
+    if sampling.repetition_penalty is not None and seen is not None:
+        logits = repetition_penalty(logits, seen, sampling.repetition_penalty)
+    if sampling.greedy:
+        return logits
+    logits = temperature(logits, sampling.temperature)
+    for change, setting in ((top_k, sampling.top_k), (top_p, sampling.top_p), (min_p, sampling.min_p)):
+        if setting is not None:
+            logits = change(logits, setting)
+    return logits
+
+
+def choose(
+    logits: Float[Array, "batch V"],
+    sampling: Sampling,
+    *,
+    rng: Array | None = None,
+    seen: Bool[Array, "batch V"] | None = None,
+) -> Int[Array, " batch"]:
+    """Choose a token for every row.
+
+    token_b = argmax_v (logit'_bv + gumbel_bv),  logit' = adjust(logits), float32 noise from the key of row b
+
+    Args:
+        logits: of the next token.
+        sampling: the settings.
+        rng: one random key per row, `(batch,)`, as `row_keys` gives them; may be None at temperature 0.
+        seen: as in `adjust`.
+
+    Returns:
+        int32 tokens; -1 where a logit is NaN or infinite, because an argmax would name some token there.
+
+    Raises:
+        ValueError: a temperature above 0 without random keys.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard.models import Sampling, sampling
+        >>> logits = jnp.array([[0.0, 4.0, 2.0], [0.0, jnp.nan, 2.0]])
+        >>> sampling.choose(logits, Sampling()).tolist()
+        [1, -1]
+        >>> keys = sampling.row_keys(jax.random.key(0), 2)
+        >>> sampling.choose(logits, Sampling(temperature=1.0), rng=keys).tolist()
+        [1, -1]
+    """
+    # Few digits would make many tokens equal, and the noise coarse.
+    logits = widen(logits)
+    healthy = jnp.all(jnp.isfinite(logits), axis=-1)
+    adjusted = adjust(logits, sampling, seen)
+    if not sampling.greedy:
+        if rng is None:
+            raise ValueError(
+                "rng: expected one random key per row because the temperature is above 0, got None; use"
+                " row_keys(jax.random.key(0), batch)"
+            )
+        draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))
+        adjusted = adjusted + draw(rng).astype(logits.dtype)
+    token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+    return jnp.where(healthy, token, jnp.int32(NO_TOKEN))
+
+
+def row_keys(rng: ArrayLike, batch: int) -> Array:
+    """Make one random key per row.
+
+    key_b = fold_in(rng, b)
+
+    What row b draws is then a matter of rng and b alone, not of how many rows there are or what they hold.
+
+    Args:
+        rng: one random key, or one per row, `(batch,)`, which is given back: so a row keeps its draws
+            wherever it stands.
+        batch: number of rows.
+
+    Returns:
+        Typed keys `(batch,)`.
+
+    Raises:
+        TypeError: no random key.
+        ValueError: another number of keys.
+
+    Example:
+        >>> import jax
+        >>> from regard.models import sampling
+        >>> sampling.row_keys(jax.random.key(0), 3).shape
+        (3,)
+    """
+    typed: Any = rng
+    if getattr(rng, "dtype", None) == np.uint32:  # keys of jax.random.PRNGKey
+        typed = jax.random.wrap_key_data(jnp.asarray(rng))
+    elif not jnp.issubdtype(getattr(rng, "dtype", np.float32), jax.dtypes.prng_key):
+        kind = getattr(rng, "dtype", type(rng).__name__)
+        raise TypeError(f"rng: expected a random key, such as jax.random.key(0); got {kind}")
+    if typed.shape == (batch,):
+        return typed
+    if typed.shape != ():
+        raise ValueError(f"rng: expected one random key or one per row, shape ({batch},); got {typed.shape}")
+    return jax.vmap(lambda row: jax.random.fold_in(typed, row))(jnp.arange(batch, dtype=jnp.uint32))
+
+
+def widen(logits: Array) -> Array:
+    """Widen half-precision logits to float32, which probabilities and noise need.
+
+    Args:
+        logits: of any floating-point dtype.
+
+    Returns:
+        Logits in float32, or float64 if they were.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.models import sampling
+        >>> sampling.widen(jnp.zeros(3, jnp.bfloat16)).dtype
+        dtype('float32')
+    """
+    return logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
+
+
+def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
+    """The largest logits that are `enough`: those that pass the greatest threshold that lets enough pass.
+
+    The threshold is found bit by bit, in as many passes over the vocabulary as a logit has bits, where
+    sorting takes longer from some thousand tokens on.
+    """
+    # A bit set may only rise with the number: negative floats count down, and have the highest bit.
+    wide = widen(logits)
+    word = jnp.uint64 if wide.dtype == jnp.float64 else jnp.uint32
+    bits = jax.lax.bitcast_convert_type(jnp.where(wide == 0, jnp.zeros_like(wide), wide), word)
+    size = 8 * np.dtype(word).itemsize
+    highest = np.array(1 << (size - 1), word)
+    order = jnp.where(bits >= highest, ~bits, bits | highest)
+
+    def try_bit(index: Array, threshold: Array) -> Array:
+        raised = threshold | (highest >> index.astype(word))
+        return jnp.where(enough(order >= raised[..., None]), raised, threshold)
+
+    threshold = jax.lax.fori_loop(0, size, try_bit, jnp.zeros(logits.shape[:-1], word))
+    return jnp.where(order >= threshold[..., None], logits, jnp.full_like(logits, -jnp.inf))

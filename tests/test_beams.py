@@ -1,0 +1,176 @@
+"""Beam search against every text there is, and against the same search in plain Python."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard.models import beam_search, generate
+from test_generation import PROMPTS, SOURCE, START, N, build, build_pair
+
+TINY, LONG = 5, 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+def gains_after(model, width=24):
+    """log softmax of the logits after a text, in float64."""
+    run, known = nnx.jit(lambda model, tokens: model(tokens)), {}
+
+    def gains(text):
+        if text not in known:
+            padded = np.pad(text, (0, width - len(text)))[None].astype(np.int32)
+            row = np.asarray(run(model, padded)[0, len(text) - 1], np.float64)
+            known[text] = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        return known[text]
+
+    return gains
+
+
+def find_all(gains, prompt, vocab_size, length, stops, penalty):
+    """Every text, best first."""
+    found = []
+    for size in range(1, length + 1):
+        for text in itertools.product(range(vocab_size), repeat=size):
+            ends = [token in stops for token in text]
+            if any(ends[:-1]) or not (ends[-1] or size == length):
+                continue
+            total = sum(gains((*prompt, *text[:t]))[text[t]] for t in range(size))
+            found.append((total / size**penalty, list(text)))
+    return sorted(found, reverse=True)
+
+
+def search_slowly(gains, prompt, width, length, stops, penalty):
+    """The search as its docstring tells it."""
+    live, ended = [(0.0, ())], []
+    for step in range(1, length + 1):
+        trials = [
+            (total + gain, (*text, token))
+            for total, text in live
+            for token, gain in enumerate(gains((*prompt, *text)))
+        ]
+        trials = sorted(trials, reverse=True)
+        aside = [(total / step**penalty, text) for total, text in trials[:width] if text[-1] in stops]
+        ended = sorted([*ended, *aside], reverse=True)[:width]
+        live = [trial for trial in trials if trial[1][-1] not in stops][:width]
+        if len(ended) == width and ended[-1][0] >= live[0][0] / step**penalty:
+            break
+    else:
+        ended = sorted([*ended, *((total / length**penalty, text) for total, text in live)], reverse=True)
+    return [(score, list(text)) for score, text in ended[:width]]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_enough_beams_find_the_best_of_all_texts(penalty):
+    model, stops = build(vocab_size=TINY), (3,)
+    width = TINY**LONG
+    found = beam_search(
+        model, [[1, 2], [4]], num_beams=width, max_tokens=LONG, length_penalty=penalty, stop_tokens=stops
+    )
+    gains = gains_after(model)
+    for row, prompt in enumerate([(1, 2), (4,)]):
+        every = find_all(gains, prompt, TINY, LONG, stops, penalty)
+        assert len(every) == 1 + 4 + 16 * 5
+        assert found.rows()[row][:20] == [text for _, text in every[:20]]
+        assert len(found.rows()[row]) == len(every)
+        scores = np.asarray(found.scores[row])
+        np.testing.assert_allclose(scores[: len(every)], [score for score, _ in every], rtol=1e-5)
+        assert np.all(scores[len(every) :] == -np.inf)
+
+
+@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 0.0), (3, 1.5)])
+def test_few_beams_search_as_told(model, width, penalty):
+    stops = tuple({row[2] for row in generate(model, PROMPTS, max_tokens=N).rows()})
+    found = beam_search(
+        model, PROMPTS, num_beams=width, max_tokens=N, length_penalty=penalty, stop_tokens=stops
+    )
+    gains = gains_after(model)
+    for row, prompt in enumerate(PROMPTS):
+        expected = search_slowly(gains, tuple(prompt), width, N, stops, penalty)
+        assert found.rows()[row] == [text for _, text in expected]
+        np.testing.assert_allclose(found.scores[row], [score for score, _ in expected], rtol=1e-5)
+        for text, length, ended in zip(
+            found.rows()[row], found.lengths[row], found.finished[row], strict=True
+        ):
+            assert len(text) == length
+            assert bool(ended) == (text[-1] in stops)
+    assert bool(found.finished.any())
+
+
+def test_one_beam_is_greedy_writing(model):
+    rows = generate(model, PROMPTS, max_tokens=N).rows()
+    stops = (rows[0][2], rows[1][4])
+    greedy = generate(model, PROMPTS, max_tokens=N, stop_tokens=stops)
+    found = beam_search(model, PROMPTS, num_beams=1, max_tokens=N, stop_tokens=stops)
+    assert [texts[0] for texts in found.rows()] == greedy.rows()
+    np.testing.assert_array_equal(found.finished[:, 0], greedy.finished)
+    own = np.asarray(greedy.log_probabilities, np.float64).sum(-1) / np.asarray(greedy.lengths)
+    np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-5)
+
+
+def test_one_beam_leaves_ends_that_are_second_best(model):
+    greedy = generate(model, PROMPTS, max_tokens=N)
+    never = tuple(sorted({*range(19)} - {*np.asarray(greedy.tokens).flat}))
+    assert len(never) > 3
+    # Whole texts are compared, so any of these ends, taken at once, would be likelier than a long text.
+    found = beam_search(model, PROMPTS, num_beams=1, max_tokens=N, length_penalty=0.0, stop_tokens=never)
+    assert [texts[0] for texts in found.rows()] == greedy.rows()
+
+
+def test_more_beams_find_likelier_texts(model):
+    totals = [
+        np.asarray(
+            beam_search(
+                model, PROMPTS, num_beams=width, max_tokens=N, length_penalty=0.0, stop_tokens=(1, 7)
+            ).scores[:, 0]
+        )
+        for width in (1, 3)
+    ]
+    assert np.all(totals[1] >= totals[0] - 1e-5)
+    assert np.any(totals[1] > totals[0] + 1e-3)
+
+
+def test_a_prompts_beams_are_its_own(model):
+    settings = {"num_beams": 3, "max_tokens": N, "stop_tokens": (1, 7)}
+    together = beam_search(model, PROMPTS, **settings)
+    for row, prompt in enumerate(PROMPTS):
+        assert beam_search(model, [prompt], **settings).rows()[0] == together.rows()[row]
+
+
+def test_an_encoder_decoders_memory_follows_its_beams():
+    model, lengths = build_pair(), np.array([7, 3, 5])
+    settings = {"num_beams": 3, "max_tokens": N, "start_token": START}
+    found = beam_search(model, SOURCE, lengths=lengths, **settings)
+    run = nnx.jit(lambda model, target, source, length: model(source, target, source_lengths=length))
+    for row in range(len(SOURCE)):
+
+        def gains(text, row=slice(row, row + 1)):
+            target = np.pad(text, (0, 1 + N - len(text)))[None].astype(np.int32)
+            own = np.asarray(run(model, target, SOURCE[row], lengths[row])[0, len(text) - 1], np.float64)
+            return own - own.max() - np.log(np.exp(own - own.max()).sum())
+
+        expected = search_slowly(gains, (START,), 3, N, (), 1.0)
+        assert found.rows()[row] == [text for _, text in expected]
+    assert len(np.unique(np.round(found.scores[:, 0], 3))) == 3, "the sources matter"
+
+
+def test_not_a_number_is_no_text():
+    model = nnx.clone(build())
+    model.head.kernel[...] = model.head.kernel[...].at[0, 0].set(jnp.nan)
+    found = beam_search(model, PROMPTS, num_beams=2, max_tokens=N)
+    assert found.rows() == [[], [], []]
+    assert np.all(np.asarray(found.scores) == -np.inf)
+
+
+def test_impossible_searches_are_refused(model):
+    with pytest.raises(ValueError, match="num_beams: expected an integer of at least 1, got 0"):
+        beam_search(model, PROMPTS, num_beams=0, max_tokens=3)
+    with pytest.raises(ValueError, match="length_penalty: expected a finite number, got inf"):
+        beam_search(model, PROMPTS, num_beams=2, max_tokens=3, length_penalty=float("inf"))
+    with pytest.raises(ValueError, match="max_tokens: expected an integer of at least 1, got 0"):
+        beam_search(model, PROMPTS, num_beams=2, max_tokens=0)

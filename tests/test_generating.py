@@ -1,0 +1,235 @@
+"""`regard generate`: what goes to which stream, flags that do not fit, and the models that it opens."""
+
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard.cli import generating, main, voices
+from regard.cli.spelling import ByteSpelling
+from regard.models import Decoder, EncoderDecoder, TransformerConfig, generate
+from small_runs import tiny_copy
+
+V, MARK = 131, 130
+
+
+def configure(**options):
+    return TransformerConfig(d_model=12, num_heads=3, d_ff=13, num_layers=1, vocab_size=V, **options)
+
+
+def spell(token):
+    return b"" if token == MARK else bytes([token % 128])
+
+
+def make_voice(model, start_token=None):
+    return voices.Voice(
+        model=model,
+        title="a test",
+        encode=lambda text: [MARK, *text.encode()],
+        spell=lambda prompt: ByteSpelling(spell),
+        stop_tokens=(MARK,),
+        start_token=start_token,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = Decoder(configure(), rngs=nnx.Rngs(0))
+    made.trunk.embedding.entry.table.embedding[...] *= 4.0
+    return made
+
+
+@pytest.fixture
+def voice(model, monkeypatch):
+    found = make_voice(model)
+    monkeypatch.setattr(generating, "open_voice", lambda directory: found)
+    return found
+
+
+def write(*flags):
+    return main(["generate", "somewhere", "--max-tokens", "9", *flags])
+
+
+def spell_all(tokens):
+    return b"".join(map(spell, tokens)).decode("utf-8", errors="replace")
+
+
+def test_text_goes_to_one_stream_and_remarks_to_the_other(model, voice, capsys):
+    assert write("--prompt", "ab", "--temperature", "0") == 0
+    done = capsys.readouterr()
+    (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, stop_tokens=(MARK,)).rows()
+    assert done.out == "ab" + spell_all(tokens) + "\n"
+    assert "9 tokens, the first after " in done.err
+    assert "tokens per second; ended by --max-tokens" in done.err
+    assert write("--prompt", "ab", "--temperature", "0", "--quiet") == 0
+    quiet = capsys.readouterr()
+    assert quiet.out == done.out
+    assert quiet.err == ""
+
+
+def test_a_seed_decides_and_prompts_draw_apart(voice, capsys):
+    texts = []
+    for seed in ("3", "3", "4"):
+        assert write("--prompt", "ab", "--prompt", "ab", "--temperature", "2", "--seed", seed, "--quiet") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert write("--prompt", "ab", "--temperature", "2", "--seed", "3", "--quiet") == 0
+    assert texts[0].startswith(capsys.readouterr().out), "the first text, whatever follows"
+    assert texts[0][: len(texts[0]) // 2] != texts[0][len(texts[0]) // 2 :]
+
+
+def test_json_lines_hold_pieces_and_facts(model, voice, capsys):
+    assert write("--prompt", "ab", "--prompt", "c", "--temperature", "0", "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ends = [line for line in lines if line["event"] == "text"]
+    for number, (end, given) in enumerate(zip(ends, ["ab", "c"], strict=True)):
+        pieces = [line["text"] for line in lines if line["event"] == "piece" and line["prompt"] == number]
+        assert "".join(pieces) == end["text"] == spell_all(end["ids"])
+        assert (end["given"], end["tokens"], end["reason"]) == (given, 9, "--max-tokens")
+        assert end["ids"] == generate(model, [voice.encode(given)], max_tokens=9).rows()[0]
+
+
+def test_a_text_ends_before_what_was_asked(voice, capsys):
+    assert write("--prompt", "ab", "--temperature", "0", "--json") == 0
+    text = json.loads(capsys.readouterr().out.splitlines()[-1])["text"]
+    word = text[3:5]
+    assert write("--prompt", "ab", "--temperature", "0", "--stop", word, "--json") == 0
+    end = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert end["text"] == text[: text.index(word)]
+    assert end["reason"] == "--stop"
+
+
+def test_a_broken_model_says_so(monkeypatch, capsys):
+    broken = Decoder(configure(), rngs=nnx.Rngs(0))
+    broken.head.kernel[...] = broken.head.kernel[...] * np.nan
+    monkeypatch.setattr(generating, "open_voice", lambda directory: make_voice(broken))
+    assert write("--prompt", "ab") == 0
+    assert "0 tokens, none; ended by numbers that are not finite" in capsys.readouterr().err
+    assert write("--prompt", "ab", "--beams", "2") == 0
+    assert "nothing was found, as numbers are not finite" in capsys.readouterr().err
+
+
+def test_beams_show_the_best_and_json_all(voice, capsys):
+    assert write("--prompt", "ab", "--beams", "3") == 0
+    shown = capsys.readouterr()
+    assert write("--prompt", "ab", "--beams", "3", "--json") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    texts = json.loads(line)["texts"]
+    assert len(texts) == 3
+    assert [one["score"] for one in texts] == sorted((one["score"] for one in texts), reverse=True)
+    assert shown.out == "ab" + texts[0]["text"] + "\n"
+    assert "3 beams" in shown.err
+
+
+def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
+    model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
+    monkeypatch.setattr(generating, "open_voice", lambda directory: make_voice(model, start_token=5))
+    assert write("--prompt", "ab", "--temperature", "0") == 0
+    (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, start_token=5, stop_tokens=(MARK,)).rows()
+    assert capsys.readouterr().out == spell_all(tokens) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "generate needs a text to begin with, such as: --prompt"),
+        (
+            ["--prompt", "a", "--beams", "2", "--top-k", "3"],
+            "--beams searches and draws nothing; leave out --top-k",
+        ),
+        (["--prompt", "a", "--beams", "0"], "--beams must be at least 1, got 0"),
+        (["--prompt", "a", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
+        (["--prompt", "a", "--stop", ""], "--stop must be a text, got an empty one"),
+        (["--prompt", "a", "--top-p", "3"], "top_p: expected a number in (0, 1], got 3.0"),
+        (["--prompt", "a", "--temperature", "0", "--min-p", "0.1"], "expected a temperature above 0"),
+        (["--prompt", "é"], "prompts: expected tokens in 0..130"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(voice, capsys, flags, message):
+    assert write(*flags) == 2
+    done = capsys.readouterr()
+    assert message in " ".join(done.err.split())
+    assert done.out == ""
+
+
+def test_directories_without_a_writer_are_refused(tmp_path, capsys):
+    def refuse(directory):
+        assert main(["generate", str(directory), "--prompt", "a"]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "has no config.json; give a run of `regard train text`" in refuse(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("[]")
+    assert "is damaged or not Regard's" in refuse(tmp_path)
+
+
+def test_control_characters_are_shown_on_terminals(voice, capsys, monkeypatch):
+    from regard.cli.console import Console
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    Console().write("a\x1b[2J\rb\tc\n\x9b")
+    assert capsys.readouterr().out == "a\u241b[2J\u240db\tc\n\ufffd"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    Console().write("a\x1b[0m")
+    assert capsys.readouterr().out == "a\x1b[0m"
+
+
+def test_a_run_that_writes_no_text_is_refused(tmp_path, capsys):
+    from regard.training import loop, runs, tasks
+
+    preset = tiny_copy(steps=1)
+    loop.train(tasks.make_task(preset), runs.open_run(tmp_path / "copy", preset))
+    assert main(["generate", str(tmp_path / "copy"), "--prompt", "a"]) == 2
+    assert "is a run of copy, which writes no text" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
+    pytest.importorskip("regard.training.language")
+    assert main(["train", "text", "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
+    capsys.readouterr()
+    voice = voices.open_voice(tmp_path / "text")
+    assert voice.encode("é") == [256, 195, 169]
+    assert voice.continues
+    assert main(["generate", str(tmp_path / "text"), "--prompt", "The é", "--max-tokens", "7"]) == 0
+    assert capsys.readouterr().out.startswith("The é")
+
+
+def test_a_hugging_face_folder_writes(tmp_path, capsys):
+    huggingface = pytest.importorskip("regard.interop.huggingface")
+    from test_spelling import byte_pairs
+
+    plain = {
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        "head_bias": False,
+        "scale_embedding": False,
+    }
+    plain |= {"norm_kind": "rms", "d_model": 12, "num_heads": 2, "d_ff": 13, "num_layers": 1}
+    llama = TransformerConfig(**plain, vocab_size=263, positions="rotary", gated=True, activation="silu")
+    model = Decoder(llama, rngs=nnx.Rngs(0))
+    folder = huggingface.save(model, tmp_path / "llama", "llama", settings={"eos_token_id": 3})
+    assert main(["generate", str(folder), "--prompt", "plain"]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+    byte_pairs().save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    voice = voices.open_voice(folder)
+    assert voice.stop_tokens == (5, 7)
+    assert main(["generate", str(folder), "--prompt", "plain", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("plain")
+    with pytest.raises(ValueError, match="has no tokens, and the model none to begin with"):
+        voice.encode("")
+    t5 = TransformerConfig(
+        **plain,
+        vocab_size=263,
+        positions="relative",
+        activation="relu",
+        tied_output=True,
+        shared_embedding=True,
+        output_scale=12**-0.5,
+        attention_scale=1.0,
+    )
+    settings = {"eos_token_id": 1, "decoder_start_token_id": 0}
+    folder = huggingface.save(EncoderDecoder(t5, rngs=nnx.Rngs(0)), tmp_path / "t5", "t5", settings=settings)
+    byte_pairs().save(str(folder / "tokenizer.json"))
+    voice = voices.open_voice(folder)
+    assert (voice.start_token, voice.stop_tokens, voice.continues) == (0, (1,), False)

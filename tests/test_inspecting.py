@@ -1,0 +1,135 @@
+"""`regard inspect` on a small model of its own: what is printed, written and refused."""
+
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard.cli import inspecting, main
+from regard.interop import huggingface
+from regard.models import Decoder, Encoder, TransformerConfig
+
+TEXT = "The cat sat because it was unseen."
+WORDS = ["the", "cat", "sat", "because", "it", "was", "un", "##seen", "."]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 17, "num_layers": 2, "vocab_size": len(PIECES)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A BERT with fresh parameters and a WordPiece vocabulary."""
+    directory = tmp_path_factory.mktemp("bert")
+    config = TransformerConfig(
+        **SIZES,
+        max_length=23,
+        positions="learned",
+        norm="post",
+        norm_epsilon=1e-12,
+        activation="gelu_erf",
+        scale_embedding=False,
+        embedding_norm=True,
+        num_token_types=2,
+    )
+    huggingface.save(Encoder(config, rngs=nnx.Rngs(0)), directory, "bert", force=True)
+    (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return directory
+
+
+def run(capsys, *words):
+    code = main(["inspect", *map(str, words)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    code, printed, _ = run(capsys, folder, "--text", TEXT, "--out", out, "--json")
+    assert code == 0
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [(line["layer"], line["head"]) for line in lines] == [(n, h) for n in range(2) for h in range(3)]
+    reading = inspecting.read_words(huggingface.load(folder), TEXT)
+    assert reading.words == (
+        "[CLS]", "The", "cat", "sat", "because", "it", "was", "unseen", ".", "[SEP]",
+    )  # fmt: skip
+    np.testing.assert_allclose(reading.weights.sum(-1), 1.0, rtol=1e-5)
+    for line in lines:
+        row = reading.weights[line["layer"], line["head"], 5].copy()
+        row[[0, 5, 9]] = 0  # special tokens and the word itself
+        assert line["reads"] == reading.words[row.argmax()]
+        assert line["share"] == pytest.approx(row.max(), rel=1e-6)
+    assert sorted(path.name for path in out.iterdir()) == ["heads-layer-1.png", "reads.png"]
+
+
+def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
+    code, printed, _ = run(
+        capsys, folder, "--text", TEXT, "--word", "unseen", "--layer", 0, "--out", tmp_path, "--format", "svg"
+    )
+    assert code == 0
+    assert "2 layers of 3 heads; 10 words" in printed
+    assert 'the word that "unseen" reads most' in printed
+    assert "head  layer 0" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads-layer-0.svg", "reads.svg"]
+
+
+def test_without_it_the_last_word_is_looked_at(folder, tmp_path, capsys):
+    _, printed, _ = run(capsys, folder, "--text", "the cat sat.", "--out", tmp_path)
+    assert 'the word that "sat" reads most' in printed
+
+
+def test_decoders_are_read_too(tmp_path, capsys):
+    config = TransformerConfig(
+        **SIZES,
+        positions="rotary",
+        norm_kind="rms",
+        activation="silu",
+        gated=True,
+        attention_bias=False,
+        feed_forward_bias=False,
+        scale_embedding=False,
+        head_bias=False,
+    )
+    huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "llama", "llama")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(PIECES)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "llama" / "tokenizer.json"))
+    asked = ["--text", "the cat sat", "--word", "the", "--out", tmp_path / "out", "--json"]
+    code, printed, _ = run(capsys, tmp_path / "llama", *asked)
+    assert code == 0
+    # The first word of a causal model has nobody else to read.
+    lines = map(json.loads, printed.splitlines())
+    assert {(line["reads"], line["share"]) for line in lines} == {(None, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", " "], "--text is empty"),
+        (
+            ["--text", TEXT, "--word", "dog"],
+            "word: expected one of The, cat, sat, because, it, was, unseen, .",
+        ),
+        (["--text", TEXT, "--layer", "2"], "--layer must be in 0..1, got 2"),
+        (["--text", "the " * 30], "at most max_length = 23 positions"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys, words, message):
+    code, _, errors = run(capsys, folder, *words, "--out", tmp_path / "out")
+    assert code == 2
+    assert message in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_there_is_refused(folder, tmp_path, capsys, monkeypatch):
+    code, _, errors = run(capsys, tmp_path, "--text", TEXT)
+    assert code == 2
+    assert "config.json" in errors
+    monkeypatch.setattr(huggingface, "MINILM", "no_such_package")
+    code, _, errors = run(capsys, "--text", TEXT)
+    assert code == 2
+    assert "make pretrained" in errors
+    (tmp_path / "file").write_text("mine")
+    code, _, errors = run(capsys, folder, "--text", TEXT, "--out", tmp_path / "file")
+    assert (code, (tmp_path / "file").read_text()) == (2, "mine")
