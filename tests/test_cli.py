@@ -15,7 +15,7 @@ from regard.cli import commands, main
 from regard.cli.console import Console
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline
-from regard.training import checkpoints, presets
+from regard.training import checkpoints, presets, runs
 from small_runs import (
     compile_once,  # noqa: F401
     read_lines,
@@ -78,7 +78,7 @@ def read_help(capsys, *words):
 def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     text = read_help(capsys)
     examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
-    assert len(examples) == 6
+    assert len(examples) == 8
     for example in examples:
         words = re.findall(r"'[^']*'|\S+", example)
         parsed = commands.parse_arguments([word.strip("'") for word in words[1:]])
@@ -190,6 +190,13 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, ca
     assert re.search(r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines", text)
     assert re.search(r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy", text)
     assert re.search(r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n", text)
+    task, model = runs.load_run(tmp_path / "run")
+    sample = task.write_sample(model)
+    shown = re.search(r"\nsample\n(.*)\n\nnext: regard plot", text, re.DOTALL)[1]
+    assert "".join(filter(str.isalnum, shown)) == "".join(filter(str.isalnum, sample))
+    assert f"      regard generate {tmp_path / 'run'} --prompt" in text
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "naïve tides", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("naïve tides")
     assert main(["plot", str(tmp_path / "run")]) == 0
     names = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {"curves", "attention", "attention-heads"}

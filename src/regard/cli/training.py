@@ -42,8 +42,22 @@ def run_training(command: Train, console: Console) -> int:
         )
         curve = draw_sparkline(metrics.columns(metrics.read(run.metrics_path), "loss")[1])
         console.say(f"loss  {curve}")
+        _show_sample(console, task, run)
     console.say(f"next: regard plot {directory}")
+    if isinstance(task, tasks.TextTask):
+        console.say(f"      regard generate {directory} --prompt 'In the beginning'")
     return 0
+
+
+def _show_sample(console: Console, task: tasks.Task, run: runs.Run) -> None:
+    """Something that the trained model writes, where it writes."""
+    if not isinstance(task, tasks.TextTask):
+        return
+    sample = task.write_sample(runs.load_model(task, run.directory))
+    console.emit("sample", task=task.name, text=sample)
+    # A terminal would obey control characters.
+    shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample)
+    console.say(f"\nsample\n{shown}\n")
 
 
 def advance_run(console: Console, task: tasks.Task, run: runs.Run) -> loop.Outcome | None:

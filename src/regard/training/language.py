@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from regard import masks
-from regard.models import Decoder, TransformerConfig
+from regard.models import Decoder, Sampling, TransformerConfig, generate
 from regard.training import presets
 from regard.training.corpora import Documents, measure_overlap, read_documents, read_manual, split_documents
 from regard.training.task import Batch, Metrics, Task
@@ -33,6 +33,7 @@ from regard.training.vocabularies import (
     train_pairs,
 )
 
+SAMPLE_TEMPERATURE = 0.8  # likely tokens come more often than in the documents, which reads better
 TOKENIZER, FACTS = "tokenizer.json", "corpus.json"
 
 
@@ -161,6 +162,18 @@ class TextTask(Task[presets.Text]):
         text = self.vocabulary.to_json()
         facts = json.dumps(self._describe(*self.streams), indent=2) + "\n"
         return ({} if text is None else {TOKENIZER: text}) | {FACTS: facts}
+
+    def write_sample(self, model: Any) -> str:
+        """Returns the beginning of a document that the model makes up, the same one every time."""
+        written = generate(
+            model,
+            [[self.vocabulary.mark]],
+            max_tokens=self.preset.length,
+            sampling=Sampling(temperature=SAMPLE_TEMPERATURE),
+            stop_tokens=(self.vocabulary.mark,),
+            rng=jax.random.key(0),
+        )
+        return self.vocabulary.decode(written.rows()[0])
 
     def describe_data(self) -> dict[str, str]:
         training, held_out = self.documents
