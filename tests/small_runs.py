@@ -51,7 +51,7 @@ def tiny_copy(**changes):
 def train(directory, preset, *, seed=0, resume="auto", force=False, **options):
     """Opens a run and trains it."""
     run = runs.open_run(directory, preset, seed=seed, resume=resume, force=force)
-    return loop.train(tasks.make_task(preset), run, **options)
+    return loop.train(tasks.make_task(preset, run.kept), run, **options)
 
 
 def read_lines(directory):

@@ -155,9 +155,76 @@ def test_training_says_what_runs_where_and_what_to_do_next(finished):
     assert f"{directory} (new run)" in text
     assert re.search(r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n", text)
     assert re.search(r"step +20 held out: +loss", text)
-    assert "goal 1" in text
+    assert re.search(r"finished: step 20, held-out accuracy \d\.\d{4}, goal at least 1\n", text)
     assert text.rstrip().endswith(f"next: regard plot {directory}")
     assert "\x1b" not in text, "no colours and no bar where nobody can see them"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Seven small files, and a command that trains on them."""
+    folder = tmp_path_factory.mktemp("cli-texts")
+    for index in range(7):
+        (folder / f"{index}.txt").write_text(f"{index} naïve tides and low tides\n" * (3 + index))
+    sizes = ["--d-model", "12", "--num-heads", "2", "--d-ff", "7", "--length", "23"]
+    return folder, ["train", "text", "--files", str(folder), *sizes, "--smoke"]
+
+
+def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, capsys):
+    _, arguments = texts
+    command = [
+        *arguments,
+        "--held-out-fraction",
+        "0.2",
+        "--vocab-size",
+        "263",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"model +Decoder, [\d,]+ parameters, float32", text)
+    assert re.search(r"attention +self-attention \(16, 2, 23, 6\) on 23 keys, causal", text)
+    assert re.search(r"training +20 steps of 16 rows of 23 tokens, \d+\.\d epochs in all, Adam at", text)
+    assert re.search(r"corpus +5 documents of 986 bytes; \d+ tokens, which are 263 strings of bytes", text)
+    assert re.search(r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines", text)
+    assert re.search(r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy", text)
+    assert re.search(r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n", text)
+    assert main(["plot", str(tmp_path / "run")]) == 0
+    names = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
+    assert names == {"curves", "attention", "attention-heads"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), (b"", "is empty"), (b"\0", "is binary"), (b"ab\xff", "byte 0xff at offset 2")],
+)
+def test_text_that_cannot_be_read_exits_with_2_and_writes_nothing(texts, tmp_path, capsys, content, message):
+    _, arguments = texts
+    if content is not None:
+        (tmp_path / "bad.txt").write_bytes(content)
+    arguments = [*arguments, "--files", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "run")]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: files: ")
+    assert f"{tmp_path / 'bad.txt'}" in error
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
+    folder, arguments = texts
+    folder = shutil.copytree(folder, tmp_path / "texts")
+    arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    (folder / "3.txt").write_text("other words\n")
+    before = snapshot(tmp_path / "run")
+    assert main(["plot", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "not that with which this run began" in error
+    assert "Traceback" not in error
+    assert snapshot(tmp_path / "run") == before
 
 
 def test_the_parameter_table_adds_up(finished):
@@ -261,10 +328,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("task", ["copy", "text"])
+def test_a_killed_process_goes_on_to_the_same_bits(texts, tmp_path, task):
     """Three processes: one killed, one that resumes, one that was never disturbed."""
     cadence = ["--steps", "600", "--evaluate-every", "50", "--checkpoint-every", "25"]
-    arguments = ["train", "copy", *TINY, *cadence, "--dropout-rate", "0.25", "--out"]
+    chosen = ["train", "copy", *TINY] if task == "copy" else [*texts[1], "--vocab-size", "263"]
+    arguments = [*chosen, *cadence, "--dropout-rate", "0.25", "--out"]
     killed = interrupt([*arguments, str(tmp_path / "run")], "step   100 held out", times=1, by=signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     assert re.search(r"goes on from step \d+", run([*arguments, tmp_path / "run"]).stdout)
@@ -323,6 +392,8 @@ def make_terminal():
 
 
 def test_rates_and_what_is_left():
+    text = {"bits_per_byte": 2.5, "loss": 1.75, "token_accuracy": 0.5}
+    assert describe_step(30, 90, text, float("nan")) == "loss 1.75  bits per byte 2.5"
     metrics = {"loss": 0.123456, "accuracy": 0.5, "grad_norm": 3.0}
     assert describe_step(30, 90, metrics, 20.0) == "loss 0.1235  accuracy 0.5  50 ms/step  3 s left"
     assert describe_step(30, 90, metrics, float("nan")) == "loss 0.1235  accuracy 0.5"

@@ -91,7 +91,7 @@ def test_loss_can_be_logarithmic_and_starts_at_zero_otherwise():
         (
             [],
             ValueError,
-            r"any of loss, held_out_loss, accuracy, held_out_accuracy, got none in 1 run\(s\) with 0",
+            r"any of loss, held_out_loss, bits_per_byte, .*held_out_accuracy, got none in 1 run\(s\) with 0",
         ),
         ({"a": [{"step": 1}], "b": []}, ValueError, r"got none in 2 run\(s\) with 1 record"),
         ([{"loss": 0.5}], ValueError, r"expected a 'step' beside 'loss', got only \['loss'\] in record 0"),

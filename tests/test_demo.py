@@ -49,12 +49,13 @@ def smoke(tmp_path_factory):
 def check_summary(out):
     """The summary has the promised form and names figures that exist."""
     summary = json.loads((out / "summary.json").read_text())
-    assert list(summary["tasks"]) == list(presets.PRESETS) == ["threshold", "copy", "reverse", "digits"]
+    assert list(summary["tasks"]) == list(demonstration.TASKS) == ["threshold", "copy", "reverse", "digits"]
     for name, entry in summary["tasks"].items():
-        assert entry["goal"] == presets.PRESETS[name].goal
-        assert entry["reached"] == (entry["accuracy"] >= entry["goal"])
+        goal = presets.PRESETS[name].goal
+        assert (entry["metric"], entry["goal"]) == (goal.metric, goal.bound)
+        assert entry["reached"] == (entry["value"] >= entry["goal"])
         assert 0 < entry["seconds"] < entry["elapsed_seconds"]
-        assert entry["held_out"]["accuracy"] == entry["accuracy"]
+        assert entry["held_out"][goal.metric] == entry["value"]
     assert summary["seconds"] > 0
     assert {figure.removeprefix("figures/").removesuffix(".png") for figure in summary["figures"]} == FIGURES
     for figure in summary["figures"]:
@@ -71,10 +72,10 @@ def test_a_smoke_demo_does_everything_but_reach_the_goals(smoke):
 
 def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
     first = check_summary(smoke)
-    before = {name: snapshot(smoke / name) for name in presets.PRESETS}
+    before = {name: snapshot(smoke / name) for name in demonstration.TASKS}
     assert main(["demo", "--smoke", "--out", str(smoke)]) == 0
     second = check_summary(smoke)
-    assert before == {name: snapshot(smoke / name) for name in presets.PRESETS}
+    assert before == {name: snapshot(smoke / name) for name in demonstration.TASKS}
     for name, entry in second["tasks"].items():
         assert entry == first["tasks"][name] | {"reused": True}
     text = capsys.readouterr().out
@@ -114,9 +115,9 @@ def test_the_whole_demo_reaches_its_goals(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     summary = check_summary(tmp_path / "demo")
-    accuracies = {name: entry["accuracy"] for name, entry in summary["tasks"].items()}
+    accuracies = {name: entry["value"] for name, entry in summary["tasks"].items()}
     assert accuracies["threshold"] >= 0.985
     assert accuracies["copy"] == accuracies["reverse"] == 1.0
     assert accuracies["digits"] >= 0.96
     assert not summary["smoke"]
-    assert all(f"{name} " in done.stdout for name in presets.PRESETS)
+    assert all(f"{name} " in done.stdout for name in demonstration.TASKS)

@@ -17,12 +17,41 @@ def test_settings_survive_json(kind):
     changed = dataclasses.replace(
         kind(),
         data_seed=7,
-        model=presets.Sizes(d_model=15, num_heads=5, dropout_rate=0.25, norm="post"),
+        model=dataclasses.replace(kind().model, d_model=30, num_heads=5, dropout_rate=0.25),
         optimization=presets.Optimization(steps=11, schedule="constant", clip_norm=0),
     )
     text = json.dumps(presets.to_settings(changed))
     assert presets.from_settings(kind.name, json.loads(text)) == changed
     assert presets.from_settings(kind.name, json.loads(text)) != kind()
+
+
+def test_files_survive_json():
+    changed = presets.Text(files=("a.txt", "b"))
+    settings = json.loads(json.dumps(presets.to_settings(changed)))
+    assert settings["files"] == ["a.txt", "b"], "compared with what JSON gives back"
+    assert presets.to_settings(changed)["files"] == settings["files"]
+    assert presets.from_settings("text", settings) == changed
+    with pytest.raises(ValueError, match=r"text\.files must be"):
+        presets.from_settings("text", settings | {"files": [3]})
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "reached", "compared"),
+    [
+        (presets.Goal("accuracy", 0.75), 0.75, True, "0.7500 = 0.75"),
+        (presets.Goal("accuracy", 0.75), 0.5, False, "0.5000 < 0.75"),
+        (presets.Goal("accuracy", 0.75), float("nan"), False, "nan = 0.75"),
+        (presets.Goal("loss", 1.5, smaller_is_better=True), 1.5, True, "1.5000 = 1.5"),
+        (presets.Goal("loss", 1.5, smaller_is_better=True), 2.0, False, "2.0000 > 1.5"),
+        (presets.Goal("loss", 1.5, smaller_is_better=True), 1.0, True, "1.0000 < 1.5"),
+        (presets.Goal("loss", 1.5, smaller_is_better=True), float("nan"), False, "nan = 1.5"),
+    ],
+)
+def test_goals_have_a_direction(goal, value, reached, compared):
+    held_out = {goal.metric: value, "other": 9.0}
+    assert goal.is_reached(held_out) is reached
+    assert goal.compare(held_out) == compared
+    assert str(goal) == ("at most 1.5" if goal.smaller_is_better else "at least 0.75")
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -54,6 +83,14 @@ def test_shrinking_respects_what_the_user_chose():
         (lambda: presets.Threshold(vocab_size=1), "vocab_size must be at least 2"),
         (lambda: presets.Copy(length=0), "length must be at least 1"),
         (lambda: presets.Reverse(min_length=7, max_length=5), "max_length must be at least min_length"),
+        (lambda: presets.DecoderSizes(num_heads=3), "num_heads must divide d_model"),
+        (
+            lambda: presets.DecoderSizes(d_model=12, num_heads=4),
+            "must be even, as rotary positions turn pairs",
+        ),
+        (lambda: presets.Text(vocab_size=255), "vocab_size must be at least 256"),
+        (lambda: presets.Text(length=1), "length must be at least 2"),
+        (lambda: presets.Text(held_out_fraction=0.0), r"held_out_fraction must be in \(0, 1\)"),
         (lambda: presets.Digits(held_out_fraction=1.0), r"held_out_fraction must be in \(0, 1\)"),
     ],
 )
@@ -83,7 +120,7 @@ def test_settings_of_another_kind_are_named(path, value, message):
 
 
 def test_an_unknown_task_is_named():
-    with pytest.raises(ValueError, match="threshold, copy, reverse, digits, got 'sort'"):
+    with pytest.raises(ValueError, match="threshold, copy, reverse, digits, text, got 'sort'"):
         presets.from_settings("sort", {})
 
 

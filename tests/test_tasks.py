@@ -170,7 +170,7 @@ def test_reverse_is_judged_by_what_it_generates(monkeypatch):
 
 def test_metrics_come_with_their_loss(task):
     metrics = jax.jit(lambda batch: task.evaluate(make_model(task), batch))(draw(task))
-    assert {"loss", "accuracy"} <= set(metrics)
+    assert {"loss", task.preset.goal.metric} <= set(metrics)
     assert all(np.isfinite(float(value)) and value.dtype == jnp.float32 for value in metrics.values())
 
 
@@ -262,6 +262,6 @@ def test_patches_are_cut_row_by_row():
 
 def test_only_presets_make_tasks():
     with pytest.raises(
-        TypeError, match=r"preset must be one of .*Threshold, Copy, Reverse, Digits.*got 'copy'"
+        TypeError, match=r"preset must be one of .*Threshold, Copy, Reverse, Digits, Text.*got 'copy'"
     ):
         tasks.make_task("copy")

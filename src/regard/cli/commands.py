@@ -21,12 +21,13 @@ TaskChoice = (
     | Annotated[presets.Copy, tyro.conf.subcommand("copy")]
     | Annotated[presets.Reverse, tyro.conf.subcommand("reverse")]
     | Annotated[presets.Digits, tyro.conf.subcommand("digits")]
+    | Annotated[presets.Text, tyro.conf.subcommand("text")]
 )
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train all four tasks, draw what the models attend to, and check the goals.
+    """Train four small tasks, draw what the models attend to, and check the goals.
 
     Finished runs in the output directory are reused; --force trains them again.
 

@@ -16,10 +16,10 @@ from rich.progress import (
 )
 
 from regard.cli.console import Console
+from regard.training.metrics import LEADING, arrange
 from regard.training.progress import Progress as Listener
 
 PLAIN_INTERVAL_SECONDS = 10.0
-SHOWN = ("loss", "accuracy")
 
 
 class Bar:
@@ -163,7 +163,7 @@ def open_display(console: Console, label: str, steps: int, done: int) -> Iterato
 
 def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> str:
     """Metrics, rate and time left, in a few words."""
-    values = "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
     if not math.isfinite(steps_per_second) or steps_per_second <= 0:
         return values
     left = (steps - step) / steps_per_second
@@ -172,8 +172,7 @@ def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per
 
 def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:
     """Held-out metrics in a few words, the ones that matter first."""
-    names = [*SHOWN, *(name for name in metrics if name not in SHOWN)]
-    values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in names if name in metrics)
+    values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in arrange(metrics))
     return f"step {step:>5} held out:  {values}"
 
 

@@ -28,10 +28,10 @@ def print_overview(console: Console, task: Task, run: runs.Run) -> None:
     console.say(_tabulate(arrays))
     for line in describe_attention(task):
         console.note("attention", line)
-    console.note(
-        "training", f"{optimization.steps:,} steps of {optimization.batch_size} examples, {_name_rate(task)}"
-    )
-    console.note("held out", f"{len(jax.tree.leaves(task.held_out)[0]):,} examples")
+    data = task.describe_data()
+    console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {_name_rate(task)}")
+    for label, text in data.items():
+        console.note(label, text)
     console.note("output", f"{run.directory} ({describe_start(run)})")
     if run.note:
         console.note("note", run.note)

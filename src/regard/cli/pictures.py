@@ -15,6 +15,10 @@ from regard.training.compilation import run_once
 
 Picture = tuple[str, figures.Drawing]
 NUM_SCANS = 12
+NUM_TOKENS = 32
+END_OF_DOCUMENT = "■"
+VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
+KNOWN = {END_OF_DOCUMENT, *VISIBLE.values()}
 POSITIONS_SHOWN = 50
 
 
@@ -130,6 +134,23 @@ def _draw_digits(task: tasks.DigitsTask, model: Any) -> Iterator[Picture]:
     yield "attention-heads", figures.head_grid(patches, title="digits: patches of the first scan, last block")
 
 
+def _draw_text(task: tasks.TextTask, model: Any) -> Iterator[Picture]:
+    """The beginning of the held-out text: what each token reads to predict the next."""
+    inputs = task.held_out["inputs"][:1, :NUM_TOKENS]
+    _, aux = run_once(lambda inputs: task.read(model, inputs, aux=("weights",)), inputs)
+    labels = [_label_token(task.vocabulary.spell(int(token))) for token in np.asarray(inputs[0])]
+    weights = np.asarray(aux["blocks"][-1]["weights"][0])
+    focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
+    yield from _draw_heads(weights, labels, labels, "text: what each token reads", focus)
+
+
+def _label_token(spelled: bytes) -> str:
+    """A token as a label: spaces and ends of lines made visible, what fonts may lack as its code."""
+    text = spelled.decode("utf-8", errors="backslashreplace") if spelled else END_OF_DOCUMENT
+    shown = (VISIBLE.get(letter, letter) for letter in text)
+    return "".join(s if s in KNOWN or s.isascii() else ascii(s)[1:-1] for s in shown)
+
+
 def _draw_heads(
     weights: np.ndarray, queries: list[str], keys: list[str], title: str, focus: np.ndarray | None = None
 ) -> Iterator[Picture]:
@@ -149,6 +170,7 @@ _PAINTERS: dict[type, Callable[[Any, Any], Iterator[Picture]]] = {
     tasks.CopyTask: _draw_copy,
     tasks.ReverseTask: _draw_reverse,
     tasks.DigitsTask: _draw_digits,
+    tasks.TextTask: _draw_text,
 }
 
 

@@ -17,6 +17,8 @@ def run_plotting(command: Plot, console: Console) -> int:
         raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
     with expected_errors():
         loaded = [(directory, *runs.load_run(directory)) for directory in command.runs]
+        for _, task, _ in loaded:
+            _ = task.held_out  # may be in files that are gone
         histories = {str(directory): metrics.read(directory / "metrics.jsonl") for directory in command.runs}
     for directory, task, model in loaded:
         drawn = pictures.draw_run(task, model, histories[str(directory)])

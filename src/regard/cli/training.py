@@ -21,7 +21,7 @@ def run_training(command: Train, console: Console) -> int:
     directory = command.out or Path("out") / (f"{preset.name}-smoke" if command.smoke else preset.name)
     with expected_errors():
         run = runs.open_run(directory, preset, seed=command.seed, resume=command.resume, force=command.force)
-        task = tasks.make_task(preset)
+        task = tasks.make_task(preset, run.kept)
         if not run.is_finished:
             print_overview(console, task, run)
     outcome = advance_run(console, task, run)
@@ -70,9 +70,9 @@ def expected_errors() -> Iterator[None]:
 
 
 def describe_result(task: tasks.Task, outcome: loop.Outcome) -> str:
-    """The held-out accuracy against the goal of the full-size task."""
-    accuracy = outcome.held_out["accuracy"]
-    return f"step {outcome.step}, held-out accuracy {accuracy:.4f}, goal {task.preset.goal:g}"
+    """The held-out result against the goal of the full-size task."""
+    goal = task.preset.goal
+    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}, goal {goal}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:

@@ -1,4 +1,4 @@
-"""Loss and accuracy over steps, for one run or several."""
+"""Loss, bits per byte and accuracy over steps, for one run or several."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from regard.inspection.palette import QUIET, SERIES, series_colors
 Records = Sequence[Mapping[str, Any]]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
-PANELS = {"loss": "Loss", "accuracy": "Accuracy"}
+PANELS = {"loss": "Loss", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy"}
 SPLITS = {"": "training", "held_out_": "held out"}  # prefix of the metric's name -> what the legend says
 PANEL_SIZE = (2.9, 1.95)  # inches
 SPARSE = 30  # curves of up to this many points mark each
@@ -41,18 +41,19 @@ def training_curves(
     loss_scale: Literal["linear", "log"] = "linear",
     title: str | None = None,
 ) -> Drawing:
-    """Draw loss and accuracy over the steps of one run, or compare several.
+    """Draw loss, bits per byte and accuracy over the steps of one run, or compare several.
 
     One run: training and held-out values in two colours. Several: a colour a run, held-out values dashed.
     Records may lack any metric; a value of None or NaN leaves a gap; a step logged twice counts with its last
     value. A metric that no record has gets no panel.
 
     Args:
-        runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`, `accuracy`,
-            `held_out_loss`, `held_out_accuracy`; or a dictionary from run name to such lines.
+        runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`,
+            `bits_per_byte`, `accuracy`, and these with `held_out_` before them; or a dictionary from run name
+            to such lines.
         fig: an empty figure or sub-figure to fill; None makes one.
         loss_scale: "linear", or "log" for losses that fall by orders of magnitude.
-        title: text above both panels.
+        title: text above the panels.
 
     Returns:
         A `Drawing` with a panel a metric, the curves (panel by panel, run by run, training before held out),

@@ -23,7 +23,7 @@ from regard.training.compilation import run_once
 from regard.training.presets import Optimization
 from regard.training.progress import Progress, Silent
 from regard.training.runs import Run
-from regard.training.tasks import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
+from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
 
 
 class State(NamedTuple):
@@ -38,7 +38,7 @@ class Program:
     """The pure functions of a run, before compilation."""
 
     initial: State
-    update: Callable[[State, jax.Array], tuple[State, Metrics]]
+    update: Callable[..., tuple[State, Metrics]]
     evaluate: Callable[[Any, Batch], Metrics]
 
 
@@ -126,10 +126,9 @@ def make_program(task: Task, seed: int) -> Program:
         nnx.reseed(model, dropout=rng)
         return task.measure(model, batch)
 
-    def update(state: State, index: jax.Array) -> tuple[State, Metrics]:
-        batch = task.make_batch(
-            jax.random.fold_in(make_stream(seed, TRAINING), index), optimization.batch_size
-        )
+    def update(state: State, index: jax.Array, training_data: Any = ()) -> tuple[State, Metrics]:
+        batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
+        batch = task.draw(training_data, batch_rng, optimization.batch_size)
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
         (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
@@ -166,9 +165,10 @@ def train(
     if run.is_finished:
         assert run.start is not None
         return Outcome("already finished", run.start.step, **run.start.record)
+    kept = task.keep()
     program = make_program(task, run.seed)
     state = checkpoints.fit(run.start, program.initial) if run.start else program.initial
-    run.begin()
+    run.begin(kept)
     return _Session(task, run, progress or Silent()).advance(program, state, stop)
 
 
@@ -191,11 +191,14 @@ class _Session:
         """Updates, measures and saves until the end or a stop."""
         cadence, steps = self.task.preset.cadence, self.task.preset.optimization.steps
         # Donated: the new state takes the old one's memory.
-        update = self._compile("train step", jax.jit(program.update, donate_argnums=0), state, np.int32(0))
+        training_data = jax.tree.map(jnp.asarray, self.task.training_data)
+        update = self._compile(
+            "train step", jax.jit(program.update, donate_argnums=0), state, np.int32(0), training_data
+        )
         evaluate = self._compile("evaluation", jax.jit(program.evaluate), state.params, self.task.held_out)
         self.mark = time.perf_counter()
         for step in range(self.first + 1, steps + 1):
-            state, measured = update(state, np.int32(step - 1))
+            state, measured = update(state, np.int32(step - 1), training_data)
             self.pending.append((step, measured))
             last = stop() or step == steps
             if step % cadence.evaluate_every == 0 or step == steps:
@@ -274,9 +277,9 @@ class _Session:
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:
-    """Metrics from the device as plain numbers, loss and accuracy first."""
+    """Metrics from the device as plain numbers, those that goals are about first."""
     values = jax.device_get(measured)
-    names = sorted(values, key=lambda name: (name != "loss", name != "accuracy", name))
+    names = metrics.arrange(values)
     # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.
     return {name: float(str(values[name])) for name in names}
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+# What people look at first, in this order.
+LEADING = ("loss", "bits_per_byte", "accuracy")
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -60,6 +62,17 @@ def columns(lines: Iterable[Line], name: str) -> tuple[list[int], list[float]]:
     """Returns the steps at which `name` was logged and its values there (NaN where they were not finite)."""
     points = [(line["step"], line[name]) for line in lines if name in line]
     return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
+
+
+def arrange(names: Iterable[str]) -> list[str]:
+    """Returns the names of metrics, the leading ones first.
+
+    Example:
+        >>> arrange(["grad_norm", "accuracy", "loss"])
+        ['loss', 'accuracy', 'grad_norm']
+    """
+    names = sorted(names)
+    return [name for name in LEADING if name in names] + [name for name in names if name not in LEADING]
 
 
 def first_not_finite(values: Mapping[str, float]) -> str | None:

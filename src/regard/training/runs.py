@@ -1,5 +1,7 @@
 """A run directory: config.json (settings and versions), metrics.jsonl, checkpoints/, and later figures/.
 
+A task may keep files of its own beside them: see `Task.keep`.
+
 Opening a run only reads and decides: go on, start, or refuse. `begin` is the first to write.
 """
 
@@ -7,6 +9,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from regard.training import checkpoints, metrics, presets, tasks
 from regard.training.compilation import run_once
 
 FORMAT = 1
-OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
+KEPT = ("tokenizer.json", "corpus.json")  # what tasks may keep
+OWN_ENTRIES = ("config.json", *KEPT, "metrics.jsonl", "checkpoints", "figures")
 RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -62,13 +66,31 @@ class Run:
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
 
-    def begin(self) -> None:
-        """Prepares the directory for training: settings written, metrics after the starting step dropped."""
+    @property
+    def kept(self) -> dict[str, str]:
+        """What the task kept when the run, or the one that it starts from, began."""
+        return read_kept(self.directory) or read_kept(self.source or self.directory)
+
+    def begin(self, kept: Mapping[str, str] | None = None) -> None:
+        """Prepares the directory for training: settings written, metrics after the starting step dropped.
+
+        Args:
+            kept: what the task keeps, text by file name.
+
+        Raises:
+            RunError: when the directory keeps something else under one of these names; nothing is written.
+        """
+        present = read_kept(self.directory)
+        for name, text in (kept or {}).items():
+            if present.get(name, text) != text:
+                raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
         self.directory.mkdir(parents=True, exist_ok=True)
         if not (self.directory / "config.json").exists():
             metrics.replace_text(
                 self.directory / "config.json", json.dumps(self._describe(), indent=2) + "\n"
             )
+        for name in (kept or {}).keys() - present.keys():
+            metrics.replace_text(self.directory / name, (kept or {})[name])
         if self.source is not None:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
@@ -160,7 +182,8 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = tasks.make_task(presets.from_settings(config["task"], config["settings"]))
+    preset = presets.from_settings(config["task"], config["settings"])
+    task = tasks.make_task(preset, read_kept(directory))
     return task, load_model(task, directory)
 
 
@@ -184,6 +207,12 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     params = checkpoints.fit(checkpoint, params, prefix="params/")
     rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
     return nnx.merge(structure, params, rest)
+
+
+def read_kept(directory: Path) -> dict[str, str]:
+    """Returns the files that a run's task keeps in its directory, text by name; none for a missing one."""
+    paths = [directory / name for name in KEPT]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:

@@ -1,12 +1,11 @@
-"""Tasks: from a preset to a model, endless training batches, held-out data and their measure.
+"""The tasks: threshold, copy, reverse, digits, and text; `make_task` finds the one of a preset.
 
-Batches are pure functions of a random key, so the training step makes its own; held-out data are drawn once
-from a stream of their own. Accuracy always counts whole answers (a label, or a sequence right in every
-token); `token_accuracy` counts tokens.
+Accuracy always counts whole answers (a label, or a sequence right in every token); `token_accuracy` counts
+tokens.
 """
 
-import abc
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,66 +17,10 @@ from regard import masks
 from regard.models import Classifier, EncoderDecoder, TransformerConfig, generate
 from regard.training import presets
 from regard.training.compilation import run_once
+from regard.training.language import TextTask
 from regard.training.scans import cut_patches, distort_scans, load_scans, split_stratified
-
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-PresetT = TypeVar("PresetT", bound=presets.Preset)
-
-# Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
-INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
-
-
-def make_stream(seed: int, stream: int) -> jax.Array:
-    """Returns the key of one of the independent random streams of a seed."""
-    return jax.random.fold_in(jax.random.key(seed), stream)
-
-
-class Task(abc.ABC, Generic[PresetT]):
-    """What to learn: a model, data and a measure, all derived from one preset.
-
-    Attributes:
-        preset: the settings it was made from.
-        held_out: the held-out batch; depends on the preset alone, not on a run's seed.
-    """
-
-    def __init__(self, preset: PresetT):
-        self.preset = preset
-        self.held_out = self.make_held_out()
-
-    @property
-    def name(self) -> str:
-        return self.preset.name
-
-    @property
-    @abc.abstractmethod
-    def config(self) -> TransformerConfig:
-        """The model's configuration."""
-
-    @abc.abstractmethod
-    def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Builds the model with fresh parameters."""
-
-    @abc.abstractmethod
-    def make_held_out(self) -> Batch:
-        """Draws the held-out examples."""
-
-    @abc.abstractmethod
-    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
-        """Draws training examples; pure, so it may run inside a compiled step."""
-
-    @abc.abstractmethod
-    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Returns the mean loss on a batch, and metrics; the model's mode decides about dropout."""
-
-    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
-        """Returns the model's kinds of attention: numbers of queries and keys, and the mask."""
-        return {"self-attention": (self.config.max_length, self.config.max_length, None)}
-
-    def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Returns the metrics that count, `loss` and `accuracy` among them, of a model in evaluation mode."""
-        loss, metrics = self.measure(model, batch)
-        return {"loss": loss, **metrics}
+from regard.training.task import HELD_OUT, Batch, Metrics, Task, make_stream
+from regard.training.task import TRAINING as TRAINING
 
 
 def _draw_held_out(task: Task, size: int) -> Batch:
@@ -285,10 +228,10 @@ class DigitsTask(Task[presets.Digits]):
     def make_model(self, rngs: nnx.Rngs) -> Classifier:
         return Classifier(self.config, self.NUM_CLASSES, pooling="attention", rngs=rngs)
 
-    def __init__(self, preset: presets.Digits):
+    def __init__(self, preset: presets.Digits, kept: Mapping[str, str] | None = None):
+        super().__init__(preset, kept)
         self._scans, self._labels = load_scans()
         self._is_held_out = split_stratified(self._labels, preset.held_out_fraction, preset.data_seed)
-        super().__init__(preset)
 
     def make_held_out(self) -> Batch:
         chosen = self._is_held_out
@@ -313,11 +256,16 @@ TASKS: dict[type[presets.Preset], type[Task]] = {
     presets.Copy: CopyTask,
     presets.Reverse: ReverseTask,
     presets.Digits: DigitsTask,
+    presets.Text: TextTask,
 }
 
 
-def make_task(preset: presets.Preset) -> Task:
+def make_task(preset: presets.Preset, kept: Mapping[str, str] | None = None) -> Task:
     """Builds the task that a preset describes.
+
+    Args:
+        preset: what to train.
+        kept: the files that the run directory keeps, text by name; None for a new run.
 
     Raises:
         TypeError: for anything but a preset.
@@ -329,4 +277,4 @@ def make_task(preset: presets.Preset) -> Task:
     if type(preset) not in TASKS:
         names = ", ".join(kind.__name__ for kind in TASKS)
         raise TypeError(f"preset must be one of regard.training.presets.{{{names}}}, got {preset!r}")
-    return TASKS[type(preset)](preset)
+    return TASKS[type(preset)](preset, kept)

@@ -1,0 +1,213 @@
+"""Documents to learn a language from: Python's own manual, or files of the user's; read, never written."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+Documents = dict[str, str]
+
+
+def read_manual() -> Documents:
+    """Reads the topics of Python's language manual that come with Python for `help()`, sorted by name.
+
+    Returns:
+        Text by topic, as it is. A topic is left out when half of it stands line by line in larger ones, as
+        `while` does in `compound`: held out, it would measure what has been learned by heart.
+
+    Raises:
+        ImportError: where Python was installed without `pydoc_data`, with the way out.
+
+    Reference: "The Python Language Reference", https://docs.python.org/3/reference, Python's licence.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ImportError(
+            "this Python came without pydoc_data, the default corpus; give your own text: --files FILE ..."
+        ) from error
+    return leave_out_excerpts(topics)
+
+
+def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
+    """Reads files and directories, one document per file.
+
+    Args:
+        files: paths. A directory stands for the files in it at any depth, hidden and empty ones left out.
+        piece_bytes: when there is one file in all, it is cut into documents of at most this many bytes, so
+            that some can be held out.
+
+    Returns:
+        Text by path, sorted; pieces of one file are `PATH:1`, `PATH:2`, ... A document with the text of an
+        earlier one is left out, as it could be trained on and held out at once.
+
+    Raises:
+        ValueError: for a path that is missing or comes twice, for a file that is empty, binary or not UTF-8
+            (with the offset of the first byte that is not), and where nothing could be held out.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("one two"), (folder / "b.txt").write_text("three")
+        >>> [pathlib.Path(name).name for name in read_documents([folder])]
+        ['a.txt', 'b.txt']
+    """
+    paths = [path for given in files for path in _list_files(Path(given))]
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise ValueError(f"files: {path} comes twice; give every file once")
+        seen.add(path.resolve())
+    documents = {str(path): _read_text(path) for path in sorted(paths)}
+    if len(documents) == 1:
+        ((name, text),) = documents.items()
+        pieces = _cut(text.encode(), piece_bytes)
+        documents = {f"{name}:{number}": piece for number, piece in enumerate(pieces, start=1)}
+    documents = _drop_copies(documents)
+    if len(documents) < 2:
+        raise ValueError(
+            "files: expected at least two different documents, one to train on and one to hold out, got "
+            f"{', '.join(map(str, files))}; give more files, or a smaller --document-bytes to cut one file"
+        )
+    return documents
+
+
+def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
+    """Shuffles documents and holds some out: at random, while they fit into a fraction of the bytes.
+
+    Args:
+        documents: at least two texts by name.
+        fraction: part of all bytes to hold out, in (0, 1). The part held out is as large or smaller; the
+            smallest document is held out where even that is larger.
+        seed: fixes choice and order.
+
+    Returns:
+        Training documents and held-out documents, both in shuffled order and neither empty.
+
+    Example:
+        >>> split_documents({"a": "four", "b": "two", "c": "twelve bytes"}, 0.4, seed=0)
+        ({'c': 'twelve bytes'}, {'a': 'four', 'b': 'two'})
+    """
+    names = np.random.default_rng(seed).permutation(np.array(list(documents), dtype=object)).tolist()
+    sizes = {name: len(documents[name].encode()) for name in names}
+    room = fraction * sum(sizes.values())
+    held_out: Documents = {}
+    for name in names:
+        if sizes[name] <= room and len(held_out) < len(names) - 1:
+            held_out[name] = documents[name]
+            room -= sizes[name]
+    if not held_out:
+        smallest = min(names, key=lambda name: sizes[name])
+        held_out[smallest] = documents[smallest]
+    return {name: documents[name] for name in names if name not in held_out}, held_out
+
+
+def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
+    """Drops the documents that stand in larger ones.
+
+    Args:
+        documents: text by name.
+        most: part of a document, in characters of its lines, that may stand in larger ones; more drops it.
+
+    Returns:
+        The others, sorted by name.
+
+    Example:
+        >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
+        {'other': 'this\\n', 'whole': 'a line\\none line\\n'}
+    """
+    kept: Documents = {}
+    seen: set[str] = set()
+    for name, text in sorted(documents.items(), key=lambda item: (-len(item[1]), item[0])):
+        lines = _list_lines(text)
+        if _measure_part(lines, seen) <= most:
+            kept[name] = text
+            seen.update(lines)
+    return dict(sorted(kept.items()))
+
+
+def measure_overlap(training: Mapping[str, str], held_out: Mapping[str, str]) -> float:
+    """Returns the part of the held-out text, in characters of its lines, that stands in training text too."""
+    known = {line for text in training.values() for line in _list_lines(text)}
+    return _measure_part([line for text in held_out.values() for line in _list_lines(text)], known)
+
+
+def _list_lines(text: str) -> list[str]:
+    """The lines that hold anything, without the spaces around them."""
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
+    """The part of lines that are known, by characters."""
+    total = sum(map(len, lines))
+    return sum(len(line) for line in lines if line in known) / total if total else 0.0
+
+
+def _list_files(path: Path) -> list[Path]:
+    """The file itself, or the visible files below a directory that hold anything."""
+    if path.is_dir():
+        found = [entry for entry in path.rglob("*") if entry.is_file() and entry.stat().st_size]
+        found = [entry for entry in found if not _is_hidden(entry.relative_to(path))]
+        if not found:
+            raise ValueError(f"files: expected text in {path}, got a directory without a file that holds any")
+        return found
+    if not path.exists():
+        raise ValueError(f"files: expected a file or a directory, got {path}, which does not exist")
+    return [path]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _read_text(path: Path) -> str:
+    """A file's text, or what is wrong with it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"files: {path} cannot be read: {error.strerror}") from error
+    if not data:
+        raise ValueError(f"files: {path} is empty; leave it out")
+    if (offset := data.find(b"\0")) >= 0:
+        raise ValueError(f"files: {path} is binary, not text: a zero byte at offset {offset}; leave it out")
+    try:
+        return data.decode("utf-8", errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"files: {path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it to UTF-8, or leave it out"
+        ) from error
+
+
+def _cut(data: bytes, most: int) -> list[str]:
+    """Pieces of at most `most` bytes (or one character), cut at ends of lines or else between characters."""
+    pieces, start = [], 0
+    while start < len(data):
+        end = min(start + most, len(data))
+        if end < len(data):
+            end = data.rfind(b"\n", start, end) + 1 or _between_characters(data, start, end)
+        pieces.append(data[start:end].decode())
+        start = end
+    return pieces
+
+
+def _between_characters(data: bytes, start: int, end: int) -> int:
+    """The last start of a character up to `end`, or the end of the first character where that is none."""
+    before = end
+    while _continues(data[before]):
+        before -= 1
+    after = start + 1
+    while after < len(data) and _continues(data[after]):
+        after += 1
+    return before if before > start else after
+
+
+def _continues(byte: int) -> bool:
+    """Whether a byte of UTF-8 is inside a character."""
+    return byte & 0xC0 == 0x80
+
+
+def _drop_copies(documents: Documents) -> Documents:
+    """The first document of every text."""
+    first = {text: name for name, text in reversed(documents.items())}
+    return {name: text for name, text in documents.items() if first[text] == name}

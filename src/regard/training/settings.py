@@ -1,0 +1,155 @@
+"""Settings that presets are made of: goals, sizes, optimization, cadence. No JAX here, as in `presets`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def demand_at_least(record: Any, bound: float, *names: str) -> None:
+    """Raises where a named field is below its bound."""
+    for name in names:
+        value = getattr(record, name)
+        if not value >= bound:
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a full-size run must reach on held-out data.
+
+    Attributes:
+        metric: name of a held-out metric.
+        bound: its least value, or its greatest where less is better.
+        smaller_is_better: whether the bound is the greatest value allowed.
+
+    Example:
+        >>> Goal("loss", 1.5, smaller_is_better=True).is_reached({"loss": 1.25})
+        True
+    """
+
+    metric: str
+    bound: float
+    smaller_is_better: bool = False
+
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        return self.metric.replace("_", " ")
+
+    def is_reached(self, held_out: Mapping[str, float]) -> bool:
+        """Whether held-out metrics meet the bound; NaN does not."""
+        value = held_out[self.metric]
+        return value <= self.bound if self.smaller_is_better else value >= self.bound
+
+    def compare(self, held_out: Mapping[str, float]) -> str:
+        """Value and bound with the sign between them, such as `0.9100 < 0.96`."""
+        value = held_out[self.metric]
+        sign = "<" if value < self.bound else ">" if value > self.bound else "="
+        return f"{value:.4f} {sign} {self.bound:g}"
+
+    def __str__(self) -> str:
+        return f"{'at most' if self.smaller_is_better else 'at least'} {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model."""
+
+    d_model: int = 64
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Attention heads; divides d_model."""
+    d_ff: int = 256
+    """Width inside the feed-forward layers."""
+    num_layers: int = 1
+    """Transformer blocks (in the encoder and again in the decoder where there is one)."""
+    dropout_rate: float = 0.0
+    """Probability of dropping a residual or embedding unit, in [0, 1)."""
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    """How positions enter."""
+    norm: Literal["pre", "post"] = "pre"
+    """Where layers normalise: before each sublayer, or after each sum."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """Sizes of a language model with rotary positions, RMSNorm, gated branches and no biases."""
+
+    d_model: int = 128
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Attention heads; divides d_model into heads of an even width."""
+    d_ff: int = 320
+    """Width inside the feed-forward layers, which are gated."""
+    num_layers: int = 4
+    """Transformer blocks."""
+    dropout_rate: float = 0.0
+    """Probability of dropping a residual or embedding unit, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        if self.d_model // self.num_heads % 2:
+            raise ValueError(
+                "d_model / num_heads must be even, as rotary positions turn pairs, got "
+                f"d_model={self.d_model} and num_heads={self.num_heads}"
+            )
+
+
+def _check_sizes(sizes: Any) -> None:
+    """Raises for sizes that make no model."""
+    demand_at_least(sizes, 1, "d_model", "num_heads", "d_ff", "num_layers")
+    if not 0 <= sizes.dropout_rate < 1:
+        raise ValueError(f"dropout_rate must be in [0, 1), got {sizes.dropout_rate}")
+    if sizes.d_model % sizes.num_heads:
+        raise ValueError(
+            f"num_heads must divide d_model, got num_heads={sizes.num_heads} and d_model={sizes.d_model}"
+        )
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Adam (AdamW with weight decay) with a schedule and global-norm clipping."""
+
+    steps: int = 600
+    """Updates of the parameters."""
+    batch_size: int = 128
+    """Examples per update."""
+    learning_rate: float = 3e-3
+    """Peak learning rate."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate after the warm-up: cosine down to 0, or constant."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from 0."""
+    clip_norm: float = 1.0
+    """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
+
+    def __post_init__(self) -> None:
+        demand_at_least(self, 1, "steps", "batch_size")
+        demand_at_least(self, 0, "warmup_steps", "clip_norm", "weight_decay")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and "
+                f"steps={self.steps}"
+            )
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often the run is measured and saved, in steps; the last step always is."""
+
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    evaluate_every: int = 100
+    """Steps between two evaluations on held-out data."""
+    checkpoint_every: int = 200
+    """Steps between two checkpoints."""
+
+    def __post_init__(self) -> None:
+        demand_at_least(self, 1, "log_every", "evaluate_every", "checkpoint_every")

@@ -1,0 +1,171 @@
+"""Tokens of text: bytes, or byte-level BPE; both spell any text, and have a mark between documents."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+NUM_BYTES = 256
+
+
+class ByteVocabulary:
+    """The 256 bytes, and then the mark between documents.
+
+    Example:
+        >>> vocabulary = ByteVocabulary()
+        >>> vocabulary.encode("héh").tolist(), vocabulary.size
+        ([104, 195, 169, 104], 257)
+        >>> vocabulary.decode([104, 195, 169, 256])
+        'hé'
+    """
+
+    size = NUM_BYTES + 1
+    mark = NUM_BYTES
+
+    def encode(self, text: str) -> Int[np.ndarray, " T"]:
+        """The text's tokens, without a mark."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def spell(self, token: int) -> bytes:
+        """The bytes that a token stands for; none for the mark.
+
+        Raises:
+            ValueError: for a token outside the vocabulary.
+        """
+        _check_token(token, self.size)
+        return b"" if token == self.mark else bytes([token])
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens; bytes that are no UTF-8, such as half a character, become U+FFFD."""
+        return b"".join(self.spell(int(token)) for token in tokens).decode("utf-8", errors="replace")
+
+    def to_json(self) -> str | None:
+        """Nothing needs to be kept."""
+        return None
+
+
+class PairVocabulary(ByteVocabulary):
+    """Byte-level BPE: the 256 bytes and merges of frequent pairs, and then the mark between documents.
+
+    The mark is no token of the `tokenizers` file: no text, whatever it holds, is encoded to it.
+
+    Args:
+        text: the contents of a tokenizer.json that `train_pairs` made.
+
+    Raises:
+        ValueError: for a text that is no tokenizer.json of this kind.
+
+    Reference: R. Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016,
+    section 3.2; over bytes as in A. Radford et al., "Language Models are Unsupervised Multitask Learners",
+    2019, section 2.2.
+    """
+
+    def __init__(self, text: str):
+        tokenizers = _import_tokenizers()
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # tokenizers raises the bare class
+            raise ValueError(f"tokenizer.json is damaged: {error}") from error
+        letters = _read_letters()
+        spelled = sorted((token, name) for name, token in self._tokenizer.get_vocab().items())
+        if [token for token, _ in spelled] != list(range(len(spelled))) or not all(
+            set(name) <= set(letters) for _, name in spelled
+        ):
+            raise ValueError(
+                "tokenizer.json must hold byte-level BPE without special tokens, got one that spells none"
+            )
+        self._text = text
+        self._bytes = [bytes(letters[letter] for letter in name) for _, name in spelled]
+        self.mark = len(spelled)
+        self.size = len(spelled) + 1
+
+    def encode(self, text: str) -> Int[np.ndarray, " T"]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def spell(self, token: int) -> bytes:
+        _check_token(token, self.size)
+        return b"" if token == self.mark else self._bytes[token]
+
+    def to_json(self) -> str:
+        """The contents of tokenizer.json."""
+        return self._text
+
+
+def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
+    """Merges the most frequent pairs of tokens, within words, until there are `vocab_size`, or no pair twice.
+
+    Args:
+        documents: texts to count in.
+        vocab_size: tokens besides the mark, at least 256.
+
+    Returns:
+        The same vocabulary for the same documents.
+
+    Raises:
+        ImportError: when `tokenizers` is not installed, with the command that installs it.
+
+    Example:
+        >>> vocabulary = train_pairs(["low lower lowest", "low tide"], vocab_size=260)
+        >>> [vocabulary.spell(int(token)) for token in vocabulary.encode("lowly")]
+        [b'low', b'l', b'y']
+    """
+    tokenizers = _import_tokenizers()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=sorted(_read_letters()),
+        min_frequency=2,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return PairVocabulary(tokenizer.to_str())
+
+
+def lay_end_to_end(vocabulary: ByteVocabulary, documents: Sequence[str]) -> Int[np.ndarray, " N"]:
+    """One stream of tokens: a mark, a document, a mark, a document, ..., a mark.
+
+    Example:
+        >>> lay_end_to_end(ByteVocabulary(), ["a", "bc"]).tolist()
+        [256, 97, 256, 98, 99, 256]
+    """
+    mark = np.array([vocabulary.mark], np.int32)
+    return np.concatenate([mark, *(part for text in documents for part in (vocabulary.encode(text), mark))])
+
+
+def count_bytes(vocabulary: ByteVocabulary) -> Int[np.ndarray, " V"]:
+    """How many bytes each token stands for; 0 for the mark."""
+    return np.array([len(vocabulary.spell(token)) for token in range(vocabulary.size)], np.int32)
+
+
+@functools.cache
+def _read_letters() -> dict[str, int]:
+    """The printable letter that stands for each byte in a byte-level tokenizer.json.
+
+    A byte that is a printable character of Latin-1 stands for itself, the others are letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(NUM_BYTES) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(NUM_BYTES + index): byte for index, byte in enumerate(others)
+    }
+
+
+def _check_token(token: int, size: int) -> None:
+    if not 0 <= token < size:
+        raise ValueError(f"token must be in 0..{size - 1}, got {token}")
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError as error:
+        raise ImportError("BPE needs tokenizers: pip install 'regard[train]'") from error
+    return tokenizers
