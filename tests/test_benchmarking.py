@@ -13,6 +13,7 @@ from regard.benchmarking import (
     agreement,
     cache_rate,
     cases,
+    generation_rate,
     jit_gain,
     linear_gain,
     measuring,
@@ -293,6 +294,17 @@ def test_nothing_is_overwritten_unasked(small, capsys):
     assert run("--out", foreign, "--force") == 2
     assert "holds other files" in capsys.readouterr().err
     assert (foreign / "results.json").read_text() == "[]"
+
+
+def test_writing_is_timed_and_says_what_is_not_there(monkeypatch):
+    monkeypatch.setattr("regard.benchmarking.peers.find_spec", lambda name: None)
+    config = dataclasses.replace(generation_rate.CONFIG, d_model=16, d_ff=20, num_layers=1, vocab_size=23)
+    found = generation_rate.measure_generation_rate(1, max_tokens=3, config=config)
+    assert found["tokens_per_second"] == {"regard": pytest.approx(3 / found["median_seconds"]["regard"])}
+    assert found["gain"] is None
+    line = next(generation_rate.describe_generation_rate(found))
+    assert line.startswith("writing with 0.0 million parameters: ")
+    assert line.endswith("; transformers: torch is not installed")
 
 
 def test_a_training_step_is_timed_with_either_attention():

@@ -13,6 +13,7 @@ from rich.table import Table
 from regard.benchmarking import (
     cache_rate,
     cases,
+    generation_rate,
     jit_gain,
     linear_gain,
     machine,
@@ -42,6 +43,7 @@ EXTRA: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[dict[str, Any]
     "options": (option_costs.measure_option_costs, option_costs.describe_option_costs),
     "cache": (cache_rate.measure_cache_rate, cache_rate.describe_cache_rate),
     "linear": (linear_gain.measure_linear_gain, linear_gain.describe_linear_gain),
+    "generate": (generation_rate.measure_generation_rate, generation_rate.describe_generation_rate),
     "train": (training_gain.measure_training_gain, training_gain.describe_training_gain),
 }
 PEERS = {peer.name: peer for peer in (*peers.JAX_PEERS, *torch_peers.TORCH_PEERS)}
