@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -80,8 +81,8 @@ def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
     assert len(examples) == 8
     for example in examples:
-        words = re.findall(r"'[^']*'|\S+", example)
-        parsed = commands.parse_arguments([word.strip("'") for word in words[1:]])
+        words = shlex.split(example)
+        parsed = commands.parse_arguments(words[1:])
         assert type(parsed).__name__.lower() == words[1]
 
 
