@@ -78,7 +78,7 @@ def read_help(capsys, *words):
 def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     text = read_help(capsys)
     examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
-    assert len(examples) == 6
+    assert len(examples) == 8
     for example in examples:
         words = re.findall(r"'[^']*'|\S+", example)
         parsed = commands.parse_arguments([word.strip("'") for word in words[1:]])
