@@ -129,7 +129,7 @@ class Inspect:
 
     Without a model it takes all-MiniLM-L6-v2, a small BERT, from the package that `make pretrained` installs.
 
-    Example: regard inspect --text "The cat sat on the mat because it was tired."
+    Example: regard inspect --text 'The cat sat on the mat because it was tired.'
     """
 
     model: Annotated[tyro.conf.Positional[Path | None], _option("DIRECTORY", "MiniLM")] = None

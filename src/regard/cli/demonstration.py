@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from regard.cli import pictures
-from regard.cli.commands import Demo
+from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console
+from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run, expected_errors
 from regard.training import loop, metrics, presets, runs, tasks
@@ -76,7 +77,10 @@ def run_demonstration(command: Demo, console: Console) -> int:
     seconds = time.perf_counter() - start
     write_summary(out / "summary.json", entries, figures, seconds, smoke=command.smoke)
     console.emit("end", **json.loads((out / "summary.json").read_text()))
-    return report(console, out, entries, figures, seconds, smoke=command.smoke)
+    code = report(console, out, entries, figures, seconds, smoke=command.smoke)
+    if not command.smoke:
+        show_pretrained(console, out / "pretrained")
+    return code
 
 
 def open_all(command: Demo, out: Path) -> list[tuple[tasks.Task, runs.Run]]:
@@ -114,6 +118,19 @@ def write_summary(
         "versions": runs.read_versions(),
     }
     metrics.replace_text(path, json.dumps(summary, indent=2) + "\n")
+
+
+def show_pretrained(console: Console, out: Path) -> None:
+    """What a trained model reads in a sentence; or how to get one."""
+    from regard.interop import huggingface
+
+    console.say()
+    try:
+        huggingface.find_minilm()
+    except FileNotFoundError:
+        console.say("To look into a trained model (90 MB): make pretrained, then regard inspect")
+        return
+    run_inspecting(Inspect(out=out), console)
 
 
 def report(
