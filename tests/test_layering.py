@@ -54,7 +54,7 @@ FOLDERS = {
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
     "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " demonstration inspecting diagnosis explaining generating benchmarking",
+    " inspecting demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")
