@@ -13,10 +13,10 @@ demo: $(VENV)/.demo
 	$(BIN)/regard demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 quick-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --every 3
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

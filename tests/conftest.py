@@ -52,3 +52,24 @@ def x64():
     """Float64 arrays within one test."""
     with jax.enable_x64(True):
         yield
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every", type=int, default=1, metavar="N", help="of each test's cases, run the first of every N"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Thin out the cases of parametrised tests, and begin with the files that take longest."""
+    step, met = config.getoption("--every"), {}
+    kept, left_out = [], []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        number = met[test] = met.get(test, -1) + 1
+        (left_out if number % step else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    # One worker would still be at them when the other has nothing left.
+    long = {item.path for item in kept if item.get_closest_marker("slow")}
+    items[:] = sorted(kept, key=lambda item: item.path not in long)

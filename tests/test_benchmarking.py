@@ -308,13 +308,15 @@ def test_writing_is_timed_and_says_what_is_not_there(monkeypatch):
 
 
 def test_a_training_step_is_timed_with_either_attention():
-    found = training_gain.measure_training_gain(1, length=13, batch=3, num_layers=2, d_model=20)
+    found = training_gain.measure_training_gain(1, length=13, batch=3, num_layers=2, d_model=20, num_heads=2)
     # The same model, or the comparison says nothing.
     assert found["loss_difference"] < 1e-5
     seconds, rates = found["median_seconds"], found["tokens_per_second"]
     assert rates["regard"] == pytest.approx(39 / seconds["regard"])
     assert found["gain"] == seconds["flax"] / seconds["regard"]
-    assert "training a language model of 13 tokens" in next(training_gain.describe_training_gain(found))
+    assert "training a language model, 13 tokens, 2 heads: " in next(
+        training_gain.describe_training_gain(found)
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,17 @@ class FlaxAttention(nnx.Module):
 
 
 def measure_training_gain(
-    rounds: int, *, length: int = 1024, batch: int = 4, num_layers: int = 4, d_model: int = 256
+    rounds: int,
+    *,
+    length: int = 1024,
+    batch: int = 4,
+    num_layers: int = 4,
+    d_model: int = 256,
+    num_heads: int = 8,
 ) -> dict[str, Any]:
     """Seconds of one AdamW step of each, and how far their first losses are apart."""
     config = TransformerConfig(
-        d_model=d_model, num_heads=4, d_ff=4 * d_model, num_layers=num_layers, vocab_size=VOCABULARY
+        d_model=d_model, num_heads=num_heads, d_ff=4 * d_model, num_layers=num_layers, vocab_size=VOCABULARY
     )
     tokens = jax.random.randint(jax.random.key(0), (batch, length), 0, VOCABULARY)
     calls, losses = {}, {}
@@ -70,6 +76,7 @@ def measure_training_gain(
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     return {
         "length": length,
+        "heads": num_heads,
         "median_seconds": medians,
         "tokens_per_second": {way: batch * length / taken for way, taken in medians.items()},
         "gain": medians["flax"] / medians["regard"],
@@ -99,8 +106,8 @@ def _build_step(model: Decoder, tokens: Any) -> tuple[Any, Any]:
 
 def describe_training_gain(found: dict[str, Any]) -> Iterator[str]:
     """One line."""
-    rates = found["tokens_per_second"]
     yield (
-        f"training a language model of {found['length']} tokens: {rates['regard']:,.0f} tokens per second,"
+        f"training a language model, {found['length']} tokens, {found['heads']} heads:"
+        f" {found['tokens_per_second']['regard']:,.0f} tokens per second,"
         f" {found['gain']:.3g} times those of the same model with nnx.MultiHeadAttention"
     )
