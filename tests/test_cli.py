@@ -13,9 +13,9 @@ import time
 import pytest
 
 from regard.cli import commands, main
-from regard.cli.console import Console
+from regard.cli.console import Console, UsageError
 from regard.cli.displays import Bar, describe_step
-from regard.cli.training import draw_sparkline
+from regard.cli.training import draw_sparkline, expected_errors
 from regard.training import checkpoints, presets, runs
 from small_runs import (
     compile_once,  # noqa: F401
@@ -40,6 +40,13 @@ def finished(tmp_path_factory):
     done = run(["train", "copy", *TINY, "--out", directory])
     assert done.returncode == 0, done.stderr
     return directory, done.stdout
+
+
+def test_a_reader_that_leaves_is_no_mistake():
+    with pytest.raises(BrokenPipeError), expected_errors():
+        raise BrokenPipeError("head has seen enough")
+    with pytest.raises(UsageError, match="no such disk"), expected_errors():
+        raise OSError("no such disk")
 
 
 # Help, arguments

@@ -79,6 +79,8 @@ def expected_errors() -> Iterator[None]:
     """Turns errors about settings, directories and missing packages into messages without a traceback."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader has seen enough; `main` knows
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise UsageError(str(error)) from error
 

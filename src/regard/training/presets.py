@@ -145,7 +145,7 @@ class Text:
     """Which token comes next? A causal language model on documents: Python's own manual, or your files.
 
     Rows are pieces of the documents laid end to end, and no token sees another document; the measure is bits
-    per byte of held-out documents. Expect 1.96 on the manual of Python 3.11 after less than five minutes on
+    per byte of held-out documents. Expect 1.96 on the manual of Python 3.11 after about two minutes on
     two CPU cores.
 
     Example: regard train text --files README.md docs
