@@ -1,5 +1,6 @@
 """`regard inspect` on a small model of its own: what is printed, written and refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ from flax import nnx
 
 from regard.cli import inspecting, main
 from regard.interop import huggingface
-from regard.models import Decoder, Encoder, TransformerConfig
+from regard.models import Decoder, Encoder, preset
 
 TEXT = "The cat sat because it was unseen."
 WORDS = ["the", "cat", "sat", "because", "it", "was", "un", "##seen", "."]
@@ -20,17 +21,7 @@ SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 17, "num_layers": 2, "vocab_size
 def folder(tmp_path_factory):
     """A BERT with fresh parameters and a WordPiece vocabulary."""
     directory = tmp_path_factory.mktemp("bert")
-    config = TransformerConfig(
-        **SIZES,
-        max_length=23,
-        positions="learned",
-        norm="post",
-        norm_epsilon=1e-12,
-        activation="gelu_erf",
-        scale_embedding=False,
-        embedding_norm=True,
-        num_token_types=2,
-    )
+    config = dataclasses.replace(preset("minilm-l6").config, **SIZES, max_length=23)
     huggingface.save(Encoder(config, rngs=nnx.Rngs(0)), directory, "bert", force=True)
     (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     return directory
@@ -78,17 +69,7 @@ def test_without_it_the_last_word_is_looked_at(folder, tmp_path, capsys):
 
 
 def test_decoders_are_read_too(tmp_path, capsys):
-    config = TransformerConfig(
-        **SIZES,
-        positions="rotary",
-        norm_kind="rms",
-        activation="silu",
-        gated=True,
-        attention_bias=False,
-        feed_forward_bias=False,
-        scale_embedding=False,
-        head_bias=False,
-    )
+    config = dataclasses.replace(preset("llama-7b").config, **SIZES)
     huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "llama", "llama")
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,22 +13,16 @@ from flax import nnx
 
 from regard.benchmarking.measuring import interleave
 from regard.benchmarking.peers import UnavailableError, demand_package
-from regard.models import Decoder, TransformerConfig, generate
+from regard.models import PRESETS, Decoder, TransformerConfig, generate
 
-CONFIG = TransformerConfig(
+CONFIG = dataclasses.replace(
+    PRESETS["llama-7b"].config,
     d_model=256,
     num_heads=8,
     num_key_heads=4,
     d_ff=1024,
     num_layers=8,
     vocab_size=8192,
-    positions="rotary",
-    norm_kind="rms",
-    activation="silu",
-    gated=True,
-    attention_bias=False,
-    feed_forward_bias=False,
-    scale_embedding=False,
     tied_output=True,
 )
 PROMPT = 16
