@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from regard import linear as linear
     from regard import masks as masks
     from regard import positions as positions
+    from regard import readouts as readouts
     from regard import scores as scores
     from regard.attention import attend as attend
     from regard.attention import explain as explain
@@ -24,6 +25,7 @@ _HOMES = {
     "linear": "regard.linear",
     "masks": "regard.masks",
     "positions": "regard.positions",
+    "readouts": "regard.readouts",
     "scores": "regard.scores",
 }
 

@@ -28,18 +28,25 @@ def score_excerpt(problem: Problem) -> Array:
     rows = _all(problem.T) if problem.rows is None else jnp.asarray(problem.rows)
     heads = _all(problem.leading[-1] if problem.leading else 1)
     heads = heads if problem.heads is None else jnp.asarray(problem.heads)
-    batch = problem.leading[:-1]
-    shape = (*batch, heads.size, rows.size, problem.S)
+    return score_cells(problem, rows, None, heads)
 
-    def choose(array: Array, axis: int, index: Array) -> Array:
-        return array if array.shape[axis] == 1 else jnp.take(array, index, axis)
+
+def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
+    """Scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
+    members = _all(problem.S) if columns is None else columns
+    batch = problem.leading[:-1]
+    shape = (*batch, heads.size, rows.size, members.size)
+
+    def choose(array: Array, axis: int, index: Array | None) -> Array:
+        return array if index is None or array.shape[axis] == 1 else jnp.take(array, index, axis)
 
     query, key = map(problem.with_heads, (problem.query, problem.key))
     query = choose(jnp.take(query, rows, -2), -3, heads).astype(problem.factor)
+    key = key if columns is None else jnp.take(key, columns, -2)
     key = choose(key, -3, heads // problem.group).astype(problem.factor)
     query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
     scores = product(query, key, problem.precision, (-1, -1)) * problem.scale
-    grid = Grid.at(rows, _all(problem.S), problem.query_offset, len(problem.leading), problem.key_offset)
+    grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
     if problem.score is not None:
         first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
         first = first.reshape((-1, *(1,) * (len(shape) - 1)))
@@ -48,7 +55,7 @@ def score_excerpt(problem: Problem) -> Array:
         cells = Picks(query_position, key_position, head, first)
         scores = problem.score.apply(scores, cells)
     if problem.bias is not None:
-        bias = choose(choose(problem.with_heads(problem.bias), -2, rows), -3, heads)
+        bias = choose(choose(choose(problem.with_heads(problem.bias), -2, rows), -1, columns), -3, heads)
         scores = jnp.where(bias == -jnp.inf, -jnp.inf, scores + bias.astype(scores.dtype))
     if problem.mask is not None:
         keep = problem.with_heads(problem.mask.keep(grid))

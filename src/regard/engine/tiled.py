@@ -39,15 +39,7 @@ def run(
     """Compute the output and what `problem.aux` names, in tiles of the given sizes."""
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
-    layout = _lay_out(problem, forward, backward)
-    arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
-    query, key, value, scale = map(problem.with_heads, arrays)
-    bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    scoring, parameters = None, ()
-    if problem.score is not None:
-        scoring, parameters = Scoring.split(problem.score, layout.dtype)
-    inputs = Inputs(query, key, value, scale, bias, parameters)
-    context = dataclasses.replace(_context(problem, layout), scoring=scoring)
+    inputs, context, layout = prepare(problem, forward, backward)
     results = primitives.run(inputs, context, layout)
 
     peak = jax.lax.stop_gradient(results.peak)
@@ -78,6 +70,21 @@ def run(
             aux[name] = matrices[name]()
     output = output.reshape((*problem.leading, problem.T, problem.E))
     return output.astype(problem.query.dtype), aux
+
+
+def prepare(
+    problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
+) -> tuple[Inputs, Context, Layout]:
+    """What a walk over the tiles of a call needs; no axis may have length 0."""
+    layout = _lay_out(problem, forward, backward)
+    arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
+    query, key, value, scale = map(problem.with_heads, arrays)
+    bias = None if problem.bias is None else problem.with_heads(problem.bias)
+    scoring, parameters = None, ()
+    if problem.score is not None:
+        scoring, parameters = Scoring.split(problem.score, layout.dtype)
+    inputs = Inputs(query, key, value, scale, bias, parameters)
+    return inputs, dataclasses.replace(_context(problem, layout), scoring=scoring), layout
 
 
 def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:

@@ -1,0 +1,131 @@
+"""label: what kind of head it is, by thresholds that are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.masks.grid import is_concrete
+from regard.readouts.record import Readout
+
+# A label's number, per query, and from which mean over the queries that have keys on it is given.
+LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
+    "previous-token": (lambda readout: readout.previous_mass, 0.4),
+    "induction": (lambda readout: readout.induction_mass, 0.3),
+    "same-token": (lambda readout: readout.same_mass, 0.3),
+    "self": (lambda readout: readout.self_mass, 0.4),
+    "sink": (lambda readout: readout.first_mass + readout.sink_mass, 0.5),
+    "local": (lambda readout: readout.local_mass, 0.8),
+    "uniform": (lambda readout: _evenness(readout), 0.9),
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name for a head, the number it was given for, and the least number it is given for."""
+
+    name: str
+    value: float
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.2f}"
+
+
+def average(readout: Readout) -> dict[str, Array]:
+    """Mean of each number per query over the queries that may attend to something.
+
+    mean_h = sum_t value_ht / |{t : keys_ht > 0}|
+
+    Args:
+        readout: of `read`.
+
+    Returns:
+        By name, arrays `(*B)`: entropy, distance, max_weight, first_mass, sink_mass and the numbers of
+        `LABELS`; 0 for a head without such a query.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(3)
+        >>> means = readouts.average(readouts.read(x, x, mask=masks.causal(), scale=0.0))
+        >>> f"{means['previous-token']:.3f}", f"{means['distance']:.2f}"
+        ('0.278', '0.50')
+    """
+    rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
+    rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
+    rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
+    alive = readout.keys > 0
+    # Of one key, there is no telling how evenly a query attends.
+    counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
+    return {
+        name: jnp.where(counted[name], row, 0).sum(-1)
+        / jnp.maximum(counted[name].sum(-1, dtype=jnp.int32), 1).astype(row.dtype)
+        for name, row in rows.items()
+    }
+
+
+def label(
+    readout: Readout, thresholds: Mapping[str, float] | None = None
+) -> dict[tuple[int, ...], tuple[Label, ...]]:
+    """Name what the heads do: previous-token, induction, same-token, self, sink, local, uniform.
+
+    label_h = {name : mean_t value_t >= threshold}
+
+    Args:
+        readout: of `read`, outside `jit`. Induction and same-token need its tokens.
+        thresholds: least means by name, instead of those in `LABELS`; a name at infinity is never given.
+
+    Returns:
+        For each index on the leading axes *B, its labels, the most certain first; often none.
+
+    Raises:
+        TypeError: a readout inside a trace.
+        ValueError: a name that is not in `LABELS`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(5)
+        >>> uniform = readouts.read(x, x, scale=0.0, first=1, local=2)
+        >>> [str(found) for found in readouts.label(uniform)[()]]
+        ['uniform 1.00']
+        >>> readouts.label(readouts.read(x, x, scale=100.0))[()][0]
+        Label(name='self', value=1.0, threshold=0.4)
+    """
+    thresholds = dict(thresholds or {})
+    unknown = [name for name in thresholds if name not in LABELS]
+    if unknown:
+        raise ValueError(f"thresholds: expected names among {', '.join(LABELS)}; got {', '.join(unknown)}")
+    if not is_concrete(readout):
+        raise TypeError(
+            "readout: expected concrete arrays, got a readout inside a trace; label it outside jit"
+        )
+    means = {name: np.asarray(mean) for name, mean in average(readout).items() if name in LABELS}
+    least = {name: float(thresholds.get(name, LABELS[name][1])) for name in means}
+    found = {}
+    for index in np.ndindex(*readout.entropy.shape[:-1]):
+        given = [
+            Label(name, float(mean[index]), least[name])
+            for name, mean in means.items()
+            if mean[index] >= least[name]
+        ]
+        found[index] = tuple(sorted(given, key=lambda one: -one.value))
+    return found
+
+
+def _known(name: str, readout: Readout) -> bool:
+    return not (name in ("induction", "same-token") and readout.same_mass is None)
+
+
+def _evenness(readout: Readout) -> Array:
+    """Entropy over its largest value, the log of how many keys there are; the sink counts as one."""
+    choices = readout.keys.astype(readout.entropy.dtype) + (readout.sink_mass > 0).astype(
+        readout.entropy.dtype
+    )
+    return readout.entropy / jnp.log(jnp.maximum(choices, 2))

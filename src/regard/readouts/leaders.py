@@ -1,0 +1,75 @@
+"""Leaders: the k largest scores of each row, as keys arrive in tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+
+CHUNK = 16  # keys of a tile that are looked through at once
+
+
+class Leaders(NamedTuple):
+    """The best so far, best first; of equal scores the smaller key comes first."""
+
+    scores: Array  # (k, R), -inf where there is none
+    keys: Array  # (k, R) int32, -1 where there is none
+
+    @classmethod
+    def none(cls, count: int, rows: int, dtype: Any) -> Leaders:
+        """No keys yet."""
+        return cls(jnp.full((count, rows), -jnp.inf, dtype), jnp.full((count, rows), -1, jnp.int32))
+
+    def meet(self, scores: Array, tops: Array, first_key: Any) -> Leaders:
+        """The best of these and of a tile of scores (C, R), whose chunks of keys have maxima `tops`.
+
+        Rows take their candidates out of the tile in order, all rows at a time, until no row gains. Chunks
+        keep that cheap: of the tile itself only the one chunk in which a row's candidate lies is read.
+        """
+        count, rows = tops.shape
+        chunks = scores.reshape((count, CHUNK, rows))
+        numbers, members = (jnp.arange(n, dtype=jnp.int32)[:, None] for n in (count, CHUNK))
+
+        def find(tops: Array, last: Array, last_index: Array) -> tuple[Array, Array, Array, Array]:
+            """The next candidate's score and index, its chunk, and what the chunk holds beyond it."""
+            best = tops.max(0)
+            chunk = jnp.where(tops == best[None], numbers, count).min(0)
+            held = jnp.where((numbers == chunk[None])[:, None], chunks, -jnp.inf).max(0)
+            index = chunk[None] * np.int32(CHUNK) + members
+            left = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
+            place = jnp.where(left & (held == best[None]), index, count * CHUNK).min(0)
+            rest = jnp.where(left & (index != place[None]), held, -jnp.inf).max(0)
+            return best, place, chunk, rest
+
+        def gains(state: Any) -> Array:
+            leaders, _, (best, place, _, _) = state
+            return _before(best, first_key + place, leaders.scores[-1], leaders.keys[-1]).any()
+
+        def take(state: Any) -> Any:
+            leaders, tops, (best, place, chunk, rest) = state
+            leaders = leaders.insert(best, first_key + place)
+            tops = jnp.where(numbers == chunk[None], rest[None], tops)
+            return leaders, tops, find(tops, best, place)
+
+        start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
+        return jax.lax.while_loop(gains, take, (self, tops, find(tops, *start)))[0]
+
+    def insert(self, score: Array, key: Array) -> Leaders:
+        """One more key per row, where it is good enough."""
+        ahead = _before(score[None], key[None], self.scores, self.keys)
+        above = jnp.concatenate([jnp.zeros_like(ahead[:1]), ahead[:-1]])
+
+        def shift(array: Array, entry: Array) -> Array:
+            down = jnp.concatenate([array[:1], array[:-1]])
+            return jnp.where(ahead, jnp.where(above, down, entry[None]), array)
+
+        return Leaders(shift(self.scores, score), shift(self.keys, key))
+
+
+def _before(score: Array, key: Array, other: Array, other_key: Array) -> Array:
+    """Whether one comes before the other. NaN and -inf come before nothing."""
+    return (score > other) | ((score == other) & (key < other_key))

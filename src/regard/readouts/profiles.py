@@ -1,0 +1,47 @@
+"""Weight against distance: bins of distances that double, and sums along diagonals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+
+NUM_BINS = 63
+NEAREST = 31  # the bin of distance 0
+
+
+def bin_of(distance: Array) -> Array:
+    """31 at 0, 31 + n for 2^(n-1) .. 2^n - 1, 31 - n for their negatives."""
+    size = np.int32(32) - jax.lax.clz(jnp.abs(distance))
+    return np.int32(NEAREST) + jnp.sign(distance) * size
+
+
+def sum_diagonals(tile: Array) -> Array:
+    """(C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d.
+
+    Rows of the tile laid one after the other, and cut into rows one longer than they are, move by one a row.
+    """
+    columns, group, rows = tile.shape
+    width = columns + rows
+    laid = jnp.pad(jnp.moveaxis(tile, 1, 0), ((0, 0), (0, 0), (columns, 0))).reshape((group, -1))
+    laid = jnp.pad(laid, ((0, 0), (0, columns)))
+    return laid.reshape((group, columns, width + 1)).sum(1)
+
+
+def put_on_diagonal(total: Array, columns: int, rows: int) -> Array:
+    """The same shape with everything (G) on the main diagonal."""
+    return jnp.pad(total[:, None], ((0, 0), (columns, rows)))
+
+
+def sum_bins(diagonals: Array, first: Any) -> Array:
+    """(..., L) -> (..., 63): entry x of the diagonals lies at distance first + x; `first` is (...)."""
+    bins = bin_of(first[..., None] + jnp.arange(diagonals.shape[-1], dtype=jnp.int32))
+
+    def total(number: Array) -> Array:
+        return jnp.where(bins == number, diagonals, 0).sum(-1)
+
+    return jnp.moveaxis(jax.lax.map(total, jnp.arange(NUM_BINS, dtype=jnp.int32)), 0, -1)

@@ -1,0 +1,261 @@
+"""read: the statistics of one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.engine.posing import float_array, pose
+from regard.engine.problem import Problem
+from regard.engine.registry import BACKENDS, choose
+from regard.masks import Mask
+from regard.masks.data import integers, whole_number
+from regard.readouts.profiles import NUM_BINS
+from regard.readouts.record import Readout
+from regard.readouts.sweep import sweep
+from regard.readouts.tallies import Found, PerQuery, Plan, Tokens
+from regard.scores import Score
+
+
+def read(
+    query: ArrayLike,
+    key: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
+    scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
+    precision: Any = None,
+    lse: ArrayLike | None = None,
+    tokens: ArrayLike | None = None,
+    query_tokens: ArrayLike | None = None,
+    grid: int = 64,
+    top_k: int = 8,
+    first: int = 4,
+    local: int = 16,
+) -> Readout:
+    """Count the weights of a call of `attend`, all of them and exactly, without ever storing them.
+
+    p_ts = exp(score_ts - lse_t),  score_ts as in `attend`
+
+    One sweep finds lse, a second one forms each tile of weights that the mask does not skip, counts it and
+    drops it: memory is linear in T and S, and there is no random choice and no sampling.
+
+    Args:
+        query: floating-point array, as in `attend`.
+        key: floating-point array, as in `attend`.
+        mask: as in `attend`.
+        bias: as in `attend`.
+        score: as in `attend`.
+        scale: as in `attend`.
+        sinks: as in `attend`; their share of the weights is `sink_mass`.
+        query_offset: position of query row 0, as in `attend`; needed with T != S or a key_offset, as
+            distances are always read.
+        key_offset: as in `attend`.
+        precision: of the product of queries and keys, as in `attend`.
+        lse: floating-point array `(*B, T)`, what `attend(..., aux=("lse",))` gave for the same call, of
+            whichever backend: saves the first sweep, and `trust` says whether it fits. None computes it.
+        tokens: integer array `(S,)` or `(batch, S)`, the ids of the tokens at the keys, for `same_mass` and
+            `induction_mass`. None leaves those out.
+        query_tokens: the same for queries, `(T,)` or `(batch, T)`. None means `tokens`, if T == S.
+        grid: how many blocks of rows, and of keys, the finest level may have, at least 1.
+        top_k: how many keys are listed for each query, at least 1.
+        first: `first_mass` counts keys at positions below this.
+        local: `local_mass` counts keys less than so many positions away, at least 0.
+
+    Returns:
+        A `Readout`, in the accumulation dtype: float32, float64 for float64. It is constant under
+        differentiation. A query that may attend to nothing has `keys` 0, all its numbers are 0, its lse -inf
+        (or the sink's logit) and its top keys -1. T = 0 and S = 0 are allowed. NaN in a key that no query may
+        attend to reaches nothing.
+
+    Raises:
+        TypeError: as `attend`; tokens that are not integers.
+        ValueError: as `attend`; a missing query_offset or query_tokens, a shape that does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(4)
+        >>> readout = readouts.read(x, x, mask=masks.causal(), scale=0.0)
+        >>> [f"{entropy:.3f}" for entropy in readout.entropy]
+        ['0.000', '0.693', '1.099', '1.386']
+        >>> [f"{mass:.3f}" for mass in readout.key_mass]
+        ['2.083', '1.083', '0.583', '0.250']
+
+    Reference: Dao et al., "FlashAttention", 2022, algorithm 4, which forms weights from a saved lse; counting
+        them instead of differentiating them is ours.
+    """
+    problem = pose_readable(
+        query,
+        key,
+        mask=mask,
+        bias=bias,
+        score=score,
+        scale=scale,
+        sinks=sinks,
+        query_offset=query_offset,
+        key_offset=key_offset,
+        precision=precision,
+    )
+    _place(problem, query_offset, key_offset)
+    plan = Plan.choose(
+        problem,
+        whole_number("grid", grid, 1),
+        whole_number("first", first, 0),
+        whole_number("local", local, 0),
+        whole_number("top_k", top_k, 1),
+    )
+    ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens)
+    if tokens is None and query_tokens is not None:
+        raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
+    row_lse = find_lse(problem) if lse is None else check_lse(problem, lse)
+    return jax.lax.stop_gradient(_read(problem, row_lse, ids, plan))
+
+
+def pose_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
+    """The call, with values of which nothing is read."""
+    keys: Any = float_array("key", key, 2)
+    problem = pose(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
+    offsets: tuple[Any, Any] = problem.query_offset, problem.key_offset
+    moved = any(np.ndim(offset) for offset in offsets)
+    if problem.group > 1 and len(problem.leading) == 1 and moved:
+        # Heads that each have a position of their own share no tile.
+        problem = dataclasses.replace(problem, key=jnp.repeat(problem.key, problem.group, -3))
+    return problem
+
+
+def find_lse(problem: Problem) -> Array:
+    """What attention with these arguments saves, by the backend that it would run on."""
+    problem = dataclasses.replace(problem, aux=("lse",))
+    return BACKENDS[choose(problem, None).name].run(problem)[1]["lse"]
+
+
+def check_lse(problem: Problem, lse: ArrayLike) -> Array:
+    """An lse of the caller's."""
+    given: Any = float_array("lse", lse, 0)
+    expected = (*problem.leading, problem.T)
+    if given.shape != expected:
+        raise ValueError(
+            f'lse: expected one number per query, {expected}, as attend(..., aux=("lse",)) gives; got shape'
+            f" {tuple(given.shape)}"
+        )
+    return given.astype(problem.accumulation)
+
+
+def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
+    if query_offset is None and (problem.T != problem.S or key_offset is not None):
+        raise ValueError(
+            "query_offset: expected where the queries sit, because distances are counted and"
+            f" T = {problem.T}, S = {problem.S}, key_offset = {key_offset} leave it open; got None. Query t sits"
+            f" at position query_offset + t; pass query_offset={problem.S - problem.T} when the queries are the"
+            " last rows of the sequence"
+        )
+
+
+def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any) -> Tokens:
+    if query_tokens is None and problem.T != problem.S:
+        raise ValueError(
+            f"query_tokens: expected the ids of the {problem.T} queries, because there are {problem.S} keys;"
+            " got None"
+        )
+    asked = tokens if query_tokens is None else query_tokens
+    axes = max(len(problem.leading), 1)
+
+    def lay(name: str, ids: Any, length: int) -> Array:
+        ids = jnp.asarray(integers(name, ids))
+        batch = problem.leading[:1] if axes > 1 else ()
+        if ids.shape not in ((length,), (*batch, length)):
+            expected = " or ".join(map(str, dict.fromkeys(((length,), (*batch, length)))))
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(ids.shape)}")
+        first = ids.shape[0] if ids.ndim == 2 else 1
+        return ids.reshape((first, *(1,) * (axes - 1), length))
+
+    keys = lay("tokens", tokens, problem.S)
+    return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1))
+
+
+@partial(jax.jit, static_argnames=("plan",))
+def _read(problem: Problem, lse: Array, tokens: Tokens | None, plan: Plan) -> Readout:
+    nothing = 0 in (*problem.leading, problem.T, problem.S)
+    found = _find_nothing(problem, plan) if nothing else sweep(problem, lse, tokens, plan)
+    rows, dtype = found.rows, problem.accumulation
+    alive = found.keys > 0
+    sunk, sunk_surprise = jnp.zeros_like(lse), jnp.zeros_like(lse)
+    if problem.sinks is not None:
+        logits = problem.spread(problem.sink_column().astype(dtype), problem.T, 1)[..., 0]
+        logs = logits - jnp.where(lse == -jnp.inf, 0, lse)
+        sunk = jnp.exp(logs)
+        sunk_surprise = -sunk * jnp.where(sunk > 0, logs, 0)
+    # An lse is rounded to as many digits as it has. That moves the log of all weights of a row by one number,
+    # which the entropy, alone, would feel.
+    total = jnp.where(alive, rows.total + sunk, 1)
+    entropy = jnp.where(alive, (rows.surprise + sunk_surprise) / total + jnp.log(total), 0)
+    kept = jnp.where(rows.total > 0, rows.total, 1)
+    top = found.top_scores - jnp.where(alive, lse, 0)[..., None]
+    count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
+
+    *_, blocks = found.block_mass.shape[:-1]
+    padded = jnp.pad(
+        alive.astype(jnp.int32), [*[(0, 0)] * (alive.ndim - 1), (0, blocks * plan.query_block - problem.T)]
+    )
+    block_rows = padded.reshape((*problem.leading, blocks, plan.query_block)).sum(-1, dtype=jnp.int32)
+    seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
+    off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
+    return Readout(
+        lse=lse,
+        keys=found.keys,
+        entropy=entropy,
+        distance=rows.distance / kept,
+        first_mass=rows.first,
+        sink_mass=sunk,
+        local_mass=rows.local,
+        self_mass=rows.itself,
+        previous_mass=rows.previous,
+        same_mass=None if tokens is None else rows.same,
+        induction_mass=None if tokens is None else rows.induction,
+        top_keys=found.top_keys,
+        top_weights=jnp.exp(top),
+        key_mass=found.key_mass,
+        key_max=found.key_max,
+        distance_mass=found.distance_mass / count,
+        block_mass=found.block_mass / seen,
+        block_max=found.block_max,
+        block_rows=block_rows,
+        trust=off.max(-1, initial=0),
+        query_block=plan.query_block,
+        key_block=plan.key_block,
+        first=plan.first,
+        local=plan.local,
+    )
+
+
+def _find_nothing(problem: Problem, plan: Plan) -> Found:
+    """No queries, no keys, or no batch."""
+    batch, dtype = problem.leading, problem.accumulation
+    rows = jnp.zeros((*batch, problem.T), dtype)
+    listed = (*batch, problem.T, plan.top_k)
+    keys = jnp.zeros((*batch, problem.S), dtype)
+    blocks = [-(-problem.T // plan.query_block), -(-problem.S // plan.key_block)]
+    grid = jnp.zeros((*batch, *blocks), dtype)
+    return Found(
+        PerQuery.like(rows),
+        rows.astype(jnp.int32),
+        jnp.full(listed, -jnp.inf, dtype),
+        jnp.full(listed, -1, jnp.int32),
+        keys,
+        keys,
+        grid,
+        grid,
+        jnp.zeros((*batch, NUM_BINS), dtype),
+    )

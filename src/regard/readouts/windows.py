@@ -1,0 +1,119 @@
+"""window: any part of the weights, exactly, from the saved lse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.engine.excerpt import score_cells
+from regard.engine.problem import Problem
+from regard.masks import Mask
+from regard.masks.grid import is_concrete
+from regard.readouts.reading import check_lse, pose_readable
+from regard.scores import Score
+
+
+def window(
+    query: ArrayLike,
+    key: ArrayLike,
+    lse: ArrayLike,
+    *,
+    rows: slice | ArrayLike | Sequence[int] | None = None,
+    columns: slice | ArrayLike | Sequence[int] | None = None,
+    heads: slice | ArrayLike | Sequence[int] | None = None,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
+    scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
+    precision: Any = None,
+) -> Array:
+    """Form the weights of chosen rows, columns and heads: work and memory are those of the window alone.
+
+    p_ts = exp(score_ts - lse_t) for t in rows, s in columns
+
+    Windows of one size share one compiled program, wherever they lie.
+
+    Args:
+        query: floating-point array, as in `attend`.
+        key: floating-point array, as in `attend`.
+        lse: floating-point array `(*B, T)`: `Readout.lse`, or what `attend(..., aux=("lse",))` gave.
+        rows: which queries: a slice, or a list of indices, also traced. None means all.
+        columns: which keys, likewise.
+        heads: which query heads, the axis before T, likewise.
+        mask: as in `attend`.
+        bias: as in `attend`.
+        score: as in `attend`.
+        scale: as in `attend`.
+        sinks: as in `attend`; their share is already in `lse`, so they only have to fit.
+        query_offset: as in `attend`.
+        key_offset: as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        The weights `(*B, rows, columns)` in the accumulation dtype, with as many heads as asked for; 0
+        where a query may not attend.
+
+    Raises:
+        TypeError: as `attend`; indices that are not integers.
+        ValueError: as `attend`; an index out of range, an lse that does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(5)
+        >>> readout = readouts.read(x, x, mask=masks.causal(), scale=0.0)
+        >>> part = readouts.window(
+        ...     x, x, readout.lse, mask=masks.causal(), scale=0.0, rows=slice(2, 4), columns=slice(1, 4)
+        ... )
+        >>> [[f"{weight:.2f}" for weight in row] for row in part]
+        [['0.33', '0.33', '0.00'], ['0.25', '0.25', '0.25']]
+    """
+    problem = pose_readable(
+        query,
+        key,
+        mask=mask,
+        bias=bias,
+        score=score,
+        scale=scale,
+        sinks=sinks,
+        query_offset=query_offset,
+        key_offset=key_offset,
+        precision=precision,
+    )
+    if heads is not None and not problem.leading:
+        raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
+    return _weigh(
+        problem,
+        check_lse(problem, lse),
+        _indices("rows", rows, problem.T),
+        _indices("columns", columns, problem.S),
+        _indices("heads", heads, problem.leading[-1] if problem.leading else 1),
+    )
+
+
+@jax.jit
+def _weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Array) -> Array:
+    scores = score_cells(problem, rows, columns, heads)
+    lse = jnp.take(lse, rows, -1)
+    lse = jnp.take(lse, heads, -2) if problem.leading else lse
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+    return jax.lax.stop_gradient(jnp.exp(scores - lse[..., None]))
+
+
+def _indices(name: str, index: Any, size: int) -> Any:
+    if index is None or isinstance(index, slice):
+        return np.arange(size, dtype=np.int32)[slice(None) if index is None else index]
+    array: Any = index if hasattr(index, "dtype") else np.asarray(index)
+    if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
+    if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
+        raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
+    return array.astype(np.int32)
