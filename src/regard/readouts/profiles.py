@@ -39,7 +39,8 @@ def put_on_diagonal(total: Array, columns: int, rows: int) -> Array:
 
 def sum_bins(diagonals: Array, first: Any) -> Array:
     """(..., L) -> (..., 63): entry x of the diagonals lies at distance first + x; `first` is (...)."""
-    bins = bin_of(first[..., None] + jnp.arange(diagonals.shape[-1], dtype=jnp.int32))
+    steps = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * first.ndim, diagonals.shape[-1]), first.ndim)
+    bins = bin_of(first[..., None] + steps)
 
     def total(number: Array) -> Array:
         return jnp.where(bins == number, diagonals, 0).sum(-1)

@@ -14,13 +14,12 @@ import numpy as np
 from regard.axes import Array, ArrayLike
 from regard.engine.posing import float_array, pose
 from regard.engine.problem import Problem
-from regard.engine.registry import BACKENDS, choose
 from regard.masks import Mask
 from regard.masks.data import integers, whole_number
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
-from regard.readouts.sweep import sweep
-from regard.readouts.tallies import Found, PerQuery, Plan, Tokens
+from regard.readouts.sweep import sink_logits, sweep
+from regard.readouts.tallies import Found, Norm, PerQuery, Plan, Tokens
 from regard.scores import Score
 
 
@@ -64,7 +63,8 @@ def read(
         key_offset: as in `attend`.
         precision: of the product of queries and keys, as in `attend`.
         lse: floating-point array `(*B, T)`, what `attend(..., aux=("lse",))` gave for the same call, of
-            whichever backend: saves the first sweep, and `trust` says whether it fits. None computes it.
+            whichever backend: saves the first sweep, and `trust` says whether it fits. As one number it is
+            rounded, which costs weights of scores in the hundreds three digits. None computes it, as two.
         tokens: integer array `(S,)` or `(batch, S)`, the ids of the tokens at the keys, for `same_mass` and
             `induction_mass`. None leaves those out.
         query_tokens: the same for queries, `(T,)` or `(batch, T)`. None means `tokens`, if T == S.
@@ -119,8 +119,8 @@ def read(
     ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens)
     if tokens is None and query_tokens is not None:
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
-    row_lse = find_lse(problem) if lse is None else check_lse(problem, lse)
-    return jax.lax.stop_gradient(_read(problem, row_lse, ids, plan))
+    given = None if lse is None else check_lse(problem, lse)
+    return jax.lax.stop_gradient(_read(problem, given, ids, plan))
 
 
 def pose_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
@@ -131,14 +131,9 @@ def pose_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
     moved = any(np.ndim(offset) for offset in offsets)
     if problem.group > 1 and len(problem.leading) == 1 and moved:
         # Heads that each have a position of their own share no tile.
-        problem = dataclasses.replace(problem, key=jnp.repeat(problem.key, problem.group, -3))
+        key, value = (jnp.repeat(array, problem.group, -3) for array in (problem.key, problem.value))
+        problem = dataclasses.replace(problem, key=key, value=value)
     return problem
-
-
-def find_lse(problem: Problem) -> Array:
-    """What attention with these arguments saves, by the backend that it would run on."""
-    problem = dataclasses.replace(problem, aux=("lse",))
-    return BACKENDS[choose(problem, None).name].run(problem)[1]["lse"]
 
 
 def check_lse(problem: Problem, lse: ArrayLike) -> Array:
@@ -157,9 +152,9 @@ def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
     if query_offset is None and (problem.T != problem.S or key_offset is not None):
         raise ValueError(
             "query_offset: expected where the queries sit, because distances are counted and"
-            f" T = {problem.T}, S = {problem.S}, key_offset = {key_offset} leave it open; got None. Query t sits"
-            f" at position query_offset + t; pass query_offset={problem.S - problem.T} when the queries are the"
-            " last rows of the sequence"
+            f" T = {problem.T}, S = {problem.S}, key_offset = {key_offset} leave it open; got None. Query t"
+            f" sits at position query_offset + t; pass query_offset={problem.S - problem.T} when the queries"
+            " are the last rows of the sequence"
         )
 
 
@@ -186,23 +181,21 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any) -> Tokens:
 
 
 @partial(jax.jit, static_argnames=("plan",))
-def _read(problem: Problem, lse: Array, tokens: Tokens | None, plan: Plan) -> Readout:
+def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan) -> Readout:
     nothing = 0 in (*problem.leading, problem.T, problem.S)
     found = _find_nothing(problem, plan) if nothing else sweep(problem, lse, tokens, plan)
-    rows, dtype = found.rows, problem.accumulation
+    norm, rows, dtype = found.norm, found.rows, problem.accumulation
     alive = found.keys > 0
-    sunk, sunk_surprise = jnp.zeros_like(lse), jnp.zeros_like(lse)
+    sunk, sunk_surprise = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
     if problem.sinks is not None:
-        logits = problem.spread(problem.sink_column().astype(dtype), problem.T, 1)[..., 0]
-        logs = logits - jnp.where(lse == -jnp.inf, 0, lse)
+        logs = norm.logs(sink_logits(problem))
         sunk = jnp.exp(logs)
         sunk_surprise = -sunk * jnp.where(sunk > 0, logs, 0)
-    # An lse is rounded to as many digits as it has. That moves the log of all weights of a row by one number,
-    # which the entropy, alone, would feel.
+    # A given lse is rounded, which moves the logs of all weights of a row by one number.
     total = jnp.where(alive, rows.total + sunk, 1)
     entropy = jnp.where(alive, (rows.surprise + sunk_surprise) / total + jnp.log(total), 0)
     kept = jnp.where(rows.total > 0, rows.total, 1)
-    top = found.top_scores - jnp.where(alive, lse, 0)[..., None]
+    top = norm.expand().logs(found.top_scores)
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
     *_, blocks = found.block_mass.shape[:-1]
@@ -213,7 +206,7 @@ def _read(problem: Problem, lse: Array, tokens: Tokens | None, plan: Plan) -> Re
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
     return Readout(
-        lse=lse,
+        lse=norm.peak + norm.rest,
         keys=found.keys,
         entropy=entropy,
         distance=rows.distance / kept,
@@ -248,7 +241,9 @@ def _find_nothing(problem: Problem, plan: Plan) -> Found:
     keys = jnp.zeros((*batch, problem.S), dtype)
     blocks = [-(-problem.T // plan.query_block), -(-problem.S // plan.key_block)]
     grid = jnp.zeros((*batch, *blocks), dtype)
+    sinks = jnp.full_like(rows, -jnp.inf) if problem.sinks is None else sink_logits(problem)
     return Found(
+        Norm(sinks, rows),
         PerQuery.like(rows),
         rows.astype(jnp.int32),
         jnp.full(listed, -jnp.inf, dtype),

@@ -1,7 +1,4 @@
-"""The sweep over the weights of a call: every tile is formed once from scores and lse, counted, and dropped.
-
-Scores lie keys by queries, (C, G * R): what is summed over keys is then summed over whole vectors of queries.
-"""
+"""The sweep over the weights of a call: a line of tiles is normalised, then each tile counted and dropped."""
 
 from __future__ import annotations
 
@@ -17,159 +14,203 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.exponential import exp
 from regard.engine.online_softmax import product
-from regard.engine.operands import Context, Inputs, scale_late
 from regard.engine.problem import Problem
-from regard.engine.tile_scores import finish
-from regard.engine.tiled import prepare
-from regard.engine.tiles import Blocking, Layout, Walk, Window
+from regard.engine.tiles import Window
 from regard.masks.grid import offset_column
 from regard.readouts.leaders import CHUNK, Leaders
 from regard.readouts.profiles import bin_of, put_on_diagonal, sum_bins, sum_diagonals
-from regard.readouts.tallies import Found, PerKey, PerQuery, Plan, Tokens
+from regard.readouts.tallies import Found, Norm, PerKey, PerQuery, Plan, Tokens
+from regard.readouts.tiling import Place, Tiling, block_of, merge
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def sweep(problem: Problem, lse: Array, tokens: Tokens | None, plan: Plan) -> Found:
-    """Visit every tile that is not EMPTY."""
-    queries = max(plan.side // problem.group, 1)
-    blocking = Blocking(1 << (queries.bit_length() - 1), plan.side)
-    counting = _Counting.prepare(problem, blocking, lse, tokens, plan)
-    return counting.found(counting.walk(), problem)
+def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan) -> Found:
+    """Visit every tile that is not EMPTY: once, if lse is given, else twice."""
+    tiling = Tiling.prepare(problem, plan)
+    rows = tiling.layout.rows
+    sinks = None if problem.sinks is None else sink_logits(problem).reshape(rows)
+    certain = problem.bias is None and problem.score is None
+    lse = None if lse is None else lse.reshape(rows)
+    return _Counting(tiling, lse, sinks, tokens, certain).run(problem)
+
+
+def sink_logits(problem: Problem) -> Array:
+    """The logit of each query's sink, (*B, T)."""
+    return problem.spread(problem.sink_column().astype(problem.accumulation), problem.T, 1)[..., 0]
+
+
+class _Line(NamedTuple):
+    """What all tiles of a line share."""
+
+    here: Window
+    query: Array
+    scale: Array
+    norm: Norm  # (1, R)
+    own: Array | None  # which rows belong to this line; None, all
+    own_norm: Norm  # -inf where they do not, so that weights are 0
+    position: Array  # int32
+    membership: Array  # (R, G * blocks) which block a row of this line counts for
+    tokens: Array | None
 
 
 @dataclass(frozen=True)
 class _Counting:
-    inputs: Inputs
-    context: Context
-    layout: Layout
-    lse: Array  # (*batch, H, T)
+    tiling: Tiling
+    lse: Array | None  # (*batch, H, T)
+    sinks: Array | None  # (*batch, H, T)
     tokens: Tokens | None
-    plan: Plan
     certain: bool  # all keys of a FULL tile count
 
-    @classmethod
-    def prepare(
-        cls, problem: Problem, blocking: Blocking, lse: Array, tokens: Tokens | None, plan: Plan
-    ) -> _Counting:
-        inputs, context, layout = prepare(problem, blocking, blocking)
-        rows = lse.astype(layout.dtype).reshape(layout.rows)
-        certain = problem.bias is None and problem.score is None
-        return cls(inputs, context, layout, rows, tokens, plan, certain)
+    def run(self, problem: Problem) -> Found:
+        """The loops, and the arrays that they filled as the call's."""
+        tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
+        lead, group, dtype = layout.leading, layout.group, layout.dtype
+        rows = jnp.zeros(layout.rows, dtype)
+        height, width = tiling.pyramid
+        blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
+        distances = (*lead, group, layout.num_queries + tiling.width + 1)
+        columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
+        listed = (*layout.rows, plan.top_k)
+        leaders = Leaders(jnp.zeros(listed, dtype), jnp.zeros(listed, jnp.int32))
+        start = Norm(rows, rows), PerQuery.like(rows), rows.astype(jnp.int32), leaders, columns
+        found = tiling.walk.lines(tiling.lines, self._line, start)
+        norm, per_query, count, leaders, columns = found
 
-    # Sizes: tiles are padded to whole chunks and blocks of keys.
+        batch, axes = problem.leading, len(problem.leading)
+        moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
+        moved = moved.reshape((moved.shape[0], *(1,) * len(lead)))
+        binned = sum_bins(columns.diagonals, moved - np.int32(tiling.width))
+        sizes = -(-problem.T // plan.query_block), -(-problem.S // plan.key_block)
 
-    @property
-    def blocking(self) -> Blocking:
-        return self.layout.forward
+        def of_queries(array: Array) -> Array:
+            return array.reshape((*batch, problem.T, *array.shape[len(layout.rows) :]))
 
-    @property
-    def keys(self) -> int:
-        """Keys of a tile, those that pad it included."""
-        unit = max(CHUNK, min(self.plan.key_block, self.plan.side))
-        return -(-self.blocking.keys // unit) * unit
+        def of_keys(array: Array) -> Array:
+            return jnp.swapaxes(array, -1, -2).reshape((*batch, -1))[..., : problem.S]
 
-    @property
-    def key_tiles(self) -> int:
-        return -(-self.layout.num_keys // self.blocking.keys)
+        def of_blocks(array: Array) -> Array:
+            array = jnp.moveaxis(array, -3, -1)
+            return array.reshape((*batch, *array.shape[-2:]))[..., : sizes[0], : sizes[1]]
 
-    @property
-    def lines(self) -> int:
-        return -(-self.layout.num_queries // self.blocking.queries)
-
-    @property
-    def query_blocks(self) -> int:
-        """Blocks that a tile touches."""
-        return -(-self.blocking.queries // self.plan.query_block)
-
-    @property
-    def key_blocks(self) -> int:
-        return -(-self.keys // self.plan.key_block)
-
-    def walk(self) -> tuple[Any, ...]:
-        """The loops."""
-        layout, dtype = self.layout, self.layout.dtype
-        lead, group = layout.leading, layout.group
-        rows, width = jnp.zeros(layout.rows, dtype), self.key_tiles * self.keys
-        blocks = (
-            (self.key_tiles - 1) * self.keys // self.plan.key_block + self.key_blocks,
-            group,
-            (self.lines - 1) * self.blocking.queries // self.plan.query_block + self.query_blocks,
+        return Found(
+            Norm(*map(of_queries, norm)),
+            PerQuery(*map(of_queries, per_query)),
+            of_queries(count),
+            of_queries(leaders.scores),
+            of_queries(leaders.keys),
+            of_keys(columns.mass),
+            of_keys(columns.largest),
+            of_blocks(columns.block_mass),
+            of_blocks(columns.block_max),
+            binned.reshape((*batch, binned.shape[-1])),
         )
-        columns = PerKey(
-            jnp.zeros((*lead, width, group), dtype),
-            jnp.zeros((*lead, width, group), dtype),
-            jnp.zeros((*lead, *blocks), dtype),
-            jnp.zeros((*lead, *blocks), dtype),
-            jnp.zeros((*lead, group, layout.num_queries + width + 1), dtype),
-        )
-        leaders = Leaders(
-            jnp.zeros((*layout.rows, self.plan.top_k), dtype),
-            jnp.zeros((*layout.rows, self.plan.top_k), jnp.int32),
-        )
-        start = PerQuery.like(rows), jnp.zeros(layout.rows, jnp.int32), leaders, columns
-        return Walk(layout, self.blocking).lines(self.lines, self._line, start)
 
     def _line(self, leading: Sequence[Any], number: Any, results: Any) -> Any:
-        first = number * self.blocking.queries
-        here = Window(self.layout, self.blocking, leading, first)
-        line = _Line.start(self, here)
-        size = line.base.shape[0]
-        zeros = jnp.zeros((size,), self.layout.dtype)
-        empty = (
-            PerQuery.like(zeros),
-            jnp.zeros((size,), jnp.int32),
-            Leaders.none(self.plan.top_k, size, self.layout.dtype),
-            results[3],
-        )
+        tiling, plan = self.tiling, self.tiling.plan
+        here = tiling.window(leading, number * np.int32(tiling.blocking.queries))
+        line = self._start(here, number)
+        size = line.norm.peak.size
+        zeros = jnp.zeros((size,), tiling.layout.dtype)
+        none = Leaders.none(plan.top_k, size, tiling.layout.dtype)
+        empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
         visit = partial(self._visit, line)
-        walk = Walk(self.layout, self.blocking)
-        rows, count, leaders, columns = walk.tiles(self.context.by_query, leading, number, visit, empty)
-        put = here.put_row_vector
+        rows, count, leaders, columns = tiling.walk.tiles(
+            tiling.context.by_query, leading, number, visit, empty
+        )
+
+        def put(arrays: Sequence[Array], tiles: Sequence[Array]) -> list[Array]:
+            return [here.put_row_vector(array, tile) for array, tile in zip(arrays, tiles, strict=True)]
+
         return (
-            PerQuery(*(put(array, tile) for array, tile in zip(results[0], rows, strict=True))),
-            put(results[1], count),
-            Leaders(*(here.put_rows(a, tile.T) for a, tile in zip(results[2], leaders, strict=True))),
+            Norm(*put(results[0], [part[0] for part in line.norm])),
+            PerQuery(*put(results[1], rows)),
+            *put([results[2]], [count]),
+            Leaders(*(here.put_rows(a, tile.T) for a, tile in zip(results[3], leaders, strict=True))),
             columns,
         )
 
+    def _start(self, here: Window, number: Any) -> _Line:
+        tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
+        query, scale = tiling.inputs.read_query(here), here.cells(tiling.inputs.scale)
+        norm = self._normalise(here, number, query, scale)
+        rows = here.own_rows()
+        own = None if isinstance(rows, bool) else rows
+        own_norm = norm if own is None else norm._replace(peak=jnp.where(own[None], norm.peak, -jnp.inf))
+
+        def spread(row: Array) -> Array:
+            return jnp.broadcast_to(row, (layout.group, row.size)).reshape(-1)
+
+        row = here.row_run.members
+        block = spread(block_of(row, plan.query_block) - block_of(here.first_query, plan.query_block))
+        head = jnp.repeat(np.arange(layout.group, dtype=np.int32), tiling.blocking.queries)
+        column = np.arange(layout.group * tiling.query_blocks, dtype=np.int32)
+        membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
+        membership = membership if own is None else membership & own[:, None]
+        position = spread(here.grid(tiling.context.offsets).query_position.reshape(-1))
+        asked = None
+        if self.tokens is not None:
+            asked = here.rows(self.tokens.query[..., None]).reshape(-1)
+            asked = asked if asked.size == norm.peak.size else spread(asked)
+        return _Line(
+            here, query, scale, norm, own, own_norm, position, membership.astype(layout.dtype), asked
+        )
+
+    def _normalise(self, here: Window, number: Any, query: Array, scale: Array) -> Norm:
+        """What the scores of a line are to be lessened by.
+
+        Found from tiles of one shape with those that are counted: their scores have the same roundings.
+        """
+        if self.lse is not None:
+            lse = here.row_vector(self.lse)[None]
+            return Norm(lse, jnp.zeros_like(lse))
+
+        def visit(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
+            window = self.tiling.window(here.leading, here.first_query, start)
+            scores = self.tiling.scores(query, scale, window, partly)
+            peak = jnp.maximum(running[0], scores.max(0, keepdims=True))
+            base = jnp.where(peak == -jnp.inf, 0, peak)
+            return peak, running[1] * exp(running[0] - base) + exp(scores - base).sum(0, keepdims=True)
+
+        empty = jnp.zeros((1, query.shape[0]), self.tiling.layout.dtype)
+        running = jnp.full_like(empty, -jnp.inf), empty
+        if self.sinks is not None:
+            sinks = here.row_vector(self.sinks)[None]
+            running = sinks, jnp.where(sinks == -jnp.inf, 0, jnp.ones_like(sinks))
+        peak, total = self.tiling.walk.tiles(
+            self.tiling.context.by_query, here.leading, number, visit, running
+        )
+        return Norm(peak, jnp.log(jnp.where(peak == -jnp.inf, 1, total)))
+
     def _visit(self, line: _Line, start: Any, partly: Any, carry: Any) -> Any:
         rows, count, leaders, columns = carry
-        layout, blocking = self.layout, self.blocking
-        window = Window(layout, blocking, line.here.leading, line.here.first_query, start)
-        key = window.columns(self.inputs.key).astype(layout.factor)
-        scores = scale_late(product(key, line.query, layout.precision, (-1, -1)), line.scale, layout)
-        scores = finish(scores, self.inputs, self.context, window, partly, across=True).scores
-        scores = self._align(scores, window, -jnp.inf)
-        logs = scores - line.base[None]
+        tiling = self.tiling
+        window = tiling.window(line.here.leading, line.here.first_query, start)
+        scores = tiling.align(tiling.scores(line.query, line.scale, window, partly), window, -jnp.inf)
+        logs = line.norm.logs(scores)
         weights = exp(logs)
-        place = _Place.of(self, window)
+        place = tiling.place(window)
 
         tops = scores.reshape((-1, CHUNK, scores.shape[-1])).max(1)
         leaders = leaders.meet(scores, tops, start)
-        if not self.certain:
-            count = count + _count(scores)
-        elif layout.masked:
-            full = jnp.full(count.shape, blocking.keys, jnp.int32)
+        if self.certain and tiling.layout.masked:
+            full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
             count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
         else:
-            count = count + np.int32(blocking.keys)
+            count = count + (np.int32(tiling.blocking.keys) if self.certain else _count(scores))
         rows = self._count_rows(line, place, window, weights, logs, rows)
         columns = self._count_columns(line, place, window, weights, tops, columns)
         return rows, count, leaders, columns
 
     def _count_rows(
-        self, line: _Line, place: _Place, window: Window, weights: Array, logs: Array, rows: PerQuery
+        self, line: _Line, place: Place, window: Window, weights: Array, logs: Array, rows: PerQuery
     ) -> PerQuery:
         """Sums over the keys of a tile."""
-        dtype, plan = weights.dtype, self.plan
-        index = jnp.arange(self.keys, dtype=jnp.int32)
-        kinds = [
-            jnp.ones((self.keys,), dtype),
-            (place.key + index < plan.first).astype(dtype),
-            index.astype(dtype),
-        ]
-        total, first, offset = product(jnp.stack(kinds), weights, _EXACT)
+        dtype, plan, keys = weights.dtype, self.tiling.plan, self.tiling.keys
+        index = jnp.arange(keys, dtype=jnp.int32)
+        first = place.key + index < plan.first
+        kinds = jnp.stack([jnp.ones((keys,), dtype), first.astype(dtype), index.astype(dtype)])
+        total, first, offset = product(kinds, weights, _EXACT)
         ahead = (line.position - place.key).astype(dtype)  # of the tile's first key
         distance = line.position[None] - (place.key + index)[:, None]
 
@@ -186,165 +227,56 @@ class _Counting:
         )
         same = induction = jnp.zeros_like(total)
         if self.tokens is not None and line.tokens is not None:
-            keys, before = (
-                self._align(_flat(window.columns(array[..., None])), window, -1)
-                for array in (self.tokens.key, self.tokens.before_key)
+            held, before = (
+                self.tiling.align(window.columns(ids[..., None]).reshape(-1), window, -1)[:, None]
+                for ids in (self.tokens.key, self.tokens.before_key)
             )
             asked = line.tokens[None]
-            same = jnp.where((keys[:, None] == asked) & (distance != 0), weights, 0).sum(0)
+            same = jnp.where((held == asked) & (distance != 0), weights, 0).sum(0)
             known = (index + window.first_key > 0)[:, None]
-            induction = jnp.where((before[:, None] == asked) & known, weights, 0).sum(0)
+            induction = jnp.where((before == asked) & known, weights, 0).sum(0)
         # Underflow: 0 times the log of 0 is 0.
         surprise = -(weights * jnp.maximum(logs, -1e30)).sum(0)
         more = (total, first, total * ahead - offset, surprise, itself, previous, local, same, induction)
         return PerQuery(*(a + b for a, b in zip(rows, more, strict=True)))
 
     def _count_columns(
-        self, line: _Line, place: _Place, window: Window, weights: Array, tops: Array, columns: PerKey
+        self, line: _Line, place: Place, window: Window, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
         """Sums and maxima over the queries of a tile."""
-        group, queries, blocks = self.layout.group, self.blocking.queries, self.query_blocks
-        by_block = product(weights, line.membership, _EXACT).reshape((self.keys, group, blocks))
+        tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.layout.group
+        keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
+        height = min(plan.key_block, keys)
+        by_block = product(weights, line.membership, _EXACT).reshape((keys, group, across))
         own = weights if line.own is None else jnp.where(line.own[None], weights, 0)
-        parts = own.reshape((self.keys, group, -1, _stage(queries)))
-        height = min(self.plan.key_block, self.keys)
-
+        lanes = own.reshape((keys, group, -1, _lanes(queries)))
         if height % CHUNK:
-            peaks = own.reshape((self.key_blocks, height, -1)).max(1)
+            peaks = own.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
-            peaks = exp((tops - line.own_base[None]).reshape((self.key_blocks, -1, own.shape[-1])).max(1))
-        peaks = self._align_rows(peaks.reshape((self.key_blocks, group, queries)), window)
-        peaks = peaks.reshape((self.key_blocks, group, blocks, -1)).max(-1)
-
-        def diagonals(tile: Array) -> Array:
-            return sum_diagonals(tile.reshape((self.keys, group, queries)))
+            logs = line.own_norm.logs(tops)
+            peaks = exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
+        peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), window)
+        peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)
 
         def one_bin(tile: Array) -> Array:
             del tile
-            return put_on_diagonal(by_block.sum((0, 2)), self.keys, queries)
+            return put_on_diagonal(by_block.sum((0, 2)), keys, queries)
+
+        def diagonals(tile: Array) -> Array:
+            return sum_diagonals(tile.reshape((keys, group, queries)))
 
         alike = bin_of(place.least) == bin_of(place.most)
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
-        start = window.first_key
-        lead = [jnp.asarray(index, jnp.int32) for index in window.leading]
-        corner = (_shift(start, self.plan.key_block), 0, _shift(window.first_query, self.plan.query_block))
-        along = window.row_run.start - start + np.int32((self.key_tiles - 1) * self.keys)
-        block_mass = by_block.reshape((self.key_blocks, height, group, blocks)).sum(1)
+        lead, start = window.leading, window.first_key
+        corner = (*lead, block_of(start, plan.key_block), 0, block_of(window.first_query, plan.query_block))
+        along = window.row_run.start - start + np.int32(tiling.width - keys)
+        block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(
-            _merge(columns.mass, by_block.sum(-1), (*lead, start, 0), jnp.add),
-            _merge(columns.largest, parts.max(2).max(-1), (*lead, start, 0), jnp.maximum),
-            _merge(columns.block_mass, block_mass, (*lead, *corner), jnp.add),
-            _merge(columns.block_max, peaks, (*lead, *corner), jnp.maximum),
-            _merge(columns.diagonals, diagonal, (*lead, 0, along), jnp.add),
-        )
-
-    def _align(self, tile: Array, window: Window, fill: Any) -> Array:
-        """A tile whose first row is the first key that belongs to it, padded; those not its own go last."""
-        if self.layout.num_keys % self.blocking.keys:
-            shift = window.first_key - window.column_run.start
-            tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
-        rest = [(0, 0)] * (tile.ndim - 1)
-        return jnp.pad(tile, [(0, self.keys - self.blocking.keys), *rest], constant_values=fill)
-
-    def _align_rows(self, tile: Array, window: Window) -> Array:
-        """The same for queries, on the last axis, padded to whole blocks."""
-        if self.layout.num_queries % self.blocking.queries:
-            tile = _roll(tile, window.first_query - window.row_run.start, tile.ndim - 1)
-        block = min(self.plan.query_block, self.blocking.queries)
-        rest = [(0, 0)] * (tile.ndim - 1)
-        more = self.query_blocks * block - self.blocking.queries
-        return jnp.pad(tile, [*rest, (0, more)])
-
-    def found(self, results: tuple[Any, ...], problem: Problem) -> Found:
-        """The arrays that the loops filled, as the call's."""
-        rows, count, leaders, columns = results
-        batch = problem.leading
-        per_query = (*batch, problem.T)
-        moved = offset_column(problem.query_offset, len(batch)) - offset_column(
-            problem.key_offset, len(batch)
-        )
-        moved = moved.reshape((moved.shape[0], *(1,) * len(self.layout.leading)))
-        width = self.key_tiles * self.keys
-        diagonals = sum_bins(columns.diagonals, moved - np.int32(width))
-        blocks = [-(-problem.T // self.plan.query_block), -(-problem.S // self.plan.key_block)]
-
-        def per_key(array: Array) -> Array:
-            return jnp.swapaxes(array, -1, -2).reshape((*batch, width))[..., : problem.S]
-
-        def pyramid(array: Array) -> Array:
-            array = jnp.moveaxis(array, -3, -1)
-            array = array.reshape((*batch, *array.shape[-2:]))
-            return array[..., : blocks[0], : blocks[1]]
-
-        return Found(
-            PerQuery(*(array.reshape(per_query) for array in rows)),
-            count.reshape(per_query),
-            *(array.reshape((*per_query, self.plan.top_k)) for array in leaders),
-            per_key(columns.mass),
-            per_key(columns.largest),
-            pyramid(columns.block_mass),
-            pyramid(columns.block_max),
-            diagonals.reshape((*batch, diagonals.shape[-1])),
-        )
-
-
-class _Line(NamedTuple):
-    """What all tiles of a line share."""
-
-    here: Window
-    query: Array
-    scale: Array
-    base: Array  # lse, +inf where there are no keys, so that weights are 0
-    own: Array | None  # which rows belong to this line; None, all
-    own_base: Array  # +inf where they do not
-    position: Array  # int32
-    membership: Array  # (R, G * blocks) which block a row of this line counts for
-    tokens: Array | None
-
-    @classmethod
-    def start(cls, counting: _Counting, here: Window) -> _Line:
-        layout, blocking, plan = counting.layout, counting.blocking, counting.plan
-        base = here.row_vector(counting.lse)
-        base = jnp.where(base == -jnp.inf, jnp.inf, base)
-        rows = here.own_rows()
-        own = None if isinstance(rows, bool) else rows
-
-        def spread(row: Array) -> Array:
-            return jnp.broadcast_to(row, (layout.group, row.size)).reshape(-1)
-
-        position = spread(here.grid(counting.context.offsets).query_position.reshape(-1))
-        row = here.row_run.members
-        block = spread(_shift(row, plan.query_block) - _shift(here.first_query, plan.query_block))
-        head = jnp.repeat(np.arange(layout.group, dtype=np.int32), blocking.queries)
-        column = np.arange(layout.group * counting.query_blocks, dtype=np.int32)
-        membership = (head * np.int32(counting.query_blocks) + block)[:, None] == column[None]
-        if own is not None:
-            membership = membership & own[:, None]
-        asked = None
-        if counting.tokens is not None:
-            asked = _flat(here.rows(counting.tokens.query[..., None]))
-            asked = asked if asked.size == base.size else spread(asked)
-        query, scale = counting.inputs.read_query(here), here.cells(counting.inputs.scale)
-        own_base = base if own is None else jnp.where(own, base, jnp.inf)
-        return cls(here, query, scale, base, own, own_base, position, membership.astype(layout.dtype), asked)
-
-
-class _Place(NamedTuple):
-    """Where a tile lies."""
-
-    key: Array  # position of its first key
-    least: Array  # distance, query position - key position
-    most: Array
-
-    @classmethod
-    def of(cls, counting: _Counting, window: Window) -> _Place:
-        grid = window.grid(counting.context.offsets)
-        key = grid.key_position.reshape(-1)[0] + window.first_key - window.column_run.start
-        query = grid.query_position.reshape(-1)[0]
-        return cls(
-            key,
-            query - key - np.int32(counting.keys - 1),
-            query - key + np.int32(counting.blocking.queries - 1),
+            merge(columns.mass, by_block.sum(-1), (*lead, start, 0), jnp.add),
+            merge(columns.largest, lanes.max(2).max(-1), (*lead, start, 0), jnp.maximum),
+            merge(columns.block_mass, block_mass, corner, jnp.add),
+            merge(columns.block_max, peaks, corner, jnp.maximum),
+            merge(columns.diagonals, diagonal, (*lead, 0, along), jnp.add),
         )
 
 
@@ -352,28 +284,6 @@ def _count(scores: Array) -> Array:
     return (scores != -jnp.inf).sum(0, dtype=jnp.int32)
 
 
-def _flat(array: Array) -> Array:
-    return array.reshape(-1)
-
-
-def _shift(index: Any, block: int) -> Array:
-    """index // block for a power of two."""
-    return jax.lax.shift_right_logical(jnp.asarray(index, jnp.int32), np.int32(block.bit_length() - 1))
-
-
-def _stage(size: int) -> int:
-    """Lanes that a maximum over many is first taken in: reducing the last axis at once is slower."""
+def _lanes(size: int) -> int:
+    """In how many lanes a maximum over many is taken first: reducing the last axis at once is slower."""
     return next(lanes for lanes in (16, 8, 4, 2, 1) if size % lanes == 0)
-
-
-def _roll(tile: Array, shift: Any, axis: int) -> Array:
-    twice = jnp.concatenate([tile, tile], axis)
-    return jax.lax.dynamic_slice_in_dim(twice, shift, tile.shape[axis], axis, allow_negative_indices=False)
-
-
-def _merge(array: Array, tile: Array, starts: Sequence[Any], join: Any) -> Array:
-    """Join a tile into an array whose leading axes are those of the tile's place."""
-    tile = tile.reshape((*(1,) * (array.ndim - tile.ndim), *tile.shape))
-    starts = [jnp.asarray(start, jnp.int32) for start in starts]
-    there = jax.lax.dynamic_slice(array, starts, tile.shape, allow_negative_indices=False)
-    return jax.lax.dynamic_update_slice(array, join(there, tile), starts, allow_negative_indices=False)

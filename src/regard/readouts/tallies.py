@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from regard.axes import Array
 from regard.engine.problem import Problem
 
@@ -27,6 +29,21 @@ class Plan:
         """The least powers of two for which the grid holds all blocks."""
         rows, keys = (-(-max(length, 1) // grid) for length in (problem.T, problem.S))
         return cls(first, local, top_k, 1 << (rows - 1).bit_length(), 1 << (keys - 1).bit_length(), SIDE)
+
+
+class Norm(NamedTuple):
+    """Log of the sum of exponentials in two parts: as one number, large scores would cost weights digits."""
+
+    peak: Array  # (*B, T), -inf where a query may attend to nothing
+    rest: Array
+
+    def logs(self, scores: Array) -> Array:
+        """Logs of the weights; of no keys, -inf."""
+        return scores - jnp.where(self.peak == -jnp.inf, jnp.inf, self.peak) - self.rest
+
+    def expand(self) -> Norm:
+        """For several scores per query."""
+        return Norm(self.peak[..., None], self.rest[..., None])
 
 
 class PerQuery(NamedTuple):
@@ -69,6 +86,7 @@ class Tokens(NamedTuple):
 class Found(NamedTuple):
     """What a sweep found, with the leading axes of the call."""
 
+    norm: Norm  # (*B, T)
     rows: PerQuery  # (*B, T)
     keys: Array  # (*B, T) int32
     top_scores: Array  # (*B, T, k)

@@ -1,0 +1,571 @@
+"""Readouts: every number against the dense definition, laws of the blocks, windows, labels, memory."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plain import assert_as_exact
+from regard import attend, masks, readouts, scores
+from regard.readouts import tallies
+from regard.readouts.leaders import Leaders
+from regard.readouts.profiles import bin_of, sum_diagonals
+
+D, TOP, FIRST, LOCAL = 7, 5, 3, 4
+SLOPES = np.array([0.5, 0.0, 0.25, 1.0, 0.125, 2.0])
+
+
+def alibi(s, distance, heads):
+    return s - SLOPES[:heads, None, None].astype(s.dtype) * np.abs(distance).astype(s.dtype)
+
+
+def softcap(s, distance, heads):
+    del distance, heads
+    return np.tanh(s / s.dtype.type(1.5)) * s.dtype.type(1.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, and what its score function does, in NumPy."""
+
+    query: tuple = (2, 3, 53, D)
+    key: tuple = (2, 3, 53, D)
+    mask: Any = None
+    score: Any = None
+    change: Any = None
+    bias: tuple | None = None
+    sinks: tuple | None = None
+    query_offset: Any = None
+    key_offset: Any = None
+    scale: float | None = None
+    size: float = 1.0
+    tokens: bool = False
+    spoiled: int | None = None  # keys from here on are NaN
+    dtype: str = "float32"
+    grid: int = 8
+
+    def arrays(self):
+        rng = np.random.default_rng(11)
+        query, key = (
+            (rng.normal(size=shape) * self.size).astype(self.dtype) for shape in (self.query, self.key)
+        )
+        bias = sinks = None
+        if self.bias is not None:
+            bias = rng.normal(size=self.bias).astype(self.dtype)
+            bias[rng.random(self.bias) < 0.2] = -np.inf
+        if self.sinks is not None:
+            sinks = rng.normal(size=self.sinks).astype(self.dtype)
+        return query, key, bias, sinks
+
+    def options(self):
+        _, _, bias, sinks = self.arrays()
+        return {
+            "mask": self.mask,
+            "bias": None if bias is None else jnp.asarray(bias),
+            "score": self.score,
+            "scale": self.scale,
+            "sinks": None if sinks is None else jnp.asarray(sinks),
+            "query_offset": self.query_offset,
+            "key_offset": self.key_offset,
+        }
+
+    def operands(self):
+        query, key, _, _ = self.arrays()
+        if self.spoiled is not None:
+            key[..., self.spoiled :, :] = np.nan
+        return jnp.asarray(query), jnp.asarray(key)
+
+    def ids(self):
+        T, S = self.query[-2], self.key[-2]
+        rng = np.random.default_rng(2)
+        keys = rng.integers(0, 5, S)
+        return (keys if T == S and self.query_offset is None else rng.integers(0, 5, T)), keys
+
+    def leading(self):
+        heads = max(self.query[:-2][-1:], self.key[:-2][-1:])
+        return (*np.broadcast_shapes(self.query[:-3], self.key[:-3]), *heads)
+
+    def positions(self):
+        """Of queries (B, 1, T, 1) and keys (B, 1, 1, S)."""
+        # Without a batch, the first leading axis is that of the heads.
+        shape = (1, -1, 1, 1) if len(self.leading()) == 1 else (-1, 1, 1, 1)
+        column = lambda offset: np.asarray(0 if offset is None else offset).reshape(shape)
+        rows = np.arange(self.query[-2])[None, None, :, None] + column(self.query_offset)
+        return rows, np.arange(self.key[-2])[None, None, None] + column(self.key_offset)
+
+
+@dataclass
+class Dense:
+    weights: np.ndarray  # (B, H, T, S)
+    sunk: np.ndarray  # (B, H, T)
+    lse: np.ndarray
+    keep: np.ndarray
+
+
+def weigh(case, dtype):
+    """The whole matrix of weights, by the definition, in float64 or whatever is asked for."""
+    query, key, bias, sinks = (None if x is None else x.astype(dtype) for x in case.arrays())
+    query, key = (x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (query, key))
+    heads = max(query.shape[1], key.shape[1])
+    key = np.repeat(key, heads // key.shape[1], 1)
+    scale = dtype(1 / np.sqrt(D) if case.scale is None else case.scale)
+    s = np.einsum("bhtd,bhsd->bhts", query, key) * scale
+    rows, columns = case.positions()
+    distance = np.broadcast_to(rows - columns, s.shape)
+    if case.change is not None:
+        s = case.change(s, distance, heads)
+    keep = np.ones(s.shape, bool)
+    if case.mask is not None:
+        mask = case.mask if isinstance(case.mask, masks.Mask) else masks.from_array(case.mask)
+        offsets = {"query_offset": case.query_offset, "key_offset": case.key_offset}
+        if not mask.reads_positions and case.query_offset is None:
+            offsets["query_offset"] = 0
+        axes = len(case.leading())
+        kept = np.asarray(mask.dense(s.shape[-2], s.shape[-1], leading_axes=axes, **offsets))
+        keep = keep & kept.reshape((1,) * (4 - kept.ndim) + kept.shape)
+    if bias is not None:
+        keep = keep & (bias != -np.inf)
+        s = s + np.where(bias == -np.inf, 0, bias)
+    s = np.where(keep, s, -np.inf)
+    sink = (
+        np.full(s.shape[:-1], -np.inf, dtype)
+        if sinks is None
+        else np.broadcast_to(sinks[..., None], s.shape[:-1])
+    )
+    peak = np.maximum(s.max(-1, initial=-np.inf), sink)
+    base = np.where(peak == -np.inf, dtype(0), peak)
+    power, rest = np.exp(s - base[..., None]), np.exp(sink - base)
+    total = power.sum(-1) + rest
+    safe = np.where(total > 0, total, dtype(1))
+    with np.errstate(divide="ignore"):
+        lse = np.where(total > 0, base + np.log(safe), -np.inf)
+    return Dense(power / safe[..., None], rest / safe, lse, keep)
+
+
+def count(case, dense, blocks):
+    """Every statistic, row by row and key by key, from the whole matrix."""
+    p, dtype = dense.weights, dense.weights.dtype
+    B, H, T, S = p.shape
+    rows, columns = case.positions()
+    distance = np.broadcast_to(rows - columns, p.shape)
+    alive = dense.keep.any(-1)
+    query_tokens, tokens = case.ids()
+    found = {
+        name: np.zeros((B, H, T), dtype)
+        for name in (
+            "entropy",
+            "distance",
+            "first_mass",
+            "local_mass",
+            "self_mass",
+            "previous_mass",
+            "same_mass",
+            "induction_mass",
+        )
+    }
+    found["top_weights"] = np.zeros((B, H, T, TOP), dtype)
+    profile = np.zeros((B, H, 63), dtype)
+    for index in np.ndindex(B, H, T):
+        row, d = p[index], distance[index]
+        if not alive[index]:
+            continue
+        listed = np.append(row, dense.sunk[index])
+        listed = listed[listed > 0]
+        found["entropy"][index] = -(listed * np.log(listed)).sum()
+        found["distance"][index] = (row * d.astype(dtype)).sum() / row.sum()
+        found["first_mass"][index] = row[np.broadcast_to(columns, p.shape)[index] < FIRST].sum()
+        found["local_mass"][index] = row[np.abs(d) < LOCAL].sum()
+        found["self_mass"][index] = row[d == 0].sum()
+        found["previous_mass"][index] = row[d == 1].sum()
+        token = query_tokens[index[-1]]
+        found["same_mass"][index] = row[(tokens == token) & (d != 0)].sum()
+        found["induction_mass"][index] = row[1:][tokens[:-1] == token].sum()
+        best = np.sort(row[dense.keep[index]])[::-1][:TOP]
+        found["top_weights"][index][: best.size] = best
+        for s in range(S):
+            size = int(np.floor(np.log2(abs(d[s])))) + 1 if d[s] else 0
+            profile[index[:2]][31 + int(np.sign(d[s])) * size] += row[s]
+    some = np.maximum(alive.sum(-1), 1).astype(dtype)
+    height, width = blocks
+    grid = (B, H, -(-T // height), -(-S // width))
+    mass, largest = np.zeros(grid, dtype), np.zeros(grid, dtype)
+    for i, j in np.ndindex(*grid[2:]):
+        part = (..., slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
+        n = np.maximum(alive[..., i * height : (i + 1) * height].sum(-1), 1).astype(dtype)
+        mass[..., i, j], largest[..., i, j] = p[part].sum((-1, -2)) / n, p[part].max((-1, -2), initial=0)
+    return found | {
+        "lse": dense.lse,
+        "sink_mass": dense.sunk,
+        "key_mass": p.sum(-2),
+        "key_max": p.max(-2, initial=0),
+        "distance_mass": profile / some[..., None],
+        "block_mass": mass,
+        "block_max": largest,
+    }
+
+
+def holes(*shape):
+    return np.random.default_rng(3).random(shape) < 0.4
+
+
+def read(case, **more):
+    query, key = case.operands()
+    query_tokens, tokens = case.ids()
+    ids = {"tokens": tokens, "query_tokens": query_tokens} if case.tokens else {}
+    options = case.options() | ids | {"grid": case.grid, "top_k": TOP, "first": FIRST, "local": LOCAL}
+    return readouts.read(query, key, **(options | more))
+
+
+IDS = np.arange(106).reshape(2, 53) // 9
+SQUARE = {"key_offset": None}
+CASES = {
+    "everything": Case(tokens=True),
+    "causal": Case(mask=masks.causal(), tokens=True),
+    "window": Case(mask=masks.sliding_window(9, 2)),
+    "segments": Case(mask=masks.segments(IDS) & masks.causal(), tokens=True),
+    "stored": Case(mask=holes(2, 3, 53, 53)),
+    "prefix or causal": Case(mask=masks.prefix([30, 0]) | masks.causal()),
+    "alibi": Case(score=scores.alibi(slopes=SLOPES[:3]), change=alibi, mask=masks.causal()),
+    "softcap and bias": Case(score=scores.softcap(1.5), change=softcap, bias=(3, 53, 53)),
+    "sinks": Case(mask=masks.causal() & ~masks.prefix(2), sinks=(3,)),
+    "grouped": Case((2, 6, 53, D), (2, 2, 53, D), mask=masks.causal(), sinks=(6,), tokens=True),
+    "grouped, more keys": Case(
+        (6, 29, D), (3, 67, D), mask=masks.causal(), query_offset=38, tokens=True, grid=5
+    ),
+    "heads with offsets of their own": Case(
+        (6, 29, D), (3, 37, D), mask=masks.causal(), query_offset=np.array([0, 40, 3, 9, 8, 7])
+    ),
+    "multi-query": Case((2, 5, 31, D), (2, 1, 31, D), mask=masks.causal()),
+    "offsets by row": Case(
+        (2, 3, 23, D), (2, 3, 43, D), mask=masks.causal(), query_offset=np.array([60, -3]), key_offset=11
+    ),
+    "keys after": Case((2, 3, 19, D), (2, 3, 41, D), query_offset=-70),
+    "no mask that reads positions": Case((2, 3, 41, D), (2, 3, 19, D), query_offset=5),
+    "empty rows": Case(mask=masks.lengths([0, 31]) & ~masks.causal()),
+    "empty rows with sinks": Case(mask=masks.lengths([0, 31]) & ~masks.causal(), sinks=(2, 3)),
+    "NaN in masked keys": Case(mask=masks.lengths([31, 29]), spoiled=31),
+    "bias that drops": Case(bias=(2, 1, 53, 53), mask=masks.causal()),
+    "large scores": Case(size=6.0, mask=masks.causal()),
+    "rank 2": Case((29, D), (29, D), mask=masks.causal(), tokens=True),
+    "one query": Case((2, 3, 1, D), (2, 3, 47, D), mask=masks.causal(), query_offset=46, tokens=True),
+    "one key": Case((2, 3, 5, D), (2, 3, 1, D), mask=masks.causal(), query_offset=0),
+    "one of each": Case((1, 1, D), (1, 1, D), sinks=(1,)),
+    "float64": Case(mask=masks.causal(), sinks=(3,), dtype="float64"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("side", [16, 512])
+def test_every_number(name, side, request, monkeypatch):
+    case = CASES[name]
+    if case.dtype == "float64":
+        request.getfixturevalue("x64")
+    elif side == 512 and name not in ("causal", "grouped, more keys", "empty rows with sinks", "one of each"):
+        pytest.skip("one tile holds it all: a few cases show that")
+    monkeypatch.setattr(tallies, "SIDE", side)
+    readout = read(case)
+    exact, plain = weigh(case, np.float64), weigh(case, np.dtype(case.dtype).type)
+    shape = case.leading()
+    np.testing.assert_array_equal(readout.keys, exact.keep.sum(-1).reshape(readout.keys.shape))
+    np.testing.assert_array_equal(readout.empty, ~exact.keep.any(-1).reshape(readout.keys.shape))
+    for level in range(readout.num_levels):
+        blocks = readout.level(level)
+        sizes = (blocks.query_block, blocks.key_block)
+        truths, plains = count(case, exact, sizes), count(case, plain, sizes)
+        for part in ("mass", "max"):
+            wanted = truths[f"block_{part}"]
+            assert getattr(blocks, part).shape == (*shape, *wanted.shape[2:])
+            assert_as_exact(
+                getattr(blocks, part), wanted, plains[f"block_{part}"], f"{part} of level {level}"
+            )
+    assert blocks.mass.shape[-2:] == (1, 1)
+    truths, plains = (
+        count(case, dense, (readout.query_block, readout.key_block)) for dense in (exact, plain)
+    )
+    for field, wanted in truths.items():
+        if field in ("same_mass", "induction_mass") and not case.tokens:
+            assert getattr(readout, field) is None
+            continue
+        assert getattr(readout, field).dtype == case.dtype
+        assert_as_exact(getattr(readout, field), wanted, plains[field], field)
+    check_top(readout, exact)
+    alive = exact.keep.any(-1).reshape(readout.keys.shape)
+    np.testing.assert_array_equal(readout.argmax >= 0, alive)
+    eps = np.finfo(case.dtype).eps
+    height = np.abs(exact.lse[np.isfinite(exact.lse)]).max(initial=1)
+    assert (np.asarray(readout.trust) <= 16 * eps * height).all()
+    assert_as_exact(readout.max_weight, exact.weights.max(-1, initial=0), plain.weights.max(-1, initial=0))
+
+
+def check_top(readout, exact):
+    """The listed keys are different keys that have the listed weights, and as many as there are."""
+    keys = np.asarray(readout.top_keys).reshape(*exact.keep.shape[:3], TOP)
+    weights = np.asarray(readout.top_weights, np.float64).reshape(keys.shape)
+    for index in np.ndindex(*keys.shape[:3]):
+        number = min(TOP, exact.keep[index].sum())
+        listed = keys[index][:number]
+        assert len({*listed.tolist()}) == number
+        assert exact.keep[index][listed].all()
+        np.testing.assert_allclose(
+            exact.weights[index][listed], weights[index][:number], rtol=2e-5, atol=1e-7
+        )
+        assert (keys[index][number:] == -1).all()
+        assert not weights[index][number:].any()
+
+
+@pytest.mark.parametrize("name", ["causal", "prefix or causal", "all"])
+def test_of_equal_scores_the_smaller_key_comes_first(name, monkeypatch):
+    monkeypatch.setattr(tallies, "SIDE", 16)
+    rng = np.random.default_rng(1)
+    query, key = (rng.integers(-1, 2, (2, 83, 3)).astype(np.float32) for _ in range(2))
+    mask = {"causal": masks.causal(), "prefix or causal": masks.prefix(40) | masks.causal(), "all": None}[
+        name
+    ]
+    readout = readouts.read(jnp.asarray(query), jnp.asarray(key), mask=mask, scale=1.0, top_k=11)
+    keep = np.ones((83, 83), bool) if mask is None else np.asarray(mask.dense(83))
+    exact = np.where(keep, np.einsum("htd,hsd->hts", query, key), -np.inf)
+    order = np.argsort(-exact, axis=-1, kind="stable")[..., :11]
+    order = np.where(np.take_along_axis(exact, order, -1) == -np.inf, -1, order)
+    assert len({*exact[0, 80]}) < 12, "there are ties"
+    np.testing.assert_array_equal(readout.top_keys, order)
+
+
+def test_leaders_in_any_order_of_tiles():
+    rng = np.random.default_rng(5)
+    drawn = rng.integers(0, 9, (96, 7)).astype(np.float32)
+    drawn[:, 3], drawn[::2, 4], drawn[40, 5] = -np.inf, -np.inf, np.nan
+    leaders = Leaders.none(6, 7, jnp.float32)
+    for first in (64, 0, 32):
+        tile = jnp.asarray(drawn[first : first + 32])
+        leaders = leaders.meet(tile, tile.reshape(2, 16, 7).max(1), first)
+    order = np.argsort(-drawn, axis=0, kind="stable")[:6]
+    order = np.where(np.take_along_axis(drawn, order, 0) == -np.inf, -1, order)
+    kept = np.array([0, 1, 2, 3, 4, 6])  # a NaN says nothing about the rest of its own row
+    np.testing.assert_array_equal(np.asarray(leaders.keys)[:, kept], order[:, kept])
+
+
+def test_bins_and_diagonals():
+    distances = np.array([-(2**31) + 1, -5, -4, -3, -1, 0, 1, 2, 3, 4, 7, 8, 2**31 - 1], np.int32)
+    bins = [0, 28, 28, 29, 30, 31, 32, 33, 33, 34, 34, 35, 62]
+    np.testing.assert_array_equal(bin_of(jnp.asarray(distances)), bins)
+    tile = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
+    found = np.asarray(sum_diagonals(jnp.asarray(tile)))
+    for head, d in np.ndindex(2, 9):
+        expected = np.trace(tile[:, head], d - 5)
+        np.testing.assert_allclose(found[head, d], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("T", [0, 1, 2, 17])
+@pytest.mark.parametrize("S", [0, 1, 2, 17])
+def test_hostile_sizes(T, S):
+    rng = np.random.default_rng(T + 31 * S)
+    query, key = (jnp.asarray(rng.normal(size=(2, n, D)), jnp.float32) for n in (T, S))
+    readout = readouts.read(
+        query, key, query_offset=0, top_k=3, tokens=np.arange(S), query_tokens=np.arange(T)
+    )
+    weights = np.asarray(attend(query, key, key, aux=("weights",))[1]["weights"], np.float64)
+    np.testing.assert_allclose(readout.key_mass, weights.sum(-2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        readout.top_weights, -np.sort(-np.pad(weights, ((0, 0), (0, 0), (0, 3))))[..., :3], 1e-5
+    )
+    assert readout.block_mass.shape == (2, T, S)
+    np.testing.assert_allclose(readout.block_mass, weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(readout.keys, np.full((2, T), S))
+    np.testing.assert_allclose(readout.distance_mass.sum(-1), float(T > 0 and S > 0), rtol=1e-5)
+    coarsest = readout.level(readout.num_levels - 1)
+    assert coarsest.mass.shape == (2, min(T, 1), min(S, 1))
+    assert readouts.window(query, key, readout.lse).shape == (2, T, S)
+    assert set(readouts.label(readout)) == {(0,), (1,)}
+
+
+def test_no_batch():
+    x = jnp.zeros((0, 3, 5, D))
+    readout = readouts.read(x, x)
+    assert readout.entropy.shape == (0, 3, 5)
+    assert readouts.label(readout) == {}
+
+
+@pytest.mark.parametrize("name", ["segments", "stored", "grouped, more keys", "softcap and bias", "sinks",
+                                  "alibi", "offsets by row", "NaN in masked keys", "rank 2"])  # fmt: skip
+def test_windows_are_the_weights(name):
+    case = CASES[name]
+    query, key = case.operands()
+    exact, plain = weigh(case, np.float64), weigh(case, np.float32)
+    _, aux = attend(query, key, jnp.zeros_like(key), aux=("lse",), **case.options())
+    T, S, ranked = case.query[-2], case.key[-2], len(case.leading()) > 0
+    for rows, columns, heads in (
+        (None, None, None),
+        (slice(3, 14), slice(S - 9, S), None),
+        ([T - 1, 0], jnp.asarray([5, 5, 2]), [1, 0, 2] if ranked else None),
+        (slice(2, 2), slice(0, 7, 3), slice(1, 2) if ranked else None),
+    ):
+        found = readouts.window(
+            query, key, aux["lse"], rows=rows, columns=columns, heads=heads, **case.options()
+        )
+        every = slice(None)
+        pick = [every if index is None else index for index in (heads, rows, columns)]
+        parts = [
+            dense.weights[:, pick[0]][:, :, pick[1]][
+                ..., np.asarray(pick[2]) if isinstance(pick[2], jax.Array) else pick[2]
+            ]
+            for dense in (exact, plain)
+        ]
+        assert found.shape == (*case.leading()[:-1], *(parts[0].shape[1:] if ranked else parts[0].shape[2:]))
+        if found.size:
+            assert_as_exact(found, *parts)
+
+
+def test_a_window_needs_no_more_than_itself():
+    shape = jax.ShapeDtypeStruct((1, 4, 4096, 16), jnp.float32)
+    lse = jax.ShapeDtypeStruct((1, 4, 4096), jnp.float32)
+    index = jax.ShapeDtypeStruct((64,), jnp.int32)
+
+    def part(query, key, lse, rows, columns):
+        return readouts.window(query, key, lse, rows=rows, columns=columns, heads=[2], mask=masks.causal())
+
+    compiled = jax.jit(part).lower(shape, shape, lse, index, index).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 8 * 64 * 64 * 4
+
+
+def test_memory_is_linear():
+    def used(length):
+        x = jax.ShapeDtypeStruct((1, 2, length, 8), jnp.float32)
+        run = jax.jit(lambda query, key: readouts.read(query, key, mask=masks.causal()))
+        return run.lower(x, x).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = used(8192), used(16384)
+    assert long < 2.2 * short
+    assert long < 4 * 16384**2 / 16
+
+
+def test_an_lse_of_the_callers():
+    case = CASES["causal"]
+    query, key = case.operands()
+    lse = attend(query, key, key, aux=("lse",), **case.options())[1]["lse"]
+    given, found = read(case, lse=lse), read(case)
+    for one, other in zip(jax.tree.leaves(given), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    wrong = read(case, lse=lse.at[1, 2, 17].add(0.1))
+    np.testing.assert_allclose(wrong.trust[1, 2], 1 - np.exp(-0.1), rtol=1e-4)
+    assert float(wrong.trust[0].max()) < 1e-5
+    other = read(case, lse=lse, scale=0.5)
+    assert float(other.trust.min()) > 1e-2, "scores that are not those of the lse show"
+    lost = read(case, lse=lse.at[0, 0, 40].set(-jnp.inf))
+    np.testing.assert_allclose(lost.trust[0, 0], 1)
+
+
+def test_traced_data_and_no_gradient():
+    case = CASES["grouped, more keys"]
+    query, key = case.operands()
+    _, tokens = case.ids()
+    traces = []
+
+    def run(query, length, offset, tokens):
+        traces.append(1)
+        mask = masks.lengths(length) & masks.causal()
+        return readouts.read(
+            query, key, mask=mask, query_offset=offset, tokens=tokens, query_tokens=tokens[:29], top_k=2
+        )
+
+    jitted = jax.jit(run)
+    for length, offset in ((50, 38), (67, 20)):
+        found = jitted(query, length, offset, jnp.asarray(tokens))
+        expected = run(query, np.int32(length), offset, jnp.asarray(tokens))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert len(traces) == 3
+    grad = jax.grad(lambda query: run(query, 50, 38, jnp.asarray(tokens)).entropy.sum())(query)
+    assert not np.asarray(grad).any()
+    many = jax.vmap(lambda x: readouts.read(x, key, query_offset=38).key_mass)(jnp.stack([query, 2 * query]))
+    np.testing.assert_allclose(many[0], readouts.read(query, key, query_offset=38).key_mass, rtol=1e-5)
+
+
+def test_bfloat16_is_counted_in_float32():
+    case = CASES["grouped"]
+    query, key = (x.astype(jnp.bfloat16) for x in case.operands())
+    options = case.options() | {"sinks": None}
+    readout = readouts.read(query, key, **options)
+    wide = readouts.read(query.astype(jnp.float32), key.astype(jnp.float32), **options)
+    assert readout.entropy.dtype == jnp.float32
+    assert float(readout.trust.max()) < 1e-5
+    np.testing.assert_allclose(readout.entropy, wide.entropy, rtol=1e-4, atol=1e-5)
+
+
+def heads_by_hand():
+    """Five heads that do one thing each, as a bias of 12 on the cells they like, and the tokens."""
+    T = 40
+    tokens = np.arange(T) % 20
+    t, s = np.indices((T, T))
+    follows = np.zeros((T, T), bool)
+    follows[:, 1:] = tokens[None, :-1] == tokens[:, None]
+    likes = [t - s == 1, s == 0, (tokens[t] == tokens[s]) & (t != s), follows, np.zeros((T, T), bool)]
+    bias = jnp.asarray(np.stack(likes) * 12.0, jnp.float32)
+    x = jnp.zeros((5, T, 3))
+    return readouts.read(x, x, mask=masks.causal(), bias=bias, tokens=tokens, first=1, local=2)
+
+
+def test_labels():
+    readout = heads_by_hand()
+    found = readouts.label(readout)
+    names = [[one.name for one in found[(head,)]] for head in range(5)]
+    assert names[0][0] in ("previous-token", "local")
+    assert {"previous-token", "local"} <= {*names[0]}
+    assert names[1] == ["sink"]
+    assert "same-token" in names[2]
+    assert "induction" in names[3]
+    assert names[4] == ["uniform"]
+    assert not any("previous-token" in given for given in names[1:])
+    means = readouts.average(readout)
+    one = next(one for one in found[(0,)] if one.name == "previous-token")
+    np.testing.assert_allclose(one.value, means["previous-token"][0])
+    assert str(one) == f"previous-token {one.value:.2f}"
+    assert one.threshold == readouts.LABELS["previous-token"][1]
+    strict = readouts.label(readout, {"uniform": np.inf, "sink": 0.01})
+    assert [one.name for one in strict[(4,)]] == ["sink"]
+    np.testing.assert_allclose(means["sink"][4], np.mean(1 / np.arange(1, 41)), rtol=1e-5)
+    np.testing.assert_allclose(means["entropy"][4], np.mean(np.log(np.arange(1, 41))), rtol=1e-5)
+
+
+def test_a_readout_has_a_short_name():
+    assert re.fullmatch(r"Readout\(rows \(5, 40\), keys 40, blocks 40x40, float32\)", repr(heads_by_hand()))
+
+
+def test_mistakes_are_explained():
+    x, y = jnp.ones((2, 3, 5, D)), jnp.ones((2, 3, 11, D))
+    with pytest.raises(ValueError, match=r"query_offset: expected where the queries sit.*query_offset=6"):
+        readouts.read(x, y)
+    with pytest.raises(ValueError, match="query_offset: expected"):
+        readouts.read(x, x, key_offset=3)
+    with pytest.raises(
+        ValueError, match=r"lse: expected one number per query, \(2, 3, 5\).*got shape \(5,\)"
+    ):
+        readouts.read(x, x, lse=jnp.zeros(5))
+    with pytest.raises(ValueError, match=r"tokens: expected shape \(11,\) or \(2, 11\), got \(5,\)"):
+        readouts.read(x, y, query_offset=0, tokens=np.arange(5), query_tokens=np.arange(5))
+    with pytest.raises(ValueError, match="query_tokens: expected the ids of the 5 queries"):
+        readouts.read(x, y, query_offset=0, tokens=np.arange(11))
+    with pytest.raises(ValueError, match="tokens: expected the ids at the keys"):
+        readouts.read(x, y, query_offset=0, query_tokens=np.arange(5))
+    with pytest.raises(TypeError, match="tokens: expected integers"):
+        readouts.read(x, x, tokens=np.zeros(5))
+    with pytest.raises(ValueError, match="top_k: expected an integer of at least 1, got 0"):
+        readouts.read(x, x, top_k=0)
+    with pytest.raises(ValueError, match="grid: expected an integer of at least 1"):
+        readouts.read(x, x, grid=0)
+    readout = readouts.read(x, x)
+    with pytest.raises(ValueError, match=r"number: expected a level in 0\.\.3, got 4"):
+        readout.level(4)
+    with pytest.raises(ValueError, match=r"thresholds: expected names among .*; got sinks"):
+        readouts.label(readout, {"sinks": 0.1})
+    with pytest.raises(TypeError, match="readout: expected concrete arrays"):
+        jax.jit(lambda readout: readouts.label(readout) and 0)(readout)
+    with pytest.raises(ValueError, match=r"columns: expected indices in 0\.\.4, got \[5\]"):
+        readouts.window(x, x, readout.lse, columns=[5])
+    with pytest.raises(TypeError, match="rows: expected a slice or a list of integers"):
+        readouts.window(x, x, readout.lse, rows=2.5)
+    with pytest.raises(ValueError, match="heads: expected query with a heads axis"):
+        readouts.window(x[0, 0], x[0, 0], readout.lse[0, 0], heads=[0])
