@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import cache, layers, linear, masks, models, positions, scores
+from regard import cache, layers, linear, masks, models, positions, readouts, scores
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
 from regard.models import sampling
@@ -17,7 +17,19 @@ def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
     adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
     found |= {f"{value.__module__}.{value.__name__}": value for value in adapters}
-    for module in (cache, linear, masks, positions, scores, layers, models, sampling, figures, onnx_ops):
+    for module in (
+        cache,
+        linear,
+        masks,
+        positions,
+        readouts,
+        scores,
+        layers,
+        models,
+        sampling,
+        figures,
+        onnx_ops,
+    ):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):

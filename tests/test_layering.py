@@ -41,7 +41,7 @@ FOLDERS = {
     "scores": "cells score pointwise distances metrics",
     "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
     " operands tile_scores flash primitives dense tuning tiled registry explanation",
-    "readouts": "record tallies leaders profiles tiling sweep reading windows labels",
+    "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"

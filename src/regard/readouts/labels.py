@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,11 +28,21 @@ LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
 
 @dataclass(frozen=True)
 class Label:
-    """A name for a head, the number it was given for, and the least number it is given for."""
+    """A name for a head, and why it has it.
+
+    Example:
+        >>> from regard import readouts
+        >>> label = readouts.Label("sink", 0.8125, 0.5)
+        >>> str(label)
+        'sink 0.81'
+    """
 
     name: str
+    """One of `LABELS`."""
     value: float
+    """The head's mean."""
     threshold: float
+    """The least mean that the name is given for."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.2f}"
@@ -57,17 +68,7 @@ def average(readout: Readout) -> dict[str, Array]:
         >>> f"{means['previous-token']:.3f}", f"{means['distance']:.2f}"
         ('0.278', '0.50')
     """
-    rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
-    rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
-    rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
-    alive = readout.keys > 0
-    # Of one key, there is no telling how evenly a query attends.
-    counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
-    return {
-        name: jnp.where(counted[name], row, 0).sum(-1)
-        / jnp.maximum(counted[name].sum(-1, dtype=jnp.int32), 1).astype(row.dtype)
-        for name, row in rows.items()
-    }
+    return _average(readout)
 
 
 def label(
@@ -117,6 +118,21 @@ def label(
         ]
         found[index] = tuple(sorted(given, key=lambda one: -one.value))
     return found
+
+
+@jax.jit
+def _average(readout: Readout) -> dict[str, Array]:
+    rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
+    rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
+    rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
+    alive = readout.keys > 0
+    # Of one key, there is no telling how evenly a query attends.
+    counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
+    return {
+        name: jnp.where(counted[name], row, 0).sum(-1)
+        / jnp.maximum(counted[name].sum(-1, dtype=jnp.int32), 1).astype(row.dtype)
+        for name, row in rows.items()
+    }
 
 
 def _known(name: str, readout: Readout) -> bool:

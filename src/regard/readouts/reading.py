@@ -16,9 +16,9 @@ from regard.engine.posing import float_array, pose
 from regard.engine.problem import Problem
 from regard.masks import Mask
 from regard.masks.data import integers, whole_number
+from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
-from regard.readouts.sweep import sink_logits, sweep
 from regard.readouts.tallies import Found, Norm, PerQuery, Plan, Tokens
 from regard.scores import Score
 
@@ -120,7 +120,8 @@ def read(
     if tokens is None and query_tokens is not None:
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
     given = None if lse is None else check_lse(problem, lse)
-    return jax.lax.stop_gradient(_read(problem, given, ids, plan))
+    # Of the inputs: what is dropped at the end would still be differentiated on the way.
+    return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
 
 
 def pose_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,13 @@ class Level:
         largest = _join(_join(self.max, -1, jnp.max), -2, jnp.max)
         mass = sums / jnp.maximum(rows, 1).astype(sums.dtype)[..., None]
         return Level(mass, largest, rows, 2 * self.query_block, 2 * self.key_block)
+
+
+@partial(jax.jit, static_argnames=("number",))
+def _coarsen(level: Level, number: int) -> Level:
+    for _ in range(number):
+        level = level.coarser()
+    return level
 
 
 def _join(array: Array, axis: int, reduce: Callable[..., Array]) -> Array:
@@ -168,9 +176,7 @@ class Readout:
         if not 0 <= number < self.num_levels:
             raise ValueError(f"number: expected a level in 0..{self.num_levels - 1}, got {number}")
         level = Level(self.block_mass, self.block_max, self.block_rows, self.query_block, self.key_block)
-        for _ in range(number):
-            level = level.coarser()
-        return level
+        return _coarsen(level, number)
 
     def __repr__(self) -> str:
         shape, kind = jax.typeof(self.entropy).shape, self.entropy.dtype

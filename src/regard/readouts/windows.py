@@ -59,7 +59,7 @@ def window(
 
     Returns:
         The weights `(*B, rows, columns)` in the accumulation dtype, with as many heads as asked for; 0
-        where a query may not attend.
+        where a query may not attend. They are constant under differentiation.
 
     Raises:
         TypeError: as `attend`; indices that are not integers.
@@ -91,8 +91,7 @@ def window(
     if heads is not None and not problem.leading:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
     return _weigh(
-        problem,
-        check_lse(problem, lse),
+        *jax.lax.stop_gradient((problem, check_lse(problem, lse))),
         _indices("rows", rows, problem.T),
         _indices("columns", columns, problem.S),
         _indices("heads", heads, problem.leading[-1] if problem.leading else 1),
@@ -105,7 +104,7 @@ def _weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Arr
     lse = jnp.take(lse, rows, -1)
     lse = jnp.take(lse, heads, -2) if problem.leading else lse
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
-    return jax.lax.stop_gradient(jnp.exp(scores - lse[..., None]))
+    return jnp.exp(scores - lse[..., None])
 
 
 def _indices(name: str, index: Any, size: int) -> Any:

@@ -66,25 +66,25 @@ class _Counting:
         """The loops, and the arrays that they filled as the call's."""
         tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
         lead, group, dtype = layout.leading, layout.group, layout.dtype
-        rows = jnp.zeros(layout.rows, dtype)
         height, width = tiling.pyramid
         blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
         distances = (*lead, group, layout.num_queries + tiling.width + 1)
         columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
-        listed = (*layout.rows, plan.top_k)
-        leaders = Leaders(jnp.zeros(listed, dtype), jnp.zeros(listed, jnp.int32))
-        start = Norm(rows, rows), PerQuery.like(rows), rows.astype(jnp.int32), leaders, columns
-        found = tiling.walk.lines(tiling.lines, self._line, start)
-        norm, per_query, count, leaders, columns = found
-
+        real = len(Norm._fields) + len(PerQuery._fields) + plan.top_k
+        start = (
+            jnp.zeros((*layout.rows, real), dtype),
+            jnp.zeros((*layout.rows, 1 + plan.top_k), jnp.int32),
+            columns,
+        )
+        reals, whole, columns = tiling.walk.lines(tiling.lines, self._line, start)
         batch, axes = problem.leading, len(problem.leading)
         moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
         moved = moved.reshape((moved.shape[0], *(1,) * len(lead)))
         binned = sum_bins(columns.diagonals, moved - np.int32(tiling.width))
         sizes = -(-problem.T // plan.query_block), -(-problem.S // plan.key_block)
 
-        def of_queries(array: Array) -> Array:
-            return array.reshape((*batch, problem.T, *array.shape[len(layout.rows) :]))
+        reals, whole = (array.reshape((*batch, problem.T, -1)) for array in (reals, whole))
+        peak, rest, *sums = (reals[..., number] for number in range(real - plan.top_k))
 
         def of_keys(array: Array) -> Array:
             return jnp.swapaxes(array, -1, -2).reshape((*batch, -1))[..., : problem.S]
@@ -94,11 +94,11 @@ class _Counting:
             return array.reshape((*batch, *array.shape[-2:]))[..., : sizes[0], : sizes[1]]
 
         return Found(
-            Norm(*map(of_queries, norm)),
-            PerQuery(*map(of_queries, per_query)),
-            of_queries(count),
-            of_queries(leaders.scores),
-            of_queries(leaders.keys),
+            Norm(peak, rest),
+            PerQuery(*sums),
+            whole[..., 0],
+            reals[..., real - plan.top_k :],
+            whole[..., 1:],
             of_keys(columns.mass),
             of_keys(columns.largest),
             of_blocks(columns.block_mass),
@@ -119,14 +119,13 @@ class _Counting:
             tiling.context.by_query, leading, number, visit, empty
         )
 
-        def put(arrays: Sequence[Array], tiles: Sequence[Array]) -> list[Array]:
-            return [here.put_row_vector(array, tile) for array, tile in zip(arrays, tiles, strict=True)]
+        def put(array: Array, tiles: Sequence[Array]) -> Array:
+            return here.put_rows(array, jnp.stack(tiles, -1))
 
+        norm = [part[0] for part in line.norm]
         return (
-            Norm(*put(results[0], [part[0] for part in line.norm])),
-            PerQuery(*put(results[1], rows)),
-            *put([results[2]], [count]),
-            Leaders(*(here.put_rows(a, tile.T) for a, tile in zip(results[3], leaders, strict=True))),
+            put(results[0], [*norm, *rows, *leaders.scores]),
+            put(results[1], [count, *leaders.keys]),
             columns,
         )
 
