@@ -82,7 +82,7 @@ def test_all_gradients_with_every_option_are_autodiffs(name, x64):
         return jnp.sum(output * d_output) + jnp.sum(log_partition * d_log)
 
     for factors in (None, jnp.asarray(dropout)):
-        expected = jax.grad(loss)(arrays | numbers, 1.0 if factors is None else factors)
+        expected = jax.jit(jax.grad(loss))(arrays | numbers, 1.0 if factors is None else factors)
         dropped = steps.attention_steps(**arrays, **numbers, **fixed, dropout=factors)
         back = gradients.attention_gradients(dropped, d_output, d_log)
         for argument, grad in expected.items():
@@ -193,7 +193,11 @@ def test_any_shape_and_mask(num_queries, num_keys, group, seed):
         ]
         cotangent = rng.normal(size=(2 * group, num_queries, 2))
         truth = oracle.batched(*arrays, keep=keep, cotangent=cotangent)
-        back = gradients.attention_gradients(steps.attention_steps(*arrays, keep=keep), cotangent)
+        back = jax.jit(
+            lambda keep, cotangent, *arrays: gradients.attention_gradients(
+                steps.attention_steps(*arrays, keep=keep), cotangent
+            )
+        )(keep, cotangent, *arrays)
         for name in ("query", "key", "value"):
             close(getattr(back, name), getattr(truth, f"d_{name}"), name)
 

@@ -44,12 +44,13 @@ def test_the_energy_falls_and_its_slope_is_the_step(count, width, beta, seed):
         fit = np.asarray(state @ patterns.T) * beta
         largest = (np.asarray(patterns) ** 2).sum(-1).max()
         expected = -np.log(np.exp(fit).mean(-1)) / beta + (np.asarray(state) ** 2).sum(-1) / 2 + largest / 2
-        energy = hopfield.energy(state, patterns, beta)
+        measure, move = jax.jit(hopfield.energy), jax.jit(hopfield.update)
+        energy = measure(state, patterns, beta)
         close(energy, expected)
         assert (np.asarray(energy) >= 0).all()
-        moved = hopfield.update(state, patterns, beta)
-        assert (hopfield.energy(moved, patterns, beta) <= energy + 1e-12).all()
-        slope = jax.grad(lambda state: hopfield.energy(state, patterns, beta).sum())(state)
+        moved = move(state, patterns, beta)
+        assert (measure(moved, patterns, beta) <= energy + 1e-12).all()
+        slope = jax.grad(lambda state: measure(state, patterns, beta).sum())(state)
         close(slope, state - moved)
 
 
@@ -70,10 +71,11 @@ def test_retrieval_finds_the_pattern_from_noise(x64):
 def test_a_state_rests_whatever_else_is_in_the_batch(x64):
     patterns, rng = stored()
     states = rng.normal(size=(2, 5, 31))
-    together = hopfield.retrieve(states, patterns, 0.4, tolerance=1e-6)
+    retrieve = jax.jit(lambda state: hopfield.retrieve(state, patterns, 0.4, tolerance=1e-6))
+    together = retrieve(states)
     assert len(set(np.asarray(together.steps).ravel().tolist())) > 1
     for index in np.ndindex(2, 5):
-        alone = hopfield.retrieve(states[index][None], patterns, 0.4, tolerance=1e-6)
+        alone = retrieve(states[index][None])
         assert alone.steps[0] == together.steps[index]
         close(together.state[index], alone.state[0], 1e-12)
     early = hopfield.retrieve(states, patterns, 0.4, max_steps=1)
