@@ -105,7 +105,7 @@ def test_extreme_scores_and_temperatures_do_not_overflow(dtype, x64):
     close(state.log_partition, 1e4 + np.log(2), 1e-6)
     close(state.entropy_nats, np.log(2), 1e-6)
     close([state.energy_variance, state.heat_capacity], 0)
-    for factor, temperature in ((1e30, 1.0), (1.0, 1e-15), (1e30, 1e30), (-1e30, 1e-5)):
+    for factor, temperature in ((1e30, 1.0), (1.0, 1e-15), (1e30, 1e30), (-1e30, 1e-5), (1e30, 1e-15)):
         state = equilibrium(scores * dtype(factor / 1e4), temperature)
         for name, value in state._asdict().items():
             assert not np.isnan(value).any(), name

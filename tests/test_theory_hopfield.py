@@ -84,6 +84,16 @@ def test_a_state_rests_whatever_else_is_in_the_batch(x64):
     assert (np.asarray(hopfield.retrieve(states, patterns, max_steps=0).steps) == 0).all()
 
 
+def test_retrieval_has_derivatives_in_forward_mode(x64):
+    patterns, rng = stored()
+    state, move = jnp.asarray(patterns[:2] + 0.1), jnp.asarray(rng.normal(size=patterns.shape))
+    rest = jax.jit(lambda patterns: hopfield.retrieve(state, patterns, 0.3).state)
+    _, slope = jax.jvp(rest, (patterns,), (move,))
+    step = 1e-5
+    close(slope, (rest(patterns + step * move) - rest(patterns - step * move)) / (2 * step), 1e-7)
+    assert np.abs(slope).max() > 0.1
+
+
 def test_masked_patterns_are_not_remembered(x64):
     patterns, _ = stored()
     keep = np.arange(7) != 2
