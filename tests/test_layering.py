@@ -38,6 +38,7 @@ FOLDERS = {
     "masks": "grid picture verdicts algebra data positional predicates keys documents stored conventions"
     " notation",
     "positions": "angles tables scaling rotation",
+    "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
     "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
     " operands tile_scores flash primitives dense tuning tiled registry explanation",
