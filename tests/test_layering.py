@@ -47,7 +47,7 @@ FOLDERS = {
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
-    " checkpoints runs loop",
+    " checkpoints runs heads history loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches figures words",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"

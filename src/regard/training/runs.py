@@ -95,7 +95,8 @@ class Run:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
             metrics.append(self.metrics_path, history)
-        metrics.cut(self.metrics_path, self.start.step if self.start else 0)
+        # A new run may have left a line about step 0 before it was killed.
+        metrics.cut(self.metrics_path, self.start.step if self.start else -1)
 
     def _describe(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -235,6 +236,7 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
+        config["settings"] = presets.complete_settings(config["settings"])
         presets.from_settings(config["task"], config["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
