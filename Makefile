@@ -7,16 +7,16 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick-test lint types setup pretrained clean
+.PHONY: demo test lint types setup pretrained clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Half of the cases of each test; the other half is `make test SHARE=2/2`, all of them `make test SHARE=1/1`.
+SHARE ?= 1/2
 
-quick-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --every 3
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --share $(SHARE) $(if $(MARKED),-m "$(MARKED)")
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

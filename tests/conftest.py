@@ -56,20 +56,30 @@ def x64():
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--every", type=int, default=1, metavar="N", help="of each test's cases, run the first of every N"
+        "--share",
+        default="1/1",
+        metavar="A/B",
+        help="run every B-th case of each test, from the A-th on; a test with fewer cases runs whole",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Thin out the cases of parametrised tests, and begin with the files that take longest."""
-    step, met = config.getoption("--every"), {}
-    kept, left_out = [], []
+    """Leave out the cases of other shares, and begin with the files that take longest."""
+    share, shares = map(int, config.getoption("--share").split("/"))
+    cases = {}
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        number = met[test] = met.get(test, -1) + 1
-        (left_out if number % step else kept).append(item)
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = [
+        item
+        for test in cases.values()
+        if len(test) >= shares
+        for number, item in enumerate(test)
+        if number % shares != share - 1
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+        dropped = {id(item) for item in left_out}
+        items[:] = [item for item in items if id(item) not in dropped]
     # One worker would still be at them when the other has nothing left.
-    long = {item.path for item in kept if item.get_closest_marker("slow")}
-    items[:] = sorted(kept, key=lambda item: item.path not in long)
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)

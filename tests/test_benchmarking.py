@@ -19,6 +19,7 @@ from regard.benchmarking import (
     measuring,
     option_costs,
     peers,
+    readout_costs,
     report,
     tile_lists,
     training_gain,
@@ -224,6 +225,14 @@ def test_every_option_changes_the_result():
         outputs = {name: call(*arrays) for name, call in option_costs.make_options(2).items()}
     for name, output in outputs.items():
         assert name == "plain" or (output != outputs["plain"]).any(), name
+
+
+def test_looking_is_timed_beside_the_forward_pass():
+    found = readout_costs.measure_readout_costs(1, (1, 2, 64, 8))
+    assert found["over_forward"]["forward"] == 1
+    assert all(seconds > 0 for seconds in found["median_seconds"].values())
+    (line,) = readout_costs.describe_readout_costs(found)
+    assert line.startswith("over the forward pass of a causal call at (1, 2, 64, 8): readout ")
 
 
 def test_a_cache_is_read_at_a_share_of_the_rate_of_a_copy():

@@ -31,32 +31,36 @@ class Leaders(NamedTuple):
         keep that cheap: of the tile itself only the one chunk in which a row's candidate lies is read.
         """
         count, rows = tops.shape
-        chunks = scores.reshape((count, CHUNK, rows))
         numbers, members = (jnp.arange(n, dtype=jnp.int32)[:, None] for n in (count, CHUNK))
+        flat = scores.reshape(-1)
+        place_of_row = np.arange(rows, dtype=np.int32)[None]
 
-        def find(tops: Array, last: Array, last_index: Array) -> tuple[Array, Array, Array, Array]:
-            """The next candidate's score and index, its chunk, and what the chunk holds beyond it."""
+        def find(tops: Array) -> tuple[Array, Array]:
+            """The next candidate's score, and its chunk."""
             best = tops.max(0)
-            chunk = jnp.where(tops == best[None], numbers, count).min(0)
-            held = jnp.where((numbers == chunk[None])[:, None], chunks, -jnp.inf).max(0)
+            return best, jnp.where(tops == best[None], numbers, count - 1).min(0)
+
+        def gains(state: Any) -> Array:
+            leaders, _, (best, chunk), _ = state
+            least = first_key + chunk * np.int32(CHUNK)
+            return _before(best, least, leaders.scores[-1], leaders.keys[-1]).any()
+
+        def take(state: Any) -> Any:
+            leaders, tops, (best, chunk), (last, last_index) = state
             index = chunk[None] * np.int32(CHUNK) + members
+            # A gather from a flat array is three times as fast as one along an axis, or as a masked maximum.
+            held = flat.at[index * np.int32(rows) + place_of_row].get(
+                mode="promise_in_bounds", unique_indices=True
+            )
             left = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
             place = jnp.where(left & (held == best[None]), index, count * CHUNK).min(0)
             rest = jnp.where(left & (index != place[None]), held, -jnp.inf).max(0)
-            return best, place, chunk, rest
-
-        def gains(state: Any) -> Array:
-            leaders, _, (best, place, _, _) = state
-            return _before(best, first_key + place, leaders.scores[-1], leaders.keys[-1]).any()
-
-        def take(state: Any) -> Any:
-            leaders, tops, (best, place, chunk, rest) = state
             leaders = leaders.insert(best, first_key + place)
             tops = jnp.where(numbers == chunk[None], rest[None], tops)
-            return leaders, tops, find(tops, best, place)
+            return leaders, tops, find(tops), (best, place)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
-        return jax.lax.while_loop(gains, take, (self, tops, find(tops, *start)))[0]
+        return jax.lax.while_loop(gains, take, (self, tops, find(tops), start))[0]
 
     def insert(self, score: Array, key: Array) -> Leaders:
         """One more key per row, where it is good enough."""
