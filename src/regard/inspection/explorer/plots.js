@@ -1,0 +1,385 @@
+import { element, svg } from "./dom.js";
+
+export const PLOT_LEFT = 52, PLOT_RIGHT = 10, PLOT_TOP = 8, PLOT_BOTTOM = 36;
+
+/**
+ * A number as a reader wants it: at most `digits` significant digits, powers of ten where zeros would pile up.
+ * @param {number} value @param {number} [digits] @returns {string}
+ */
+export function formatNumber(value, digits = 3) {
+  if (value === Infinity || value === -Infinity) return value > 0 ? "∞" : "−∞";
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const whole = Number.isInteger(value) && size < 1e7;
+  const text = whole ? String(value)
+    : size < 1e-3 || size >= 1e6 ? value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e")
+      : String(Number(value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size))))));
+  return text.replaceAll("-", "−");
+}
+
+/**
+ * Round values inside [low, high], about `count` of them.
+ * @param {number} low @param {number} high @param {number} [count] @returns {number[]}
+ */
+export function linearTicks(low, high, count = 5) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5].find((one) => one * power >= rough * 0.999) ?? 10);
+  const ticks = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) {
+    ticks.push(Number((n * step).toPrecision(12)));
+  }
+  return ticks;
+}
+
+/**
+ * Powers of ten inside [low, high]; round values where the range holds fewer than two.
+ * @param {number} low @param {number} high @param {number} [count] @returns {number[]}
+ */
+export function logTicks(low, high, count = 6) {
+  const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
+  if (last - first < 1) return linearTicks(low, high, count).filter((tick) => tick > 0);
+  const every = Math.ceil((last - first + 1) / count);
+  const ticks = [];
+  for (let n = first; n <= last; n += every) ticks.push(Number((10 ** n).toPrecision(12)));
+  return ticks;
+}
+
+/**
+ * A map from values to pixels. Values that a log scale cannot show give NaN.
+ * @param {"linear"|"log"} kind @param {number} low @param {number} high @param {number} from @param {number} to
+ * @returns {{at: (value: number) => number, invert: (pixel: number) => number, ticks: number[]}}
+ */
+export function makeAxis(kind, low, high, from, to) {
+  const log = kind === "log";
+  const warp = log ? (value) => (value > 0 ? Math.log(value) : NaN) : (value) => value;
+  const start = warp(low), span = warp(high) - start || 1;
+  return {
+    at: (value) => from + ((warp(value) - start) / span) * (to - from),
+    invert: (pixel) => {
+      const value = start + ((pixel - from) / (to - from)) * span;
+      return log ? Math.exp(value) : value;
+    },
+    ticks: log ? logTicks(low, high) : linearTicks(low, high),
+  };
+}
+
+/**
+ * Smallest and largest finite value of all arrays, on a log scale of the positive ones; [0, 1] of nothing.
+ * @param {ArrayLike<number>[]} arrays @param {"linear"|"log"} [kind] @returns {[number, number]}
+ */
+export function rangeOf(arrays, kind = "linear") {
+  let low = Infinity, high = -Infinity;
+  for (const values of arrays) {
+    for (const value of values) {
+      if (!Number.isFinite(value) || (kind === "log" && value <= 0)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  if (low > high) return kind === "log" ? [0.1, 1] : [0, 1];
+  if (low < high) return [low, high];
+  return kind === "log" ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+}
+
+/**
+ * The `d` of a line. More points than pixels: the lowest and highest of each pixel column, so no spike is lost.
+ * @param {ArrayLike<number>} x @param {ArrayLike<number>} y
+ * @param {{at: (value: number) => number}} xAxis @param {{at: (value: number) => number}} yAxis
+ * @param {number} width pixels @param {boolean} [stepped] @returns {string}
+ */
+export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
+  const dense = y.length > 3 * width;
+  let path = "", open = false, last = 0, column = null, low = 0, high = 0;
+  const put = (px, py) => {
+    if (open && stepped) path += `H${px.toFixed(1)}V${py.toFixed(1)}`;
+    else path += `${open ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`;
+    open = true;
+    last = px;
+  };
+  const flush = () => {
+    if (column === null) return;
+    put(column, low);
+    if (high !== low) put(column, high);
+    column = null;
+  };
+  const stop = () => {
+    flush();
+    // A point alone still shows: a line of no length with round ends.
+    if (open && /M[^LHV]*$/.test(path.slice(-24))) path += `H${last.toFixed(1)}`;
+    open = false;
+  };
+  for (let n = 0; n < y.length; n++) {
+    const px = xAxis.at(x[n]), py = yAxis.at(y[n]);
+    if (!Number.isFinite(px) || !Number.isFinite(py)) stop();
+    else if (!dense) put(px, py);
+    else {
+      const here = Math.round(px);
+      if (here !== column) {
+        flush();
+        column = here;
+        low = high = py;
+      } else {
+        low = Math.min(low, py);
+        high = Math.max(high, py);
+      }
+    }
+  }
+  stop();
+  return path;
+}
+
+/**
+ * Index of the x nearest to `value`, x rising; -1 of none.
+ * @param {ArrayLike<number>} x @param {number} value @returns {number}
+ */
+export function nearestIndex(x, value) {
+  if (!x.length) return -1;
+  let low = 0, high = x.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (x[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && value - x[low - 1] <= x[low] - value ? low - 1 : low;
+}
+
+/** A figure that draws itself again when its width changes: the shared frame of every plot. */
+export function plotFrame(host, draw) {
+  const caption = element("figcaption"), body = element("div", { class: "plot-body" });
+  const read = element("output", { class: "plot-read" });
+  const legend = element("div", { class: "plot-legend" }), table = element("details", { class: "plot-table" });
+  const figure = element("figure", { class: "plot" }, caption, legend, body, read, table);
+  const frame = { figure, body, read, legend, spec: null, width: 0 };
+  host.append(figure);
+  const redraw = () => {
+    frame.width = body.clientWidth;
+    if (frame.spec && frame.width > 0) draw(frame);
+  };
+  table.append(element("summary", {}, "Numbers"));
+  table.addEventListener("toggle", () => plotTable(table, frame.spec));
+  new ResizeObserver(() => body.clientWidth !== frame.width && redraw()).observe(body);
+  frame.update = (spec) => {
+    frame.spec = spec;
+    caption.textContent = spec.title;
+    read.textContent = spec.note ?? "";
+    table.hidden = !spec.table && !spec.series;
+    legend.replaceChildren(...(spec.series?.length > 1 ? spec.series : []).map((one, n) =>
+      element("span", { class: `series-${one.color ?? n % 8}` }, element("i"), one.name)));
+    if (table.open) plotTable(table, spec);
+    redraw();
+  };
+  return frame;
+}
+
+/** The numbers behind a plot as rows, every nth when there are many, made when somebody opens them. */
+function plotTable(details, spec) {
+  details.querySelector("table")?.remove();
+  if (!details.open || !spec) return;
+  const { head, rows } = spec.table ?? seriesTable(spec);
+  const every = Math.ceil(rows.length / 32) || 1;
+  const cells = (tag, row) => row.slice(0, 7).map((one) =>
+    element(tag, {}, typeof one === "number" ? formatNumber(one) : one));
+  const caption = element("caption", {}, every > 1 ? `${spec.title}: every ${every}th of ${rows.length} rows` : spec.title);
+  details.append(element("table", {}, caption, element("thead", {}, element("tr", {}, ...cells("th", head))),
+    element("tbody", {}, ...rows.filter((_, n) => n % every === 0).map((row) => element("tr", {}, ...cells("td", row))))));
+}
+
+/**
+ * What a line plot shows, as rows: one per x of the first series.
+ * @param {object} spec @returns {{head: string[], rows: (string|number)[][]}}
+ */
+export function seriesTable(spec) {
+  const x = spec.series[0]?.x ?? [];
+  return {
+    head: [spec.xLabel, ...spec.series.map((one) => one.name)],
+    rows: Array.from(x, (value, n) => [
+      spec.xText ? spec.xText(value) : value,
+      ...spec.series.map((one) => one.y[nearestIndex(one.x, value)] ?? NaN),
+    ]),
+  };
+}
+
+/** Axes, grid and labels into an <svg>: one path for all grid lines. */
+export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LEFT) {
+  const right = width - PLOT_RIGHT, bottom = height - PLOT_BOTTOM;
+  const xTicks = spec.xTicks ?? xAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
+  const yTicks = spec.yTicks ?? yAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
+  const grid = yTicks.map(([tick]) => `M${left} ${yAxis.at(tick).toFixed(1)}H${right}`).join("");
+  const notches = xTicks.map(([tick]) => `M${xAxis.at(tick).toFixed(1)} ${bottom}v4`).join("");
+  const room = Math.max(1, Math.ceil(xTicks.length / Math.max(2, (width - 60) / 46)));
+  node.append(
+    svg("path", { class: "plot-grid", d: spec.bare ? "" : grid }),
+    svg("path", { class: "plot-axis", d: `M${left} ${PLOT_TOP}V${bottom}H${right}${notches}` }),
+    ...xTicks.filter((_, n) => n % room === 0).map(([tick, text]) =>
+      svg("text", { x: xAxis.at(tick), y: bottom + 15, "text-anchor": "middle" }, text)),
+    ...yTicks.map(([tick, text]) => svg("text", { x: left - 5, y: yAxis.at(tick) + 3.5, "text-anchor": "end" }, text)),
+    svg("text", { class: "plot-label", x: (left + right) / 2, y: height - 5, "text-anchor": "middle" }, spec.xLabel),
+    svg("text", {
+      class: "plot-label", x: 0, y: 0, "text-anchor": "middle",
+      transform: `translate(10 ${(PLOT_TOP + bottom) / 2}) rotate(-90)`,
+    }, spec.yLabel),
+  );
+  for (const marker of spec.markers ?? []) {
+    const px = xAxis.at(marker.x);
+    if (!(px >= left - 1 && px <= right + 1)) continue;
+    node.append(svg("path", { class: "plot-marker", d: `M${px.toFixed(1)} ${PLOT_TOP}V${bottom}` }),
+      svg("text", { x: px + (px > right - 70 ? -4 : 4), y: PLOT_TOP + 9, "text-anchor": px > right - 70 ? "end" : "start" },
+        marker.label));
+  }
+}
+
+/** Pointer and arrow keys over a picture: `move(pixelX, pixelY)` and `step(dx, dy)` answer, `pick` on Enter. */
+export function plotPointer(node, move, step, pick) {
+  const at = (event) => {
+    const box = node.getBoundingClientRect();
+    move(event.clientX - box.left, event.clientY - box.top);
+  };
+  node.addEventListener("pointermove", at);
+  node.addEventListener("click", (event) => {
+    at(event);
+    pick?.();
+  });
+  node.addEventListener("keydown", (event) => {
+    const step2 = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (step2) step(...step2.map((one) => one * (event.shiftKey ? 10 : 1)));
+    else if (event.key === "Enter" && pick) pick();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+}
+
+/**
+ * Lines over a common x, with axes, legend, a reading under the pointer or the arrow keys, and a table.
+ * @param {HTMLElement} host
+ * @param {{title: string, description?: string, note?: string, xLabel: string, yLabel: string,
+ *   series: {name: string, x: ArrayLike<number>, y: ArrayLike<number>, raw?: ArrayLike<number>, color?: number,
+ *     dashed?: boolean}[],
+ *   xScale?: "linear"|"log", yScale?: "linear"|"log", low?: number, high?: number, stepped?: boolean, height?: number,
+ *   xTicks?: [number, string][], xText?: (x: number) => string, markers?: {x: number, label: string}[],
+ *   onPick?: (x: number) => void}} spec  x rises within a series; `raw` is a faint line below
+ * @returns {{update: (spec: object) => void, figure: HTMLElement}}
+ */
+export function linePlot(host, spec) {
+  const frame = plotFrame(host, ({ body, read, spec, width }) => {
+    const height = spec.height ?? 170, bottom = height - PLOT_BOTTOM;
+    const [xLow, xHigh] = rangeOf(spec.series.map((one) => one.x), spec.xScale);
+    const [low, high] = rangeOf(spec.series.flatMap((one) => (one.raw ? [one.y, one.raw] : [one.y])), spec.yScale);
+    const xAxis = makeAxis(spec.xScale, xLow, xHigh, PLOT_LEFT, width - PLOT_RIGHT);
+    const yAxis = makeAxis(spec.yScale, spec.low ?? low, spec.high ?? high, bottom, PLOT_TOP);
+    const node = svg("svg", {
+      width, height, tabindex: 0, role: "img",
+      "aria-label": `${spec.title}. ${spec.description ?? ""} ${spec.yLabel} by ${spec.xLabel}. Arrow keys read values.`,
+    });
+    plotAxes(node, spec, xAxis, yAxis, width, height);
+    spec.series.forEach((one, n) => {
+      const name = `plot-line series-${one.color ?? n % 8}`;
+      const d = (y) => linePath(one.x, y, xAxis, yAxis, width, spec.stepped);
+      if (one.raw) node.append(svg("path", { class: `${name} raw`, d: d(one.raw) }));
+      node.append(svg("path", { class: one.dashed ? `${name} dashed` : name, d: d(one.y) }));
+    });
+    const hair = svg("path", { class: "plot-hair" });
+    node.append(hair);
+    let x = null;
+    const show = (value) => {
+      const longest = spec.series.reduce((best, one) => (one.x.length > best.x.length ? one : best), spec.series[0]);
+      if (!longest?.x.length) return;
+      x = longest.x[nearestIndex(longest.x, value)];
+      hair.setAttribute("d", `M${xAxis.at(x).toFixed(1)} ${PLOT_TOP}V${bottom}`);
+      read.textContent = `${spec.xLabel} ${spec.xText ? spec.xText(x) : formatNumber(x, 4)}: `
+        + spec.series.map((one) => `${spec.series.length > 1 ? `${one.name} ` : ""}${formatNumber(one.y[nearestIndex(one.x, x)])}`)
+          .join(", ");
+    };
+    plotPointer(node, (px) => show(xAxis.invert(px)), (dx) => {
+      const xs = spec.series[0]?.x ?? [];
+      const next = x === null ? 0 : nearestIndex(xs, x) + dx;
+      if (xs.length) show(xs[Math.min(Math.max(next, 0), xs.length - 1)]);
+    }, spec.onPick && (() => x !== null && spec.onPick(x)));
+    body.replaceChildren(node);
+  });
+  frame.update(spec);
+  return frame;
+}
+
+/**
+ * Points, all in one path; a click picks the nearest, a drag brushes a rectangle.
+ * @param {HTMLElement} host
+ * @param {{title: string, note?: string, xLabel: string, yLabel: string, height?: number,
+ *   points: {x: number, y: number, label: string}[], selected?: number[],
+ *   onPick?: (index: number) => void, onBrush?: (indices: number[]|null) => void}} spec
+ * @returns {{update: (spec: object) => void, figure: HTMLElement}}
+ */
+export function scatterPlot(host, spec) {
+  const frame = plotFrame(host, ({ body, read, spec, width }) => {
+    const height = spec.height ?? 190, points = spec.points;
+    const xAxis = makeAxis("linear", ...rangeOf([points.map((one) => one.x)]), PLOT_LEFT + 4, width - PLOT_RIGHT - 4);
+    const yAxis = makeAxis("linear", ...rangeOf([points.map((one) => one.y)]), height - PLOT_BOTTOM - 4, PLOT_TOP + 4);
+    const node = svg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${spec.title}: ${points.length} points. Arrow keys read them.` });
+    const dots = (list) => list.map((one) => `M${xAxis.at(one.x).toFixed(1)} ${yAxis.at(one.y).toFixed(1)}h0`).join("");
+    const known = points.filter((one) => Number.isFinite(one.x) && Number.isFinite(one.y));
+    const ring = svg("circle", { class: "plot-ring", r: 5, cx: -9, cy: -9 }), brush = svg("rect", { class: "plot-brush" });
+    plotAxes(node, spec, xAxis, yAxis, width, height);
+    node.append(svg("path", { class: "plot-dots", d: dots(known) }),
+      svg("path", { class: "plot-dots chosen", d: dots((spec.selected ?? []).map((n) => points[n]).filter(Boolean)) }), brush, ring);
+    let current = -1, start = null;
+    const show = (n) => {
+      current = n;
+      ring.setAttribute("cx", xAxis.at(points[n].x));
+      ring.setAttribute("cy", yAxis.at(points[n].y));
+      read.textContent = `${points[n].label}: ${spec.xLabel} ${formatNumber(points[n].x)}, ${spec.yLabel} ${formatNumber(points[n].y)}`;
+    };
+    const near = (px, py) => {
+      let best = -1, least = Infinity;
+      points.forEach((one, n) => {
+        const far = (xAxis.at(one.x) - px) ** 2 + (yAxis.at(one.y) - py) ** 2;
+        if (far < least) [best, least] = [n, far];
+      });
+      if (best >= 0) show(best);
+    };
+    const order = points.map((_, n) => n).filter((n) => known.includes(points[n])).sort((a, b) => points[a].x - points[b].x);
+    let dragged = false;
+    plotPointer(node, near, (dx, dy) => {
+      const next = order.indexOf(current) + dx + dy;
+      if (order.length) show(order[Math.min(Math.max(next, 0), order.length - 1)]);
+    }, () => {
+      if (!dragged && current >= 0) spec.onPick?.(current);
+    });
+    const place = (event) => {
+      const box = node.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    const rectangle = (event) => {
+      const [x, y] = place(event);
+      return [Math.min(start[0], x), Math.min(start[1], y), Math.abs(x - start[0]), Math.abs(y - start[1])];
+    };
+    if (spec.onBrush) {
+      node.addEventListener("pointerdown", (event) => {
+        start = place(event);
+        dragged = false;
+      });
+      node.addEventListener("pointermove", (event) => {
+        if (!start) return;
+        const [x, y, w, h] = rectangle(event);
+        dragged = w + h > 6;
+        if (dragged) node.setPointerCapture(event.pointerId);
+        for (const [name, value] of Object.entries({ x, y, width: w, height: h })) brush.setAttribute(name, value);
+      });
+      node.addEventListener("pointerup", (event) => {
+        if (!start) return;
+        const [x, y, w, h] = rectangle(event);
+        start = null;
+        if (w + h <= 6) return;
+        const inside = points.flatMap((one, n) => {
+          const dx = xAxis.at(one.x) - x, dy = yAxis.at(one.y) - y;
+          return dx >= 0 && dx <= w && dy >= 0 && dy <= h ? [n] : [];
+        });
+        spec.onBrush(inside.length ? inside : null);
+      });
+    }
+    body.replaceChildren(node);
+  });
+  frame.update(spec);
+  return frame;
+}
