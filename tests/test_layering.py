@@ -39,8 +39,8 @@ FOLDERS = {
     " notation",
     "positions": "angles tables scaling rotation",
     "scores": "cells score pointwise distances metrics",
-    "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
-    " operands tile_scores flash primitives dense tuning tiled registry explanation",
+    "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
+    " tiles operands tile_scores flash primitives dense tuning tiled registry explanation",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
@@ -48,8 +48,8 @@ FOLDERS = {
     " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
     " checkpoints runs heads history loop",
-    "inspection": "palette canvas cells heatmaps matrices curves patches figures words tokens examples calls recipes trace_files"
-    " traces owners sequences captures",
+    "inspection": "palette canvas cells heatmaps matrices curves patches figures words"
+    " tokens examples calls recipes trace_files traces owners sequences captures",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",

@@ -179,7 +179,8 @@ class _Watcher:
             for number, kept in enumerate(self._kept)
         ]
         numbers = number_layers(names)
-        calls = tuple(map(lambda *call: _tell(*call, given, positions), self._kept, names, numbers))
+        found = zip(self._kept, names, numbers, strict=True)
+        calls = tuple(_tell(kept, name, number, given, positions) for kept, name, number in found)
         if given.given and not any(call.query_tokens or call.key_tokens for call in calls):
             lengths = sorted({size for call in calls for size in (call.rows, call.keys)})
             raise ValueError(
