@@ -48,7 +48,7 @@ FOLDERS = {
     " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
     " checkpoints runs heads history loop",
-    "inspection": "palette canvas cells heatmaps matrices curves patches figures words"
+    "inspection": "palette canvas cells heatmaps matrices curves patches atlases head_curves figures words"
     " tokens examples calls recipes trace_files traces owners sequences captures",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
