@@ -32,15 +32,16 @@ function passageSign(character) {
 /**
  * Cut tokens into lines no wider than `width`; a newline at a token's end ends the line.
  * @param {string[]} tokens @param {(shown: string) => number} measure width of a shown token
- * @param {number} width in the unit of `measure` @returns {Int32Array} the first token of every line
+ * @param {number} width in the unit of `measure` @param {number} [most] tokens of a line
+ * @returns {Int32Array} the first token of every line
  */
-export function layoutLines(tokens, measure, width) {
+export function layoutLines(tokens, measure, width, most = Infinity) {
   const starts = tokens.length ? [0] : [], known = new Map();
   let used = 0, broken = false;
   for (let n = 0; n < tokens.length; n++) {
     let size = known.get(tokens[n]);
     if (size === undefined) known.set(tokens[n], (size = measure(displayToken(tokens[n]).text)));
-    if (n > 0 && (broken || used + size > width)) {
+    if (n > 0 && (broken || used + size > width || n - starts[starts.length - 1] >= most)) {
       starts.push(n);
       used = 0;
     }
