@@ -262,8 +262,8 @@ class Writer:
             points = np.asarray(curve["points"], np.float64)
             if points.ndim != 2 or len(points) != 2:
                 raise ValueError(
-                    f"training: expected the points of {curve['name']!r} as steps and values, shape (2, n), got"
-                    f" {points.shape}"
+                    f"training: expected the points of {curve['name']!r} as steps and values, shape (2, n),"
+                    f" got {points.shape}"
                 )
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import html as markup
+import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from regard.inspection.shell import load_shell
 from regard.inspection.thumbnails import draw_png, draw_text
 
 NOTEBOOK_MB = 4.0
+_LOG = logging.getLogger(__name__)  # without a handler, on stderr
 
 
 def write(
@@ -34,7 +35,7 @@ def write(
     Short traces, up to 2 million weights in all, are carried weight by weight. Of longer ones each head has
     a picture of at most 64 x 64 blocks and profiles; pinned heads also one of at most 512 x 512 blocks and
     the largest weights of each row. Where that is too much, a fixed order says what goes first; the page and
-    a line on stderr say what went. The same trace makes the same bytes.
+    the log say what went. The same trace makes the same bytes.
 
     Args:
         trace: of `capture` or `traces.load`.
@@ -83,7 +84,7 @@ def write(
     finally:
         part.unlink(missing_ok=True)
     for note in payload.document["notes"]:
-        print(f"{target.name}: {note}", file=sys.stderr)
+        _LOG.warning("%s: %s", target.name, note)
     return target
 
 

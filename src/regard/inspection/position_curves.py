@@ -13,7 +13,9 @@ from regard.inspection.mask_outlines import find_band
 from regard.masks.algebra import And
 from regard.masks.positional import Causal
 from regard.positions import Rotary, Scaling
+from regard.scores import Score
 from regard.scores.cells import Picks
+from regard.scores.score import compose
 
 MOST_POINTS = 512
 LARGEST_SPLIT = 256
@@ -74,7 +76,7 @@ def bias_curves(call: Any) -> list[dict[str, Any]]:
         jnp.asarray(distances, jnp.int32)[None], jnp.int32(0), jnp.asarray(heads), jnp.zeros((), jnp.int32)
     )
     found = []
-    for part in getattr(problem.score, "parts", (problem.score,)):
+    for part in _parts(problem.score):
         if not (part.adds and part.reads_positions):
             continue
         values = part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells)
@@ -150,9 +152,7 @@ def split_scores(
     )
     places = jnp.arange(top, bottom, dtype=jnp.int32), jnp.arange(left, right, dtype=jnp.int32)
     which = jnp.asarray([head], jnp.int32)
-    parts = () if problem.score is None else getattr(problem.score, "parts", (problem.score,))
-    rest = tuple(part for part in parts if not part.adds)
-    score = dataclasses.replace(problem.score, parts=rest) if rest else None
+    score = compose([part for part in _parts(problem.score) if not part.adds])
     plain = dataclasses.replace(problem, score=score, bias=None, mask=None)
     shape = (bottom - top, right - left)
     content, both = (
@@ -185,8 +185,12 @@ def spaced(least: int, most: int) -> np.ndarray:
 
 
 def _adds(problem: Any) -> bool:
-    parts = () if problem.score is None else getattr(problem.score, "parts", (problem.score,))
-    return problem.bias is not None or any(part.adds for part in parts)
+    return problem.bias is not None or any(part.adds for part in _parts(problem.score))
+
+
+def _parts(score: Score | None) -> tuple[Score, ...]:
+    chain = compose(score)
+    return () if chain is None else chain.parts
 
 
 def _is_causal(mask: Any) -> bool:

@@ -10,7 +10,7 @@ export class Source {
   /**
    * @param {object} pageDocument as pages.py writes it
    * @param {(name: string) => Promise<Uint8Array>} load bytes of a chunk
-   * @param {((path: string) => Promise<Float32Array|null>)|null} ask the server for numbers; null: there is none
+   * @param {((path: string) => Promise<Float32Array|null>)|null} ask the server for numbers; null: no server
    */
   constructor(pageDocument, load, ask = null) {
     this.document = pageDocument;
@@ -139,8 +139,8 @@ export class Source {
   /**
    * The weights of a query, or what is known of them.
    * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, rows: number}|null>}
-   *   with exact, a weight for each key; else for each `bin` keys their largest ("largest"), or what an average of
-   *   `rows` queries around it gives to them ("mass")
+   *   with exact, a weight for each key; else for each `bin` keys their largest ("largest"), or what an
+   *   average of `rows` queries around it gives to them ("mass")
    */
   async row(t, c, h, i) {
     const { rows, keys } = this.call(t, c);
