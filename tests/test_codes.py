@@ -19,7 +19,8 @@ def test_log8_comes_back_within_half_a_step():
     rng = np.random.default_rng(0)
     values = 2.0 ** rng.uniform(-24, 0, 4999)
     ratio = codes.decode_log8(codes.encode_log8(values)) / values
-    assert ratio.max() <= HALF * (1 + 1e-12) and ratio.min() >= (1 - 1e-12) / HALF
+    assert ratio.max() <= HALF * (1 + 1e-12)
+    assert ratio.min() >= (1 - 1e-12) / HALF
     # The bound is reached: a coarser code would not pass, and this one is no finer than it says.
     assert ratio.max() > 1.03
 
@@ -27,7 +28,9 @@ def test_log8_comes_back_within_half_a_step():
 def test_log8_keeps_its_own_values():
     table = codes.decode_log8(np.arange(256, dtype=np.uint8))
     assert np.array_equal(codes.encode_log8(table), np.arange(256))
-    assert table[0] == 0 and table[255] == 1 and table[1] == 2.0**-24
+    assert table[0] == 0
+    assert table[255] == 1
+    assert table[1] == 2.0**-24
     assert np.all(np.diff(table) > 0)
 
 
@@ -98,11 +101,14 @@ def test_what_is_packed_is_unpacked(code, array):
 def test_differences_make_smooth_pictures_small():
     steps = np.add.outer(np.arange(256), np.arange(256)) % 256
     entry, data = codes.pack(steps, "u8")
-    assert entry["delta"] and entry["deflate"] and len(data) < steps.size / 50
+    assert entry["delta"]
+    assert entry["deflate"]
+    assert len(data) < steps.size / 50
     assert np.array_equal(codes.unpack(entry, data), steps)
     noise = np.random.default_rng(3).integers(0, 256, 64)
     entry, data = codes.pack(noise, "u8")
-    assert "deflate" not in entry and len(data) == 64
+    assert "deflate" not in entry
+    assert len(data) == 64
 
 
 def test_texts_come_back():

@@ -4,7 +4,7 @@ import { blockOf, levelFor, reduceMass, reduceMax } from "../../src/regard/inspe
 
 function close(found, expected, message) {
   assert.equal(found.length, expected.length, message);
-  found.forEach((value, at) => assert.ok(Math.abs(value - expected[at]) < 1e-6, `${message} ${at}: ${value}`));
+  found.forEach((value, at) => assert.ok(Math.abs(value - expected[at]) < 1e-6, `${message} ${at}`));
 }
 
 /** Causal weights with an empty row, and what blocks of them hold, by the definition. */
