@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 
 STYLES = ("style.css", "panels.css")
-_IMPORT = re.compile(r'^import .* from "\./.*";$')
+_IMPORT = re.compile(r'^import .* from "\./(.*)";$', re.MULTILINE)
 # After these, a slash begins a regular expression, not a division.
 _BEFORE_REGEX = set("(,=:[!&|?{};+-*%<>~^\n")
 _WORDS_BEFORE_REGEX = (
@@ -66,14 +66,27 @@ class Shell:
 
 @cache
 def load_shell() -> Shell:
-    """Join the files; they are read once."""
+    """Join the files, those of order.txt and, before each, what it imports; they are read once."""
     folder = resources.files("regard.inspection") / "explorer"
 
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
 
-    names = [line.strip() for line in read("order.txt").splitlines() if line.strip()]
-    script = "".join(shorten_script(detach_module(read(name))) for name in names)
+    modules: dict[str, str] = {}
+
+    def join(name: str) -> None:
+        if name not in modules:
+            text = read(name)
+            modules[name] = ""
+            for needed in _IMPORT.findall(text):
+                join(needed)
+            del modules[name]  # after what it needs
+            modules[name] = shorten_script(detach_module(text))
+
+    for line in read("order.txt").splitlines():
+        if line.strip():
+            join(line.strip())
+    script = "".join(modules.values())
     style = "".join(shorten_style(read(name)) for name in STYLES if (folder / name).is_file())
     for ending, text in (("</script", script), ("<!--", script), ("</style", style)):
         if ending in text.lower():
