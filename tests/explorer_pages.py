@@ -13,61 +13,12 @@ from regard import attend, inspection, masks, scores
 
 FIRST, LOCAL = 4, 16  # what a readout counts as the first keys, and as near ones
 
-WORDS = [
-    "When",
-    "Mary",
-    "and",
-    "John",
-    "went",
-    "to",
-    "the",
-    "shop",
-    ",",
-    "John",
-    "gave",
-    "a",
-    "drink",
-    "to",
-    "Mary",
-    ".",
-    "The",
-    "cat",
-    "that",
-    "sat",
-    "near",
-    "the",
-    "old",
-    "door",
-    "of",
-    "the",
-    "house",
-    "saw",
-    "the",
-    "dog",
-    ",",
-    "and",
-    "the",
-    "dog",
-    "saw",
-    "the",
-    "cat",
-    ",",
-    "but",
-    "neither",
-    "moved",
-    ".",
-    "When",
-    "Mary",
-    "and",
-    "John",
-    "went",
-    "to",
-    "the",
-    "shop",
-    ",",
-    "John",
-    "gave",
-]
+TEXT = """
+When Mary and John went to the shop , John gave a drink to Mary . The cat that sat near the old door of the
+house saw the dog , and the dog saw the cat , but neither moved . When Mary and John went to the shop , John
+gave
+"""
+WORDS = TEXT.split()
 
 
 @dataclass
