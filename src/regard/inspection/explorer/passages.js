@@ -161,3 +161,8 @@ export function entropyOf(values, sink = 0) {
 export function tokenOf(n, size, count, offset) {
   return count > size && offset > 0 && n + offset < count ? n + offset : n;
 }
+
+/** A head as every list counts it, from 1. @param {number} c @param {number} h @returns {string} */
+export function headName(c, h) {
+  return `layer ${c + 1} head ${h + 1}`;
+}

@@ -41,7 +41,7 @@ export function coverageOf(weights, k, share) {
     let sum = 0;
     for (let n = 0; n < k; n++) {
       sum += weights[row * k + n];
-      if (sum >= share) return n + 1;
+      if (sum >= share * (1 - 1e-7)) return n + 1;
     }
     return NaN;
   });
