@@ -105,7 +105,6 @@ class Writer:
         """The payload, and its bytes in a page."""
         chunks = Chunks()
         pinned = set(self.chosen[: plan.pinned])
-        remarks = list(dict.fromkeys(self.remarks))
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -119,9 +118,10 @@ class Writer:
             ],
             "training": None if self.training is None else self._curves(self.training, chunks),
             "positions": [self._place(place, chunks) for place in self.places],
-            "notes": [*remarks, *notes],
             "chunks": chunks.entries,
         }
+        # Only now is all of it known.
+        document["notes"] = [*dict.fromkeys(self.remarks), *notes]
         payload = Payload(document, chunks.data)
         return payload, len(payload.json()) + chunks.cost()
 
