@@ -80,8 +80,7 @@ export function mountReader(host, source, state) {
     element("span", { class: "reader-switch", role: "group", "aria-label": "Direction" }, outward, inward),
     element("span", { class: "reader-find" }, find, step("‹", "Previous match", "Shift+Enter", () => goMatch(-1)),
       step("›", "Next match", "Enter", () => goMatch(1)), count),
-    element("span", { class: "reader-edges" }, "long edges ", step("‹", "Previous long-range edge", "p", () => goEdge(-1)),
-      step("›", "Next long-range edge", "n", () => goEdge(1)), element("label", { class: "rg-tick" }, arcs, "arcs")));
+    element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs")));
   const body = element("div", { class: "reader-panes" });
   host.classList.add("reader");
   host.append(bar, status, body);
