@@ -106,7 +106,7 @@ class Call:
         if chosen is None:
             return self._count(plan, None) if whole is None else whole
         if whole is not None:
-            return jax.tree.map(lambda array: array[np.asarray(chosen)], whole)
+            return jax.tree.map(lambda array: array[np.asarray(chosen, np.int32)], whole)
         return self._count(plan, tuple(chosen))
 
     def window(

@@ -200,7 +200,7 @@ def _keep(seen: Sighting, example: int) -> _Kept:
     output, rows = BACKENDS[backend].run(asked)
     error = None
     if not seen.problem.dropout_rate:
-        flat = seen.output.reshape((count_examples(seen.problem), -1, *seen.output.shape[-2:]))
+        flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
         error = _difference(np.asarray(flat[example]), np.asarray(output))
     return _Kept(
         # Values are read no more.

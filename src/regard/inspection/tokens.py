@@ -150,11 +150,11 @@ def number_tokens(tokens: Tokens | None) -> np.ndarray | None:
 
 def _texts(texts: Any) -> tuple[str, ...]:
     found = tuple(texts)
-    wrong = next((text for text in found if not isinstance(text, str)), None)
-    if wrong is not None or isinstance(texts, str):
+    wrong = [text for text in found if not isinstance(text, str)]
+    if wrong or isinstance(texts, str):
         raise TypeError(
-            f"texts: expected a list of strings, one per position, got {type(wrong or texts).__name__} in it;"
-            " pass token ids as ids="
+            "texts: expected a list of strings, one per position, got"
+            f" {type(wrong[0]).__name__ if wrong else 'a string'}; pass token ids as ids="
         )
     return found
 
