@@ -26,7 +26,10 @@ EXPLORER = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explor
 NODE = shutil.which("node")
 HALF = 2 ** (12 / 254) * (1 + 1e-5)  # half a step of log8, and float32
 BARE = Shell(
-    '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT--></script>\n<!--CHUNKS-->', "", ""
+    '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT--></script>\n<!--CHUNKS-->',
+    "",
+    "",
+    "",
 )
 
 

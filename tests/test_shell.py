@@ -6,40 +6,80 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 
 import pytest
 
 from regard.inspection.shell import detach_module, load_shell, shorten_script, shorten_style
 
 NODE = shutil.which("node")
+LARGEST = 100_000
 
 
-def test_the_shell_is_small_and_runs_its_own_script_alone():
+def digest(script):
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def test_the_shell_is_small_and_runs_its_own_scripts_alone():
     shell = load_shell()
-    assert shell.size <= 80_000
+    assert shell.size <= LARGEST
     page = shell.fill(title="t", document="{}", chunks="", connect="'none'")
     assert page.count("<script") == page.count("</script>") == 2
     script = re.search(r"<script(?: type=\"module\")?>(.*?)</script>", page, re.S)[1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
-    assert f"script-src 'sha256-{digest}'" in policy
-    assert "default-src 'none'" in policy
-    assert "connect-src 'none'" in policy
+    parts = dict(part.split(" ", 1) for part in policy.split("; "))
+    # What opens the page, and what it then puts into it.
+    assert parts["script-src"] == f"{digest(script)} {digest(shell.script)}"
+    assert parts["default-src"] == parts["connect-src"] == parts["base-uri"] == "'none'"
     assert not re.search(r"<!--[A-Z]+-->", page)
+    packed = re.search(r'openPage\("([A-Za-z0-9+/=]*)"\);$', script)[1]
+    style, main = zlib.decompress(base64.b64decode(packed)).decode().split("\0")
+    assert (style, main) == (shell.style, shell.script)
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    shell = load_shell()
+    everything = shell.skeleton + shell.style + shell.script + shell.boot
     assert not re.search(
-        r"""(src|href)=["']?(https?:)?//|@import|url\(["']?http|\bimport\b.*\bfrom\b|\beval\(""", page
+        r"""(src|href)=["']?(https?:)?//|@import|url\(["']?http|\beval\(|new Function""", everything
     )
+    assert not re.search(r"^\s*(import|export) ", shell.script + shell.boot, re.MULTILINE)
+    assert "innerHTML" not in shell.script
+
+
+def test_modules_are_joined_after_what_they_import():
+    script = load_shell().script
+    for needed, needing in (("function decodeChunk(", "class Source"), ("class Source", "boot(root")):
+        assert 0 < script.index(needed) < script.index(needing)
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_the_joined_script_is_javascript(tmp_path):
-    joined = tmp_path / "joined.mjs"
-    joined.write_text(load_shell().script)
+    shell = load_shell()
+    for name, text in (("main.js", shell.script), ("boot.mjs", shell.opening)):
+        (tmp_path / name).write_text(text)
+        assert NODE is not None
+        order = [NODE, "--check", str(tmp_path / name)]
+        ran = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_page_unpacks_what_was_packed(tmp_path):
+    shell = load_shell()
+    (tmp_path / "boot.mjs").write_text(
+        "const document={createElement:(name)=>({name}),head:{append:(part)=>parts.push(part)}},parts=[];\n"
+        f"{shell.opening}\nconsole.log(JSON.stringify(parts));"
+    )
     assert NODE is not None
     ran = subprocess.run(
-        [NODE, "--check", str(joined)], capture_output=True, text=True, timeout=60, check=False
+        [NODE, tmp_path / "boot.mjs"], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [
+        {"name": "style", "textContent": shell.style},
+        {"name": "script", "textContent": shell.script},
+    ]
 
 
 TRICKY = r"""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import zlib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 
 STYLES = ("style.css", "panels.css")
@@ -36,12 +37,21 @@ class Shell:
     skeleton: str
     style: str
     script: str
+    boot: str
+    """Puts style and script into the page, where they are stored deflated."""
+
+    @cached_property
+    def opening(self) -> str:
+        """The script as it stands in the page."""
+        packed = zlib.compress(f"{self.style}\0{self.script}".encode(), 9)
+        return f'{self.boot}openPage("{base64.b64encode(packed).decode()}");'
 
     def policy(self, connect: str) -> str:
-        """What the page may load and run: its own script alone, and nothing from elsewhere."""
-        digest = base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode()
+        """What the page may load and run: its own scripts alone, and nothing from elsewhere."""
+        digests = [hashlib.sha256(script.encode()).digest() for script in (self.opening, self.script)]
+        own = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
         return (
-            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';"
+            f"default-src 'none'; script-src {own}; style-src 'unsafe-inline';"
             f" img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
         )
 
@@ -50,15 +60,15 @@ class Shell:
         parts = {
             "CSP": self.policy(connect),
             "TITLE": title,
-            "STYLE": self.style,
+            "STYLE": "",
             "DOCUMENT": document,
             "CHUNKS": chunks,
-            "SCRIPT": self.script,
+            "SCRIPT": self.opening,
         }
         # In one pass: a part is never looked into for places.
         return re.sub(r"<!--([A-Z]+)-->", lambda place: parts[place[1]], self.skeleton)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of a page without data."""
         return len(self.fill(title="", document="", chunks="", connect="'none'").encode())
@@ -86,13 +96,15 @@ def load_shell() -> Shell:
     for line in read("order.txt").splitlines():
         if line.strip():
             join(line.strip())
-    script = "".join(modules.values())
+    # A function of its own: nothing of it is a name of the page.
+    script = f'(()=>{{"use strict";\n{"".join(modules.values())}}})();\n//# sourceURL=regard-explorer.js\n'
+    boot = shorten_script(detach_module(read("boot.js")))
     style = "".join(shorten_style(read(name)) for name in STYLES if (folder / name).is_file())
-    for ending, text in (("</script", script), ("<!--", script), ("</style", style)):
-        if ending in text.lower():
-            raise ValueError(f"explorer: a file contains {ending!r}, which would end its element of the page")
+    for ending in ("</script", "<!--"):
+        if ending in boot.lower():
+            raise ValueError(f"boot.js: expected nothing that ends a script element, got {ending!r}")
     skeleton = "".join(line.strip() + "\n" for line in read("page.html").splitlines() if line.strip())
-    return Shell(skeleton, style, script)
+    return Shell(skeleton, style, script, boot)
 
 
 def detach_module(text: str) -> str:
