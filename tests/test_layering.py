@@ -50,14 +50,15 @@ FOLDERS = {
     " checkpoints runs heads history loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches atlases head_curves figures words"
     " tokens examples calls recipes trace_files transcripts traces owners sequences captures"
-    " codes budgets mask_outlines head_records position_curves documents payload shell thumbnails pages",
+    " codes budgets mask_outlines head_records position_curves documents payload shell thumbnails pages"
+    " tiles server",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
     "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " inspecting demonstration diagnosis explaining generating benchmarking",
+    " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

@@ -84,7 +84,8 @@ def head_atlas(
     across = max(len(grid) for grid in grids)
     side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    # Long names of layers need room before the panel gets its size.
+    target = new_panel(new_sheet((panel[0] + 2.5, panel[1] + 1.5))) if ax is None else ax
     norm, colors, half = _make_norm(scale), _block_colors(), (1 - GAP) / 2
     images = []
     for layer, grid in enumerate(grids):

@@ -188,6 +188,15 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     return task, load_model(task, directory)
 
 
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run, sound or damaged, by what its config.json says."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and {"task", "settings", "seed"} <= config.keys()
+
+
 def load_model(task: tasks.Task, directory: Path) -> Any:
     """Builds a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
