@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { coverageOf, distanceBins, distanceText, distancesOf } from "../../src/regard/inspection/explorer/profiles.js";
+import { coverageOf, distanceBins, distanceText, distancesOf, shareServed } from "../../src/regard/inspection/explorer/profiles.js";
 import { smoothed } from "../../src/regard/inspection/explorer/training.js";
 import { wavelengths } from "../../src/regard/inspection/explorer/positions.js";
 
@@ -49,4 +49,10 @@ test("smoothing is a plain mean of the window, cut at the ends", () => {
 
 test("wavelengths", () => {
   assert.deepEqual(wavelengths([Math.PI, 0, -2 * Math.PI]), [2, Infinity, 1]);
+});
+
+test("the share of rows that n keys serve", () => {
+  assert.deepEqual(shareServed([1, 3, 3, 0, NaN], 4), { x: [1, 3, 4], y: [0.25, 0.75, 0.75] });
+  assert.deepEqual(shareServed([2], 2), { x: [1, 2], y: [0, 1] });
+  assert.ok(Number.isNaN(shareServed([], 1).y[0]));
 });

@@ -153,8 +153,9 @@ export function mountCompare(host, source, state) {
     layer, head, channel, element("span", { class: "reader-switch", role: "group", "aria-label": "How to compare" }, ...modes), swipeField);
   const told = element("p", { class: "compare-told", role: "status" }), legend = element("div", { class: "plot-legend" });
   const row = element("div", { class: "compare-row" }), heads = element("div", { class: "compare-heads" });
-  host.append(bar, told, legend, row, heads);
+  host.append(bar, told, legend, row);
   const panes = [comparePane(row, state, "A"), comparePane(row, state, "B")];
+  row.append(heads);
   let now = 0, headPlot = null, headsOf = "";
 
   const optionsOf = (field, texts, value) => {
@@ -204,7 +205,7 @@ export function mountCompare(host, source, state) {
       + (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : "");
     const layerOf = (n, place = {}) => ({ excerpt: parts[n], picture: heatCanvas(parts[n].values, parts[n].rows, parts[n].columns, look), ...place });
     const single = mode !== "side" && linked;
-    legend.replaceChildren(...heatLegend(single && mode === "difference" ? signed : { ...look }, single && mode === "difference" ? "A − B" : state.scale));
+    legend.replaceChildren(...heatLegend(single && mode === "difference" ? signed : { ...look }, single && mode === "difference" ? "A − B" : `weight, ${state.scale} scale`));
     panes.forEach((pane, n) => (pane.box.hidden = single ? n === 1 : !parts[n]));
     if (single) {
       const share = Number(swipe.value) / 100;

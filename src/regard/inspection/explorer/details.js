@@ -23,7 +23,7 @@ export function mountDetails(host, source, state) {
   const caption = element("caption"), head = element("thead"), rows = element("tbody");
   const table = element("table", { class: "details-table" }, caption, head, rows);
   host.classList.add("details");
-  host.append(table, numbers, note);
+  host.append(numbers, table, note);
   let now = 0;
 
   const draw = async () => {
@@ -71,7 +71,7 @@ export function mountDetails(host, source, state) {
       ? [["mass on the key", exact ? formatNumber(sum) : "", ""], ["mean over queries", exact ? formatNumber(sum / (call.rows || 1)) : "", ""]]
       : [["entropy", exact ? `${formatNumber(entropyOf(exact, sink))} nats` : stored && `${formatNumber(stored.entropy)} nats`, exact ? "" : about],
         ["largest", exact ? formatNumber(top[0]?.weight ?? 0) : formatNumber(known?.[0]?.weight ?? stored?.max_weight), exact || known ? "" : about],
-        ["keys for 90 %", exact ? keysHolding(exact, 0.9) : "", ""], ["keys for 99 %", exact ? keysHolding(exact, 0.99) : "", ""]];
+        ["keys for 90 % / 99 %", exact ? `${keysHolding(exact, 0.9)} / ${keysHolding(exact, 0.99)}` : "", ""]];
     numbers.replaceChildren(...facts.filter(([, value]) => value !== "" && value !== null).map(([name, value, more]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value), more && element("small", {}, ` ${more}`)))));
     const how = "For exact numbers pin the head (pinned= of trace.explore) or serve the trace.";

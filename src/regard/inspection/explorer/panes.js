@@ -22,7 +22,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   if (rightToLeft) scroll.dir = "rtl";
   const stem = `regard-token-${(textPane.serial = (textPane.serial ?? 0) + 1)}`;
   const pen = element("canvas").getContext("2d"), widths = new Map();
-  let starts = new Int32Array(0), marks = {}, planned = false, width = 0, tall = 0;
+  let starts = new Int32Array(0), marks = {}, planned = false, width = 0, tall = 0, wanted = null;
   host.append(scroll);
 
   const widthOf = (shown) => {
@@ -96,7 +96,9 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     width = scroll.clientWidth;
     tall = scroll.clientHeight;
     if (!width || !tall) return;
-    pen.font = getComputedStyle(lines).font;
+    // The shorthand is empty when a part of it (tabular figures) has no place in it.
+    const { fontWeight, fontSize, fontFamily } = getComputedStyle(lines);
+    pen.font = `${fontWeight} ${fontSize} ${fontFamily}`;
     widths.clear();
     const most = Math.max(8, Math.floor(PANE_MOST / (Math.ceil(tall / PANE_LINE) + 3)));
     starts = layoutLines(tokens, widthOf, width - 14, most);
@@ -104,9 +106,12 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     arcs.setAttribute("height", Math.min(starts.length * PANE_LINE, 8e6));
     scroll.scrollTop = Math.max(0, lineOf(keep)) * PANE_LINE;
     plan();
+    if (wanted !== null) goTo(wanted);
   };
   const goTo = (token) => {
-    if (!(token >= 0) || token >= tokens.length || !starts.length) return;
+    if (!(token >= 0) || token >= tokens.length) return;
+    wanted = starts.length ? null : token;
+    if (wanted !== null) return;
     const y = lineOf(token) * PANE_LINE;
     if (y < scroll.scrollTop || y + PANE_LINE > scroll.scrollTop + scroll.clientHeight) {
       scroll.scrollTop = Math.max(0, y - scroll.clientHeight / 3);
@@ -174,10 +179,11 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
   special.append(...outside.map((n) => element("button", { type: "button", data: { token: n }, on: { click: () => onChoose(n) } },
     displayToken(tokens[n] || String(n)).text)));
   const draw = () => {
-    const room = Math.min(box.clientWidth - 2, 360);
+    const room = Math.min(box.clientWidth - 2, 460);
     if (room <= 0) return;
     const aspect = scan ? scan.height / scan.width : rows / columns;
-    const wide = Math.round(Math.min(room, 420 / aspect)), high = Math.round(wide * aspect), ratio = globalThis.devicePixelRatio || 1;
+    const space = Math.max(140, box.clientHeight - special.offsetHeight - 8);
+    const wide = Math.round(Math.min(room, space / aspect)), high = Math.round(wide * aspect), ratio = globalThis.devicePixelRatio || 1;
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
     const pen = canvas.getContext("2d"), style = getComputedStyle(box), x = wide / columns, y = high / rows;

@@ -1,6 +1,6 @@
 // The text of a sequence as lines, matches and edges: everything the reader computes without a page.
 
-const PASSAGE_CUT = 48;
+const PASSAGE_CUT = 32;
 
 /**
  * What is shown of a token: control and direction characters as visible signs, long tokens cut with a note.

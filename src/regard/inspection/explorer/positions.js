@@ -1,12 +1,13 @@
 import { element } from "./dom.js";
 import { heatPlot } from "./heats.js";
+import { headName } from "./passages.js";
 import { formatNumber, linePlot, rangeOf } from "./plots.js";
 
 const POSITION_PLOTS = 10;
 
 /** The calls that a record holds for, in words. */
 const positionScope = (place, calls) => (place.calls?.length
-  ? ` · ${place.calls.length === calls.length ? "every layer" : `layer ${place.calls.slice(0, 8).map((n) => calls[n]?.layer ?? n).join(", ")}`}` : "");
+  ? ` · ${place.calls.length === calls.length ? "every layer" : `layer ${place.calls.slice(0, 8).map((n) => n + 1).join(", ")}`}` : "");
 
 /**
  * Turns per token as wavelengths: how many tokens until a pair of features is back where it was.
@@ -38,9 +39,9 @@ export function mountPositions(host, source, state) {
     const { values } = await source.chunk(place.kernel), box = section(`${place.name}${positionScope(place, calls)}`);
     const waves = wavelengths(place.frequencies), n = waves.length;
     linePlot(spot(box), {
-      title: "q · k of two equal unit vectors, by distance", xLabel: "distance", yLabel: "mean cosine", height: 190,
+      title: "q · k of two equal unit vectors, by distance", xLabel: "distance", yLabel: "mean cosine", xScale: "log", height: 190,
       series: [{ name: "kernel", x: place.distances, y: values }], markers: markerAt(place.trained_length),
-      note: place.trained_length ? "" : "The trained length is not known.",
+      note: `${formatNumber(values[0])} at distance 0.${place.trained_length ? "" : " The trained length is not known."}`,
     });
     linePlot(spot(box), {
       title: "Wavelength of each pair of features", xLabel: "pair", yLabel: "tokens", yScale: "log", height: 170,
@@ -55,7 +56,7 @@ export function mountPositions(host, source, state) {
     linePlot(spot(box), {
       title: "Added to the score, by distance", xLabel: "query − key", yLabel: "logit", height: 220,
       note: every > 1 ? `Every ${every}th of ${shape[0]} heads.` : "", markers: markerAt(place.trained_length),
-      series: heads.map((n) => ({ name: `head ${n}`, x: place.distances, y: values.subarray(n * shape[1], (n + 1) * shape[1]) })),
+      series: heads.map((n) => ({ name: `head ${n + 1}`, x: place.distances, y: values.subarray(n * shape[1], (n + 1) * shape[1]) })),
     });
   };
   const table = async (place) => {
@@ -76,7 +77,7 @@ export function mountPositions(host, source, state) {
     const names = ["content", "bias", "both"];
     const parts = await Promise.all(names.map((name) => source.chunk(place[name])));
     const [low, high] = rangeOf(parts.map((part) => part.values)), most = Math.max(Math.abs(low), Math.abs(high));
-    const box = section(`Scores of layer ${calls[place.call]?.layer ?? place.call} head ${place.head}, taken apart`, true);
+    const box = section(`Scores of ${headName(place.call, place.head)}, taken apart`, true);
     box.append(element("p", {}, "One colour scale for all three. Cells that the mask forbids are grey; a click shows the cell on the map."));
     const row = box.appendChild(element("div", { class: "positions-split" }));
     const [top, left] = [place.first_row ?? 0, place.first_key ?? 0];

@@ -1,6 +1,6 @@
 import { element } from "./dom.js";
 import { linePlot } from "./plots.js";
-import { keysHolding } from "./passages.js";
+import { headName, keysHolding } from "./passages.js";
 
 const PROFILE_HEADS = 6, PROFILE_ROWS = 160;
 
@@ -47,20 +47,39 @@ export function coverageOf(weights, k, share) {
   });
 }
 
-/** Keys that hold 90 % and 99 % by row, from exact weights (some rows of many) or stored top keys; null when unknown. */
+/**
+ * Which share of the rows needs at most n keys, for n = 1, 2, ... up to the largest count known.
+ * @param {ArrayLike<number>} counts keys that a row needs; NaN: more than are known; 0: a row without mass, left out
+ * @param {number} most @returns {{x: number[], y: number[]}}
+ */
+export function shareServed(counts, most) {
+  const rows = Array.from(counts).filter((one) => one !== 0), tally = new Float64Array(most + 1);
+  for (const one of rows) if (one <= most) tally[one]++;
+  const x = [], y = [];
+  for (let n = 1, sum = 0; n <= most; n++) {
+    sum += tally[n];
+    if (n > 1 && n < most && !tally[n]) continue;
+    x.push(n);
+    y.push(sum / rows.length);
+  }
+  return { x, y };
+}
+
+/** How many keys rows need for 90 % and 99 %, from exact weights (some rows of many) or stored top keys; null when unknown. */
 async function profileCoverage(source, t, c, h) {
-  const head = source.head(t, c, h), exact = await source.weights(t, c, h), offset = source.call(t, c).query_offset ?? 0;
+  const head = source.head(t, c, h), exact = await source.weights(t, c, h);
   if (exact) {
     const every = Math.ceil(exact.rows / PROFILE_ROWS) || 1, count = Math.ceil(exact.rows / every);
     const row = (n) => exact.values.subarray(n * every * exact.keys, (n * every + 1) * exact.keys);
-    const hold = (share) => Float32Array.from({ length: count }, (_, n) => keysHolding(row(n), share) || NaN);
-    return { x: Array.from({ length: count }, (_, n) => n * every + offset), y90: hold(0.9), y99: hold(0.99), note: every > 1 ? `every ${every}th query` : "" };
+    const hold = (share) => Float32Array.from({ length: count }, (_, n) => keysHolding(row(n), share));
+    const counts = [hold(0.9), hold(0.99)], most = Math.max(1, ...counts[1]);
+    return { served: counts.map((one) => shareServed(one, most)), note: every > 1 ? `Every ${every}th query.` : "" };
   }
   if (!head.top_weights) return null;
-  const top = await source.chunk(head.top_weights), k = top.shape[1];
-  const y90 = coverageOf(top.values, k, 0.9), y99 = coverageOf(top.values, k, 0.99);
-  const known = y90.filter((one) => one > 0).length;
-  return { x: Array.from(y90, (_, n) => n + offset), y90, y99, note: `${known} of ${y90.length} queries keep 90 % in the ${k} stored keys; the others need more` };
+  const { values, shape } = await source.chunk(head.top_weights), k = shape[1];
+  // Rows whose largest weight is 0 may attend to nothing.
+  const served = [0.9, 0.99].map((share) => shareServed(coverageOf(values, k, share).map((one, n) => (values[n * k] > 0 ? one : 0)), k));
+  return { served, note: `The ${k} largest weights of each query are known.` };
 }
 
 /** @param {HTMLElement} host @param {import("./source.js").Source} source @param {import("./state.js").State} state */
@@ -71,8 +90,9 @@ export function mountProfiles(host, source, state) {
   let now = 0;
 
   const show = (n, spec) => {
-    if (plots[n]) plots[n].update(spec);
-    else plots[n] = linePlot(places[n], spec);
+    const sized = { height: 122, ...spec };
+    if (plots[n]) plots[n].update(sized);
+    else plots[n] = linePlot(places[n], sized);
   };
   const draw = async () => {
     const mine = ++now, { t, c, h } = state;
@@ -88,7 +108,7 @@ export function mountProfiles(host, source, state) {
         return stats && at >= 0 ? stats.values.slice(at * bins, (at + 1) * bins) : [];
       };
       const x = Array.from({ length: bins }, (_, n) => (call.query_offset ?? 0) + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2);
-      return { call, name: `layer ${call.layer} head ${b}`, mass: mass?.values ?? [], of, x, bin };
+      return { call, name: `head ${a + 1}.${b + 1}`, mass: mass?.values ?? [], of, x, bin };
     }));
     const coverage = await profileCoverage(source, t, c, h);
     if (mine !== now) return;
@@ -113,13 +133,13 @@ export function mountProfiles(host, source, state) {
       series: records.flatMap(({ name, x, of, call }, n) => [{ name: sinks ? `${name}, first` : name, x, y: of("first_mass"), color: n },
         ...(call.sinks ? [{ name: `${name}, sink`, x, y: of("sink_mass"), color: n, dashed: true }] : [])]),
     });
-    const name = `layer ${source.call(t, c).layer} head ${h}`;
     const tops = source.call(t, c).means?.coverage90?.[h];
     show(3, {
-      title: `Keys that hold 90 % and 99 %, ${name}`, xLabel: "query", yLabel: "keys", yScale: "log",
+      title: `Keys that hold 90 % and 99 %${records.length > 1 ? `, ${headName(c, h)}` : ""}`, xLabel: "keys", yLabel: "share of queries",
+      xScale: "log", low: 0, high: 1, stepped: true, description: "Share of the queries for which so many keys are enough.",
       note: coverage ? coverage.note : Number.isFinite(tops) ? `90 % in ${tops.toFixed(1)} keys on average.`
         : "Not known for this head: pin it, or serve the trace.",
-      series: coverage ? [{ name: "90 %", x: coverage.x, y: coverage.y90 }, { name: "99 %", x: coverage.x, y: coverage.y99, dashed: true }] : [],
+      series: coverage ? ["90 %", "99 %"].map((name, n) => ({ name, dashed: n > 0, ...coverage.served[n] })) : [],
     });
   };
   state.on(["t", "c", "h", "selection"], draw);

@@ -26,7 +26,7 @@ export async function sidesOf(source, t, c) {
 
 /** "12 ‘cat’": position and token, short. @returns {string} */
 export function nameToken(side, n) {
-  const text = side.kind === "index" ? "" : ` ‘${displayToken(side.textAt(n)).text.slice(0, 24)}’`;
+  const shown = displayToken(side.textAt(n)).text, text = side.kind === "index" ? "" : ` ‘${(shown.trim() || shown).slice(0, 24)}’`;
   return `${n + side.offset}${text}`;
 }
 
@@ -85,7 +85,7 @@ export function mountReader(host, source, state) {
   host.classList.add("reader");
   host.append(bar, status, body);
 
-  let sides = null, panes = {}, drawn = "", matches = [], match = -1, edges = null, edge = -1, edgesOf = "", builds = 0, draws = 0;
+  let sides = null, panes = {}, drawn = "", matches = [], match = -1, edges = null, edge = -1, edgesOf = "", shownFor = "", builds = 0, draws = 0;
 
   const turn = (direction) => {
     const from = direction === "out" ? state.key : state.row;
@@ -128,9 +128,17 @@ export function mountReader(host, source, state) {
         panes.query = await makePane("query", sides.query, "Queries");
         panes.key = await makePane("key", sides.key, "Keys");
       }
+      arcs.parentElement.hidden = !panes.both || sides.query.kind === "patches";
       search();
     }
-    refresh();
+    await refresh();
+    if (key !== shownFor) follow();
+    shownFor = key;
+  };
+
+  const follow = () => {
+    const which = state.direction === "out" ? "query" : "key", n = which === "query" ? state.row : state.key;
+    if (sides && n !== null) (panes.both ?? panes[which])?.goTo(sides[which].tokenAt(n));
   };
 
   const refresh = async () => {
@@ -147,7 +155,9 @@ export function mountReader(host, source, state) {
     for (const value of found?.values ?? []) if (value > largest) largest = value;
     const weights = found && new Float32Array(answers.tokens.length);
     if (found) for (let at = 0; at < found.values.length; at++) weights[answers.tokenAt(at)] = found.values[at];
-    const targets = new Map(top.map(([at, weight]) => [answers.tokenAt(at), weight]));
+    const least = 0.01 * Math.max(largest, top[0]?.[1] ?? 0);
+    const targets = new Map(top.filter(([, weight]) => weight >= least).map(([at, weight]) => [answers.tokenAt(at), weight]));
+    if (weights) for (const [at, weight] of targets) weights[at] = weight;
     const found2 = new Set();
     for (const one of matches.slice(0, 2000)) for (let at = one.first; at <= one.last; at++) found2.add(at);
     const chosen = n === null ? null : asks.tokenAt(n);
@@ -157,11 +167,10 @@ export function mountReader(host, source, state) {
     panes.both?.show(whole);
     panes.query?.show(out ? asking : answering);
     panes.key?.show(out ? answering : asking);
-    const kind = source.call(t, c).heads ? `head ${h}` : "";
     status.textContent = n === null ? "Choose a token to see what it reads and who reads it."
       : !found ? `${out ? "Query" : "Key"} ${nameToken(asks, n)}: nothing is known about its weights at this level.`
         : `${out ? "Query" : "Key"} ${nameToken(asks, n)} ${out ? "reads" : "is read by"}; tint: root of the weight, full at ${formatNumber(whole.largest)}`
-          + `${found.exact ? "" : `, in blocks of ${found.bin}${found.of === "largest" ? ", largest of each" : ""}`}. ${kind}`;
+          + `${found.exact ? "" : `, in blocks of ${found.bin}${found.of === "largest" ? ", largest of each" : ""}`}.`;
   };
 
   const search = () => {
@@ -227,8 +236,7 @@ export function mountReader(host, source, state) {
   state.on(["t", "c", "h", "row", "key", "direction"], (_, changed) => {
     rebuild().then(() => {
       if (!changed.has("row") && !changed.has("key")) return;
-      const out = state.direction === "out", side = sides?.[out ? "query" : "key"], n = out ? state.row : state.key;
-      if (side && n !== null && !host.contains(document.activeElement)) (panes.both ?? panes[out ? "query" : "key"])?.goTo(side.tokenAt(n));
+      if (!host.contains(document.activeElement)) follow();
     });
   });
   rebuild();
