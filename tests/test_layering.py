@@ -49,9 +49,8 @@ FOLDERS = {
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
     " checkpoints runs heads history loop",
     "inspection": "palette canvas cells heatmaps matrices curves patches atlases head_curves figures words"
-    " tokens examples calls recipes trace_files transcripts traces owners sequences captures"
-    " codes budgets mask_outlines head_records position_curves documents payload shell thumbnails pages"
-    " tiles server",
+    " tokens codes budgets mask_outlines head_records position_curves documents payload shell thumbnails"
+    " pages tiles server examples calls recipes trace_files transcripts traces owners sequences captures",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",

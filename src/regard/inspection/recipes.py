@@ -157,7 +157,9 @@ def _make(cls: Any, settings: Mapping[str, Any]) -> Any:
 
 def _write(what: str, record: Any, kinds: Mapping[type, Any], put: Put) -> dict[str, Any]:
     if type(record) not in kinds:
-        raise NotDataError(f"{what}: {record!r} is a function, of which a file can keep no more than the name")
+        raise NotDataError(
+            f"{what}: {record!r} is a function, of which a file can keep no more than the name"
+        )
     fields = kinds[type(record)][1]
     values = {
         name: put(getattr(record, name)) if check == "array" else getattr(record, name)

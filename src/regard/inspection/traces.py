@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,12 +113,16 @@ class Trace:
         training: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a page that shows the trace, one HTML file that needs nothing else: see `pages.write`."""
-        return _pages().write(
+        from regard.inspection import pages
+
+        return pages.write(
             self, path, compare=compare, title=title, max_mb=max_mb, pinned=pinned, training=training
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return _pages().bundle(self)
+        from regard.inspection import pages
+
+        return pages.bundle(self)
 
     def __repr__(self) -> str:
         calls, heads = len(self.calls), sum(call.heads for call in self.calls)
@@ -170,8 +173,3 @@ def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
         )
     except ValueError as error:
         raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {error}") from None
-
-
-def _pages() -> Any:
-    # Pages are made of traces; these methods are shorthands for functions there.
-    return importlib.import_module("regard.inspection.pages")
