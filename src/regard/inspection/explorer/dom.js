@@ -63,11 +63,14 @@ export function clear(node) {
  * @returns {HTMLButtonElement}
  */
 export function button(label, { title = "", keys = "", press, pressed, class: names = "" }) {
+  // Who speaks to a computer says what is seen: the name holds it.
+  const words = label.replace(/[^\p{L} ]/gu, "").trim();
+  const name = title && !title.toLowerCase().includes(words.toLowerCase()) ? `${words}: ${title}` : title;
   return element("button", {
     type: "button",
     class: names,
     title: keys ? `${title || label} (${keys})` : title || null,
-    "aria-label": title || null,
+    "aria-label": name || null,
     "aria-keyshortcuts": keys || null,
     "aria-pressed": pressed === undefined ? null : String(pressed),
     on: { click: press },
