@@ -83,7 +83,7 @@ def _take_digits(task: tasks.DigitsTask) -> Specimen:
     rows, columns = task.PATCHES
     scan = np.asarray(batch["scans"][0])
     patches = Tokens(
-        [f"patch {row},{column}" for row in range(rows) for column in range(columns)],
+        [f"{row},{column}" for row in range(rows) for column in range(columns)],
         patch_grid=task.PATCHES,
         picture=1 - scan / max(float(scan.max()), 1e-6),  # ink on paper
     )

@@ -18,7 +18,7 @@ CHANNELS = ("mass", "max")
 LARGEST_SPLIT = 512  # rows and columns
 CACHE_BYTES = 64 << 20
 _STRIP_CELLS = 1 << 21
-_FEW_CELLS = 1 << 22  # formed faster than a sweep over the whole head
+_FEW_CELLS = 1 << 24  # formed within a second
 _COARSE, _FINE = 64, 512  # blocks along an axis of the readouts that coarser tiles are taken from
 
 
@@ -209,8 +209,10 @@ def _cut(call: Any, part: _Part) -> np.ndarray:
 def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
     """Mass and max from a readout's blocks; None where those are coarser, or weights take less time."""
     head = part.head
+    # A sweep over the whole head takes as long for each cell as four times forming it.
+    few = part.cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
     for grid, heads in ((_COARSE, None), (_FINE, [head])):
-        if grid == _FINE and call.problem is not None and part.cells <= _FEW_CELLS:
+        if grid == _FINE and call.problem is not None and few:
             continue
         blocks = [1 << (-(-max(size, 1) // grid) - 1).bit_length() for size in (call.rows, call.keys)]
         if part.query_block % blocks[0] or part.key_block % blocks[1]:
