@@ -4,16 +4,12 @@ import os
 import shutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-# A policy that a page breaks is told to the document, and is not always on the console.
-WATCH_POLICY = """
-addEventListener("securitypolicyviolation", (event) => {
-  console.error(`policy: ${event.violatedDirective} refused ${event.blockedURI}`);
-});
-"""
+PROBES = Path(__file__).parent / "explorer" / "probes.js"
 
 
 def find_chromium() -> str | None:
@@ -35,6 +31,10 @@ class Visit:
     def evaluate(self, expression: str, argument: Any = None) -> Any:
         """The value of a JavaScript expression, or of a function of one argument."""
         return self.page.evaluate(expression, argument)
+
+    def probe(self, name: str, argument: Any = None) -> Any:
+        """The answer of a function of explorer/probes.js."""
+        return self.page.evaluate("([name, argument]) => window.probe[name](argument)", [name, argument])
 
     def press(self, *keys: str) -> None:
         """Type keys, and let the page draw."""
@@ -83,7 +83,7 @@ class Browser:
         settings = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1, **settings}
         context = self.chromium.new_context(**settings)
         self.contexts.append(context)
-        context.add_init_script(WATCH_POLICY)
+        context.add_init_script(path=PROBES)
         page = context.new_page()
         page.set_default_timeout(15_000)
         visit = Visit(page, address if allowed is None else allowed)
@@ -98,7 +98,8 @@ class Browser:
                 route.abort()
 
         def listen(message: Any) -> None:
-            if message.type in ("error", "warning"):
+            # Chromium's advice on reading pixels is meant for the probes.
+            if message.type in ("error", "warning") and "willReadFrequently" not in message.text:
                 visit.complaints.append(f"{message.type}: {message.text}")
 
         page.route("**/*", serve)

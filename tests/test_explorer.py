@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from explorer_pages import WORDS, fast, huge_trace, long_case, many_cases, many_heads, trace_of
+
+from explorer_pages import WORDS, fast, long_case, many_cases, trace_of
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
@@ -11,40 +12,6 @@ MOST_NODES = 1500
 HALF = 2.0**-11  # of float16, half a step
 LOG8 = 2 ** (12 / 254) - 1  # of the byte code, half a step
 ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
-
-ALL_CELLS = """async ([c, h, rows, keys]) => {
-  const found = [];
-  for (let i = 0; i < rows; i += 1) {
-    for (let j = 0; j < keys; j += 1) found.push(await __regard.cell(0, c, h, i, j));
-  }
-  return found;
-}"""
-ALL_BLOCKS = """async ([c, h, up, across, rows, keys, channel]) => {
-  const found = new Array(rows * keys);
-  for (let top = 0; top < rows; top += 256) {
-    for (let left = 0; left < keys; left += 256) {
-      const tile = await __regard.tile(0, c, h, up, across, top / 256, left / 256, channel);
-      for (let i = top; i < Math.min(rows, top + 256); i += 1) {
-        for (let j = left; j < Math.min(keys, left + 256); j += 1) found[i * keys + j] = tile[256 * (i - top) + j - left];
-      }
-    }
-  }
-  const [i, j] = [rows >> 1, keys >> 2];
-  if (found[i * keys + j] !== (await __regard.block(0, c, h, up, across, i, j, channel))) throw new Error("block");
-  return found;
-}"""
-# The colours of the map's own canvas under the centres of cells, as a reader of the page would pick them.
-COLOURS = """(cells) => {
-  const canvas = document.querySelector(".rg-map canvas");
-  const box = canvas.getBoundingClientRect();
-  const context = canvas.getContext("2d");
-  return cells.map(([i, j]) => {
-    const { x, y } = __regard.pixel(i, j);
-    const at = [(x * canvas.width) / box.width, (y * canvas.height) / box.height].map(Math.floor);
-    const [r, g, b] = context.getImageData(at[0], at[1], 1, 1).data;
-    return [r, g, b, __regard.unit(r, g, b)];
-  });
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +51,7 @@ def each(cases):
 
 def ask_blocks(visit, c, head, level, shape, channel):
     up, across = level["queryBlock"], level["keyBlock"]
-    found = visit.evaluate(ALL_BLOCKS, [c, head, up, across, *shape, channel])
+    found = visit.probe("blocks", [c, head, up, across, *shape, channel])
     return np.array(found, np.float64).reshape(shape)
 
 
@@ -130,7 +97,7 @@ def test_the_policy_holds(browser, page):
 def test_cells(visit, cases):
     for c, case, head in each(cases):
         expected = case.weights[head]
-        found = np.array(visit.evaluate(ALL_CELLS, [c, head, *expected.shape]), float).reshape(expected.shape)
+        found = np.array(visit.probe("cells", [c, head, *expected.shape]), float).reshape(expected.shape)
         # float16 of float32 weights
         assert np.all(np.abs(found - expected) <= HALF * expected + 1e-5), case.name
         assert np.all(found[~case.keep[head]] == 0), case.name
@@ -170,7 +137,7 @@ def test_pixels(browser, page, cases, theme):
         expected = case.weights[head]
         rows, keys = expected.shape
         cells = np.argwhere(case.keep[head] & (expected > 0))[:: 1 + rows * keys // 400].tolist()
-        found = np.array(visit.evaluate(COLOURS, cells), float)
+        found = np.array(visit.probe("pixels", cells), float)
         low = 2.0 ** -max(12, np.ceil(np.log2(keys)) + 4)
         units = np.log([expected[i, j] / low for i, j in cells]) / np.log(1 / low)
         codes = 255 * np.clip(units, 0, 1)
