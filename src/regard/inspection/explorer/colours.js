@@ -58,16 +58,10 @@ export function ramp(anchors) {
   return table;
 }
 
-function reversed(table) {
-  const out = new Uint8Array(768);
-  for (let code = 0; code < 256; code += 1) out.set(table.subarray(3 * code, 3 * code + 3), 3 * (255 - code));
-  return out;
-}
-
 /** Weights on a light page: paper for nothing, night for all; lightness falls all the way. */
 export const sequential = ramp(["#fbf8f1", "#fbd7a5", "#f4976c", "#d2567c", "#8f3a93", "#4b2a80", "#171239"]);
-/** The same on a dark page: night for nothing. */
-export const sequentialDark = reversed(sequential);
+/** Weights on a dark page: night for nothing; lightness rises all the way. */
+export const sequentialDark = ramp(["#1b1b27", "#3a2c68", "#83388f", "#cf557f", "#f4976c", "#fbd7a5", "#fffaf0"]);
 /** Signed numbers: blue below 0, paper at 0, orange above. */
 export const diverging = ramp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
 export const divergingDark = ramp(["#9fd0ff", "#4f90d0", "#27466b", "#1b1c22", "#6a4420", "#d07f2e", "#ffd39b"]);

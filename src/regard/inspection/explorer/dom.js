@@ -154,8 +154,8 @@ export function figures(value, digits = 3) {
  * @returns {string}
  */
 export function shown(token, most = 24) {
-  const visible = String(token).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/[\u0000-\u001f\u007f]/g, "·");
-  const head = Array.from(visible.slice(0, 4 * most));
-  const text = head.length > most || visible.length > 4 * most ? `${head.slice(0, most - 1).join("")}…` : visible;
-  return text === "" ? "∅" : text.replace(/^ | $/g, "␣");
+  const visible = String(token).slice(0, 4 * most).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
+  const plain = visible.trim() || visible.replaceAll(" ", "␣");
+  const head = Array.from(plain);
+  return head.length > most || String(token).length > 4 * most ? `${head.slice(0, most - 1).join("")}…` : plain || "∅";
 }

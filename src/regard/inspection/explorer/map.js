@@ -1,10 +1,12 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
-import { button, element, say } from "./dom.js";
+import { element, say, svg } from "./dom.js";
 import { drawnView, followCell, levelToDraw, MaskTiles, pixelOf, pixelsPerCell, zoomView } from "./geometry.js";
-import { drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, mapLayout, matrixRect } from "./map_layers.js";
+import { drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect, readStrips } from "./map_layers.js";
+import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { followPointer } from "./map_pointer.js";
 import { cellSentence, mapSentence, readCell } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
+import { mapTools } from "./tools.js";
 
 const MAP_HEADS = 64;
 const MAP_THEME = { panel: "--panel", ink: "--ink", muted: "--muted", line: "--line", well: "--well", hatch: "--hatch", grid: "--grid",
@@ -32,13 +34,15 @@ class MapView {
       "aria-label": "Attention weights, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys." },
     this.base, this.over);
     this.words = element("p", { class: "rg-what" });
-    this.lock = element("p", { class: "rg-lock", hidden: true });
+    this.lockText = element("span");
+    this.lock = element("p", { class: "rg-lock", hidden: true }, svg("svg", { viewBox: "0 0 12 14", width: 11, height: 13, "aria-hidden": "true" },
+      svg("path", { d: "M1 6h10v7H1zM3 6V4a3 3 0 0 1 6 0v2", fill: "none", stroke: "currentColor", "stroke-width": 1.4 })), this.lockText);
     this.sentence = element("p", { class: "rg-sentence" });
     this.store = new TileStore(source, () => this.plan());
   }
 
   mount() {
-    this.host.append(this.words, this.stage, this.lock, this.sentence);
+    this.host.append(element("div", { class: "rg-map-head" }, this.words, ...mapTools(this.state)), this.stage, element("div", { class: "rg-map-foot" }, this.sentence, this.lock));
     const plan = () => this.plan();
     this.state.on(["t", "c", "h", "selection"], () => this.change());
     this.state.on(["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"], plan);
@@ -86,8 +90,15 @@ class MapView {
   }
 
   layout() {
-    if (!this.laid || this.laid.width !== this.stage.clientWidth || this.laid.height !== this.stage.clientHeight) {
-      this.laid = mapLayout(this.stage.clientWidth, this.stage.clientHeight);
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    const { view } = this.state;
+    const sign = [width, height, view.q0, view.q1, view.k0, view.k1, Boolean(this.tokens.keys)].join(" ");
+    if (this.laidOf !== sign) {
+      // Whether labels fit is asked of the layout that has room for them: the answer cannot flip back and forth.
+      const roomy = mapLayout(width, height);
+      const { perKey } = pixelsPerCell(drawnView(view, roomy.plot, this.state.shape()), roomy.plot);
+      this.laid = this.tokens.keys && perKey >= LAYER_LABEL ? roomy : mapLayout(width, height, false);
+      this.laidOf = sign;
     }
     return this.laid;
   }
@@ -123,30 +134,11 @@ class MapView {
     this.tokens = { rows, keys };
     this.mask = new MaskTiles(picture, call.tile_rows, call.tile_keys);
     this.maskOf = `${state.t} ${state.c}`;
-    this.strips = await this.readStrips();
+    this.strips = await readStrips(source, state.t, this.heads(), call.row_stats);
     if (serial === this.serial) {
       this.plan();
       this.tell();
     }
-  }
-
-  async readStrips() {
-    const heads = this.heads();
-    const { t } = this.state;
-    const { row_stats: names = ["entropy"] } = this.call();
-    const read = await Promise.all(heads.map(async ([c, h]) => {
-      const head = this.source.head(t, c, h);
-      const [stats, mass] = await Promise.all([this.source.chunk(head.row_stats), this.source.chunk(head.key_mass)]);
-      const bins = stats.shape[1];
-      const at = Math.max(0, names.indexOf("entropy"));
-      return { entropy: stats.values.subarray(at * bins, (at + 1) * bins), mass: mass.values, rowBin: head.row_bin, keyBin: head.key_bin };
-    }));
-    const mean = (lists) => lists[0].map((_, n) => {
-      const some = lists.map((list) => list[n]).filter((value) => !Number.isNaN(value));
-      return some.length ? some.reduce((sum, value) => sum + value, 0) / some.length : NaN;
-    });
-    const alike = read.filter((one) => one.rowBin === read[0].rowBin && one.keyBin === read[0].keyBin);
-    return { entropy: mean(alike.map(({ entropy }) => entropy)), keyMass: mean(alike.map((one) => one.mass)), rowBin: read[0].rowBin, keyBin: read[0].keyBin };
   }
 
   plan() {
@@ -231,10 +223,8 @@ class MapView {
     }
     pen.fillStyle = this.hatch;
     pen.fillRect(area.x, area.y, area.w, area.h);
-    const table = tableFor("sequential", theme.dark);
-    const mask = this.maskOf === `${state.t} ${state.c}` ? this.mask : new MaskTiles(null);
-    const look = { ...limits, table, none: theme.dark ? missing.dark : missing.light, level, mask, shape };
-    look.sign = [limits.scale, limits.low, limits.high, theme.dark, mask.known, this.maskOf].join(" ");
+    const look = { ...limits, ...this.paper(theme), level, shape };
+    look.sign = [limits.scale, limits.low, limits.high, theme.dark, look.mask.known, this.maskOf].join(" ");
     pen.save();
     pen.beginPath();
     pen.rect(area.x, area.y, area.w, area.h);
@@ -307,87 +297,35 @@ class MapView {
     const deep = Math.min(level.queryBlock * perRow, level.keyBlock * perKey) > 3;
     const locked = level === finest && Math.max(level.queryBlock, level.keyBlock) > 1 && deep;
     this.lock.hidden = !locked;
-    if (locked) this.lock.textContent = `🔒 Nothing finer is stored: a square is ${level.queryBlock} queries by ${level.keyBlock} keys. “regard view FILE” shows exact weights.`;
+    if (locked) {
+      this.lockText.textContent = "nothing finer is stored; exact weights: regard view FILE";
+      this.lock.title = `A square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
+    }
   }
 
   /** Crosshair, hovered cell and minimap, over the map. */
   drawOver() {
-    const { state, over } = this;
-    const pen = over.getContext("2d");
+    const { state } = this;
     const layout = this.layout();
-    const { plot } = layout;
     const shape = state.shape();
     const theme = this.colours();
     const view = this.drawn();
-    const area = matrixRect(view, plot, shape);
-    const { perRow, perKey } = pixelsPerCell(view, plot);
+    const pen = this.over.getContext("2d");
     pen.setTransform(this.ratio ?? 1, 0, 0, this.ratio ?? 1, 0, 0);
     pen.clearRect(0, 0, layout.width, layout.height);
-    pen.save();
-    pen.beginPath();
-    pen.rect(area.x, area.y, area.w, area.h);
-    pen.clip();
-    const cross = (row, key, strong) => {
-      const { x, y } = pixelOf(view, plot, row ?? 0, key ?? 0);
-      pen.strokeStyle = theme.cross;
-      pen.lineWidth = 1;
-      pen.globalAlpha = strong ? 0.9 : 0.35;
-      const [midX, midY] = [x + perKey / 2, y + perRow / 2];
-      pen.beginPath();
-      if (row !== null) {
-        pen.moveTo(area.x, midY);
-        pen.lineTo(key === null ? area.x + area.w : midX - Math.max(5, perKey / 2), midY);
-        pen.moveTo(key === null ? area.x : midX + Math.max(5, perKey / 2), midY);
-        pen.lineTo(area.x + area.w, midY);
-      }
-      if (key !== null) {
-        pen.moveTo(midX, area.y);
-        pen.lineTo(midX, row === null ? area.y + area.h : midY - Math.max(5, perRow / 2));
-        pen.moveTo(midX, row === null ? area.y : midY + Math.max(5, perRow / 2));
-        pen.lineTo(midX, area.y + area.h);
-      }
-      pen.stroke();
-      if (strong && row !== null && key !== null) {
-        pen.lineWidth = 2;
-        const [w, h] = [Math.max(10, perKey), Math.max(10, perRow)];
-        pen.strokeRect(midX - w / 2, midY - h / 2, w, h);
-      }
-    };
-    if (this.hovered) cross(this.hovered.row, this.hovered.key, false);
-    if (state.row !== null || state.key !== null) cross(state.row, state.key, true);
-    pen.globalAlpha = 1;
-    pen.restore();
-    this.drawMinimap(pen, { layout, view, shape, theme, area });
+    drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
+    this.minimap = minimapRect(layout, view, shape);
+    const { what, limits } = this.look();
+    if (!what) this.minimap = null;
+    if (!this.minimap) return;
+    const coarse = this.coarse(what, { ...limits, ...this.paper(theme), shape, sign: [limits.scale, theme.dark, this.maskOf, "mini"].join(" ") });
+    drawMinimap(pen, { mini: this.minimap, view, shape, theme, coarse });
   }
 
-  drawMinimap(pen, { layout, view, shape, theme, area }) {
-    const { plot } = layout;
-    const parts = Math.min((view.q1 - view.q0) / shape.rows, (view.k1 - view.k0) / shape.keys);
-    this.minimap = null;
-    const { what, limits } = this.look();
-    if (!(parts < 0.98) || !what || layout.small && area.w < 120) return;
-    const most = layout.small ? 64 : 104;
-    const ratio = Math.min(4, Math.max(0.25, shape.keys / shape.rows));
-    const [w, h] = ratio > 1 ? [most, most / ratio] : [most * ratio, most];
-    const mini = { x: plot.x + plot.w - w - 8, y: plot.y + 8, w, h };
-    const coarse = this.coarse(what, { ...limits, table: tableFor("sequential", theme.dark), none: theme.dark ? missing.dark : missing.light, mask: this.mask, shape,
-      sign: [limits.scale, theme.dark, this.maskOf, "mini"].join(" ") });
-    pen.fillStyle = theme.panel;
-    pen.fillRect(mini.x - 4, mini.y - 4, w + 8, h + 8);
-    pen.strokeStyle = theme.line;
-    pen.lineWidth = 1;
-    pen.strokeRect(mini.x - 3.5, mini.y - 3.5, w + 7, h + 7);
-    if (coarse) {
-      const { queryBlock, keyBlock } = coarse.level;
-      pen.imageSmoothingEnabled = false;
-      pen.drawImage(coarse.canvas, 0, 0, shape.keys / keyBlock, shape.rows / queryBlock, mini.x, mini.y, w, h);
-    }
-    pen.strokeStyle = theme.cross;
-    pen.lineWidth = 1.5;
-    const [x, y] = [mini.x + (w * Math.max(0, view.k0)) / shape.keys, mini.y + (h * Math.max(0, view.q0)) / shape.rows];
-    pen.strokeRect(x, y, Math.max(3, Math.min(w, (w * (Math.min(shape.keys, view.k1) - Math.max(0, view.k0))) / shape.keys)),
-      Math.max(3, Math.min(h, (h * (Math.min(shape.rows, view.q1) - Math.max(0, view.q0))) / shape.rows)));
-    this.minimap = mini;
+  /** What colours mean: the table, the missing one, and the mask where it is known. */
+  paper(theme) {
+    const mask = this.maskOf === `${this.state.t} ${this.state.c}` ? this.mask : new MaskTiles(null);
+    return { table: tableFor("sequential", theme.dark), none: theme.dark ? missing.dark : missing.light, mask };
   }
 
   hover(cell) {
@@ -421,6 +359,7 @@ class MapView {
     this.told = "";
     if (this.base.width) this.drawOver();
     if (row === null || key === null || !this.call()) {
+      this.sentence.classList.remove("rg-held");
       this.sentence.textContent = row !== null ? "Choose a key as well to read a weight." : "Point at the map, or click to hold a cell.";
       this.told = this.sentence.textContent;
       return;
@@ -432,6 +371,7 @@ class MapView {
     if (asked !== this.asked) return;
     this.told = this.facts({ row, key }, state.hideSink ? { weight: null } : read);
     this.sentence.textContent = this.told;
+    this.sentence.classList.add("rg-held");
     say(this.told, this.host);
   }
 

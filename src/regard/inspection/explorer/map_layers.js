@@ -3,16 +3,18 @@ import { figures, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
 
 /** CSS pixels a token needs for its label. */
-const LAYER_LABEL = 10;
+export const LAYER_LABEL = 10;
 const LAYER_FONT = "system-ui, sans-serif";
 
 /**
  * Where the parts of the map lie, in CSS pixels.
  * @param {number} width @param {number} height
+ * @param {boolean} [labels] room for tokens above the keys
  */
-export function mapLayout(width, height) {
+export function mapLayout(width, height, labels = true) {
   const small = width < 480;
-  const [left, strip, top, bottom] = small ? [44, 14, 40, 42] : [76, 22, 58, 44];
+  const [left, strip, bottom] = small ? [44, 14, 42] : [76, 22, 44];
+  const top = labels ? (small ? 44 : 60) : 20;
   const x = left + strip + 3;
   const y = top + strip + 3;
   const plot = { x, y, w: Math.max(20, width - x - (small ? 6 : 12)), h: Math.max(20, height - y - bottom) };
@@ -117,12 +119,30 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.fillStyle = theme.muted;
   pen.textAlign = "left";
   pen.textBaseline = "alphabetic";
-  pen.fillText("queries ↓", 4, plot.y - 6);
   pen.textAlign = "right";
-  pen.fillText("keys →", plot.x - strip - 6, layout.small ? 12 : 14);
+  pen.fillText("queries ↓", right, plot.y - 6);
+  pen.fillText("keys →", right, plot.y - strip - 10);
 }
 
 const layerCount = (number, small) => (small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en"));
+
+/**
+ * Entropy of rows and mass of keys, as means over heads.
+ * @returns {Promise<{entropy: Float32Array, keyMass: Float32Array, rowBin: number, keyBin: number}>}
+ */
+export async function readStrips(source, t, heads, names = ["entropy"]) {
+  const read = await Promise.all(heads.map(async ([c, h]) => {
+    const head = source.head(t, c, h);
+    const [stats, mass] = await Promise.all([source.chunk(head.row_stats), source.chunk(head.key_mass)]);
+    const bins = stats.shape[1];
+    const at = Math.max(0, names.indexOf("entropy")) * bins;
+    return { entropy: stats.values.subarray(at, at + bins), keyMass: mass.values, rowBin: head.row_bin, keyBin: head.key_bin };
+  }));
+  const [first] = read;
+  const alike = read.filter(({ rowBin, keyBin }) => rowBin === first.rowBin && keyBin === first.keyBin);
+  const mean = (name) => first[name].map((_, n) => layerMean(alike.map((one) => one[name][n]), 0, alike.length));
+  return { entropy: mean("entropy"), keyMass: mean("keyMass"), rowBin: first.rowBin, keyBin: first.keyBin };
+}
 
 /** The left strip (entropy of the rows, 0 to that of an even spread) and the top strip (mass of the keys, log). */
 export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits }) {

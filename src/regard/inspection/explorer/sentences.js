@@ -34,7 +34,7 @@ export function cellSentence({ row, key, call, tokens, weight, rank, count, bloc
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
-    const place = rank ? (weight > 0 ? `, rank ${rank} of ${count}` : `, none of the ${count} keys with weight`) : "";
+    const place = rank ? (weight > 0 ? `, rank ${rank} of ${count}` : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`) : "";
     return `${pair}, ${figures(weight, 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;

@@ -1,12 +1,42 @@
 import { button, chooser, clear, element, tickbox } from "./dom.js";
 
-/** @param {object} call of the document @returns {string} what names a layer in a list */
-export function layerName(call, place) {
-  const plain = `${place + 1}`;
-  return call.name && call.name !== plain ? `${plain} · ${toolsShort(call.name)}${call.kind === "cross" ? " (cross)" : ""}` : plain;
+/**
+ * Layers in a list: their numbers, and what of their names tells them apart beyond a number.
+ * @param {Array<{name: string, kind: string}>} calls
+ * @returns {string[]}
+ */
+export function layerNames(calls) {
+  const names = calls.map(({ name }) => String(name ?? ""));
+  const shared = (texts) => {
+    let length = 0;
+    while (texts.length > 1 && length < texts[0].length && texts.every((text) => text[length] === texts[0][length])) length += 1;
+    return length;
+  };
+  const turn = (text) => Array.from(text).reverse().join("");
+  const front = shared(names);
+  const back = shared(names.map((name) => turn(name.slice(front))));
+  return names.map((name, n) => {
+    const own = name.slice(front, name.length - back);
+    const short = own.length > 24 ? `…${own.slice(-23)}` : own;
+    const more = calls.length > 1 && !/^\d*$/.test(own) ? ` · ${short}` : "";
+    return `${n + 1}${more}${calls[n].kind === "cross" ? " (cross)" : ""}`;
+  });
 }
 
-const toolsShort = (name) => (name.length > 30 ? `…${name.slice(-29)}` : name);
+/** @param {import("./state.js").State} state @returns {HTMLElement[]} what stands beside the map's title */
+export function mapTools(state) {
+  const zoom = element("span", { class: "rg-group" },
+    button("−", { title: "zoom out", keys: "-", press: () => state.ask("zoom-out") }),
+    button("+", { title: "zoom in", keys: "+", press: () => state.ask("zoom-in") }),
+    button("fit", { title: "show the whole map", keys: "0", press: () => state.ask("fit") }));
+  const overlays = element("details", { class: "rg-overlays" }, element("summary", { text: "Overlays" }),
+    element("div", { class: "rg-pop" }, ...[["borders", "document borders"], ["band", "window of the mask"], ["tiles", "tiles of the kernel"]].map(([name, text]) =>
+      tickbox(text, state[name], (value) => state.set({ [name]: value }), { data: { field: name } }))));
+  state.on(["borders", "band", "tiles"], () => {
+    for (const input of overlays.querySelectorAll("input")) input.checked = state[input.dataset.field];
+  });
+  return [overlays, zoom];
+}
 
 /**
  * The bar above the map: layer, head, colours, and the tools that are keys elsewhere.
@@ -37,13 +67,6 @@ export function mountTools(host, source, state) {
   const rank = button("rank", { title: "colour by rank in the row", keys: "r", pressed: false, press: () => state.set({ rowRank: !state.rowRank }) });
   const compare = button("A | B", { title: "compare", keys: "c", press: () => state.set({ tab: "compare" }) });
   const sink = tickbox("hide first keys", state.hideSink, (hideSink) => state.set({ hideSink }), { title: "Leave out the first four keys and share out what is left" });
-  const zoom = element("span", { class: "rg-group" },
-    button("−", { title: "zoom out", keys: "-", press: () => state.ask("zoom-out") }),
-    button("+", { title: "zoom in", keys: "+", press: () => state.ask("zoom-in") }),
-    button("fit", { title: "show the whole map", keys: "0", press: () => state.ask("fit") }));
-  const overlays = element("details", { class: "rg-overlays" }, element("summary", { text: "Overlays" }),
-    element("div", { class: "rg-pop" }, ...[["borders", "document borders"], ["band", "window of the mask"], ["tiles", "tiles of the kernel"]].map(([name, text]) =>
-      tickbox(text, state[name], (value) => state.set({ [name]: value }), { data: { field: name } }))));
   const edges = element("span", { class: "rg-group" },
     button("‹ edge", { title: "previous far edge", keys: "p", press: () => state.ask("previous-edge") }),
     button("edge ›", { title: "next far edge", keys: "n", press: () => state.ask("next-edge") }));
@@ -53,16 +76,17 @@ export function mountTools(host, source, state) {
       state.set({ row: null, key: null, brush: null, selection: [[state.c, state.h]] });
       state.ask("clear");
     } });
-  host.append(...[trace, layer.node, head.node, channel, scale, rank, several, sink, zoom, overlays, edges, find, wipe, traces.length > 1 ? compare : null].filter(Boolean));
+  host.append(...[trace, layer.node, head.node, channel, scale, rank, several, sink, edges, find, wipe, traces.length > 1 ? compare : null].filter(Boolean));
 
   let listed = -1;
   const refresh = () => {
     const calls = traces[state.t]?.calls ?? [];
     if (listed !== state.t) {
       listed = state.t;
-      clear(layer.select).append(...calls.map((call, n) => element("option", { value: String(n), text: layerName(call, n) })));
+      clear(layer.select).append(...layerNames(calls).map((text, n) => element("option", { value: String(n), text })));
     }
     layer.select.value = String(state.c);
+    layer.select.title = calls[state.c]?.name ?? "";
     const heads = calls[state.c]?.heads ?? 0;
     if (head.select.length !== heads) {
       clear(head.select).append(...Array.from({ length: heads }, (_, n) => element("option", { value: String(n), text: String(n + 1) })));
@@ -75,8 +99,7 @@ export function mountTools(host, source, state) {
     several.querySelector("select").value = state.aggregate;
     rank.setAttribute("aria-pressed", String(state.rowRank));
     sink.querySelector("input").checked = state.hideSink;
-    for (const input of overlays.querySelectorAll("input")) input.checked = state[input.dataset.field];
   };
-  state.on(["t", "c", "h", "channel", "scale", "rowRank", "aggregate", "selection", "hideSink", "borders", "band", "tiles"], refresh);
+  state.on(["t", "c", "h", "channel", "scale", "rowRank", "aggregate", "selection", "hideSink"], refresh);
   refresh();
 }
