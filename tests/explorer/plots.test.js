@@ -51,7 +51,7 @@ test("ranges skip what cannot be drawn", () => {
 const identity = { at: (value) => value };
 
 test("a line breaks at NaN and a lonely point still shows", () => {
-  assert.equal(linePath([0, 1, 2, 3], [5, 6, NaN, 7], identity, identity, 100), "M0.0 5.0L1.0 6.0M3.0 7.0H3.0");
+  assert.equal(linePath([0, 1, 2, 3], [5, 6, NaN, 7], identity, identity, 100), "M0.0 5.0L1.0 6.0M3.0 7.0m-2 0h4");
   assert.equal(linePath([], [], identity, identity, 100), "");
   assert.equal(linePath([1, 2], [4, 5], identity, identity, 100, true), "M1.0 4.0H2.0V5.0");
 });

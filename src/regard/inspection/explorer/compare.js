@@ -34,7 +34,7 @@ function comparePane(host, state, label) {
     const { shape, layers } = shown, ratio = globalThis.devicePixelRatio || 1;
     plot = { x: COMPARE_LEFT, y: 4, w: wide - COMPARE_LEFT - 6, h: Math.min(wide - COMPARE_LEFT, 520) };
     const tall = plot.h + plot.y + COMPARE_BOTTOM;
-    view = drawnView(state.view, plot, shape);
+    view = drawnView(stretch(state.view, 1), plot, shape);
     stage.style.height = `${tall}px`;
     Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
     const pen = canvas.getContext("2d"), x = plot.w / (view.k1 - view.k0), y = plot.h / (view.q1 - view.q0);
@@ -68,6 +68,11 @@ function comparePane(host, state, label) {
       axes.append(svg("rect", { class: "plot-ring", x: plot.x + (cell.key - view.k0) * x, y: plot.y + (cell.row - view.q0) * y, width: Math.max(3, x), height: Math.max(3, y) }));
     }
   };
+  // Traces of different lengths show the same share of each.
+  const stretch = ({ q0, q1, k0, k1 }, way) => {
+    const { rows, keys } = state.shape(), q = (shown.shape.rows / (rows || 1)) ** way, k = (shown.shape.keys / (keys || 1)) ** way;
+    return { q0: q0 * q, q1: q1 * q, k0: k0 * k, k1: k1 * k };
+  };
   const point = (event) => {
     const frame = stage.getBoundingClientRect();
     return [event.clientX - frame.left, event.clientY - frame.top];
@@ -81,7 +86,7 @@ function comparePane(host, state, label) {
     if (grip) {
       stage.setPointerCapture(event.pointerId);
       const dq = ((grip.at[1] - y) * (view.q1 - view.q0)) / plot.h, dk = ((grip.at[0] - x) * (view.k1 - view.k0)) / plot.w;
-      state.set({ view: panView(grip.view, dq, dk, shown.shape) });
+      state.set({ view: stretch(panView(grip.view, dq, dk, shown.shape), -1) });
       return;
     }
     cell = shown && cellAt(view, plot, x, y, shown.shape);
@@ -93,7 +98,7 @@ function comparePane(host, state, label) {
   stage.addEventListener("click", () => cell && state.set({ row: cell.row, key: cell.key }));
   const zoom = (factor, x = plot.x + plot.w / 2, y = plot.y + plot.h / 2) => {
     const { q, k } = placeAt(view, plot, x, y);
-    state.set({ view: zoomView(view, factor, q, k, shown.shape) });
+    state.set({ view: stretch(zoomView(view, factor, q, k, shown.shape), -1) });
   };
   stage.addEventListener("wheel", (event) => {
     if (!shown) return;
@@ -104,7 +109,7 @@ function comparePane(host, state, label) {
     if (!shown || event.ctrlKey || event.metaKey || event.altKey) return;
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     const by = (n, span) => (n * span) / 8;
-    if (step) state.set({ view: panView(view, by(step[0], view.q1 - view.q0), by(step[1], view.k1 - view.k0), shown.shape) });
+    if (step) state.set({ view: stretch(panView(view, by(step[0], view.q1 - view.q0), by(step[1], view.k1 - view.k0), shown.shape), -1) });
     else if (event.key === "+" || event.key === "=") zoom(0.7);
     else if (event.key === "-") zoom(1 / 0.7);
     else if (event.key === "0") state.set({ view: state.whole() });
@@ -170,14 +175,14 @@ export function mountCompare(host, source, state) {
     pickA.querySelector("select").value = String(a);
     pickB.querySelector("select").value = steps.value = String(b);
     channel.querySelector("select").value = state.channel;
-    modes.forEach((one, n) => one.setAttribute("aria-pressed", String(["swipe", "side", "difference"][n] === mode)));
-    swipeField.hidden = mode !== "swipe";
     const apart = reasonApart(source, pair, c, h), known = pair.map((t) => h < (traces[t].calls[c]?.heads ?? 0));
     const levels = apart ? [] : commonLevels(source, pair, c, h, state.channel);
     const read = (t, wanted) => {
-      const list = apart || wanted === null ? source.levels(t, c, h, state.channel) : levels;
-      const level = chooseLevel(list, wanted ?? view, COMPARE_BLOCKS);
-      return level ? readBlocks(source, t, c, h, wanted ?? view, state.channel, level) : null;
+      const list = apart ? source.levels(t, c, h, state.channel) : levels;
+      const { rows, keys } = traces[t].calls[c], here = state.shape(), q = rows / (here.rows || 1), k = keys / (here.keys || 1);
+      const part = wanted ?? view, seen = { q0: part.q0 * q, q1: part.q1 * q, k0: part.k0 * k, k1: part.k1 * k };
+      const level = chooseLevel(list, seen, COMPARE_BLOCKS);
+      return level ? readBlocks(source, t, c, h, seen, state.channel, level) : null;
     };
     const parts = await Promise.all(pair.map((t, n) => (known[n] ? read(t, view) : null)));
     const tokens = await Promise.all(pair.map((t) => source.tokens(t, traces[t].calls[c]?.key_sequence ?? null)));
@@ -205,6 +210,11 @@ export function mountCompare(host, source, state) {
       + (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : "");
     const layerOf = (n, place = {}) => ({ excerpt: parts[n], picture: heatCanvas(parts[n].values, parts[n].rows, parts[n].columns, look), ...place });
     const single = mode !== "side" && linked;
+    modes.forEach((one, n) => {
+      one.disabled = n !== 1 && !linked;
+      one.setAttribute("aria-pressed", String(single ? ["swipe", "side", "difference"][n] === mode : n === 1));
+    });
+    swipeField.hidden = !single || mode !== "swipe";
     legend.replaceChildren(...heatLegend(single && mode === "difference" ? signed : { ...look }, single && mode === "difference" ? "A − B" : `weight, ${state.scale} scale`));
     panes.forEach((pane, n) => (pane.box.hidden = single ? n === 1 : !parts[n]));
     if (single) {
@@ -222,6 +232,7 @@ export function mountCompare(host, source, state) {
     if (headsOf !== `${a},${b}`) return;
     const values = new Float32Array(found.length * columns).fill(NaN);
     found.forEach((one, c) => values.set(one, c * columns));
+    heads.hidden = !values.some(Number.isFinite);
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
     const spec = {
       title: "How far each head is apart (Jensen–Shannon)", values, rows: found.length, columns, low: 0, high, unit: "bits", xLabel: "head", yLabel: "layer",

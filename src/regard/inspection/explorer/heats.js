@@ -91,17 +91,3 @@ export function heatPlot(host, spec) {
   frame.update(spec);
   return frame;
 }
-
-/**
- * One row of numbers as a thin band of colour.
- * @param {ArrayLike<number>} values @param {object} look see `heatPixels` @param {string} label what screen readers say
- * @returns {HTMLCanvasElement}
- */
-export function heatStrip(values, look, label) {
-  const canvas = heatCanvas(values, 1, values.length, look);
-  canvas.classList.add("heat-strip");
-  canvas.removeAttribute("aria-hidden");
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", label);
-  return canvas;
-}

@@ -91,12 +91,11 @@ export function rangeOf(arrays, kind = "linear") {
  */
 export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
   const dense = y.length > 3 * width;
-  let path = "", open = false, last = 0, column = null, low = 0, high = 0;
+  let path = "", open = 0, column = null, low = 0, high = 0;
   const put = (px, py) => {
     if (open && stepped) path += `H${px.toFixed(1)}V${py.toFixed(1)}`;
     else path += `${open ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`;
-    open = true;
-    last = px;
+    open += 1;
   };
   const flush = () => {
     if (column === null) return;
@@ -106,9 +105,8 @@ export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
   };
   const stop = () => {
     flush();
-    // A point alone still shows: a line of no length with round ends.
-    if (open && /M[^LHV]*$/.test(path.slice(-24))) path += `H${last.toFixed(1)}`;
-    open = false;
+    if (open === 1) path += "m-2 0h4"; // a point alone still shows
+    open = 0;
   };
   for (let n = 0; n < y.length; n++) {
     const px = xAxis.at(x[n]), py = yAxis.at(y[n]);
@@ -265,6 +263,9 @@ export function plotPointer(node, move, step, pick) {
 export function linePlot(host, spec) {
   const frame = plotFrame(host, ({ body, read, spec, width }) => {
     const height = spec.height ?? 170, bottom = height - PLOT_BOTTOM;
+    if (!spec.series.some((one) => Array.prototype.some.call(one.y, Number.isFinite))) {
+      return body.replaceChildren(element("p", { class: "plot-none" }, "nothing to draw"));
+    }
     const [xLow, xHigh] = rangeOf(spec.series.map((one) => one.x), spec.xScale);
     const [low, high] = rangeOf(spec.series.flatMap((one) => (one.raw ? [one.y, one.raw] : [one.y])), spec.yScale);
     const xAxis = makeAxis(spec.xScale, xLow, xHigh, PLOT_LEFT, width - PLOT_RIGHT);
@@ -297,87 +298,6 @@ export function linePlot(host, spec) {
       const next = x === null ? 0 : nearestIndex(xs, x) + dx;
       if (xs.length) show(xs[Math.min(Math.max(next, 0), xs.length - 1)]);
     }, spec.onPick && (() => x !== null && spec.onPick(x)));
-    body.replaceChildren(node);
-  });
-  frame.update(spec);
-  return frame;
-}
-
-/**
- * Points, all in one path; a click picks the nearest, a drag brushes a rectangle.
- * @param {HTMLElement} host
- * @param {{title: string, note?: string, xLabel: string, yLabel: string, height?: number,
- *   points: {x: number, y: number, label: string}[], selected?: number[],
- *   onPick?: (index: number) => void, onBrush?: (indices: number[]|null) => void}} spec
- * @returns {{update: (spec: object) => void, figure: HTMLElement}}
- */
-export function scatterPlot(host, spec) {
-  const frame = plotFrame(host, ({ body, read, spec, width }) => {
-    const height = spec.height ?? 190, points = spec.points;
-    const xAxis = makeAxis("linear", ...rangeOf([points.map((one) => one.x)]), PLOT_LEFT + 4, width - PLOT_RIGHT - 4);
-    const yAxis = makeAxis("linear", ...rangeOf([points.map((one) => one.y)]), height - PLOT_BOTTOM - 4, PLOT_TOP + 4);
-    const node = svg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${spec.title}: ${points.length} points. Arrow keys read them.` });
-    const dots = (list) => list.map((one) => `M${xAxis.at(one.x).toFixed(1)} ${yAxis.at(one.y).toFixed(1)}h0`).join("");
-    const known = points.filter((one) => Number.isFinite(one.x) && Number.isFinite(one.y));
-    const ring = svg("circle", { class: "plot-ring", r: 5, cx: -9, cy: -9 }), brush = svg("rect", { class: "plot-brush" });
-    plotAxes(node, spec, xAxis, yAxis, width, height);
-    node.append(svg("path", { class: "plot-dots", d: dots(known) }),
-      svg("path", { class: "plot-dots chosen", d: dots((spec.selected ?? []).map((n) => points[n]).filter(Boolean)) }), brush, ring);
-    let current = -1, start = null;
-    const show = (n) => {
-      current = n;
-      ring.setAttribute("cx", xAxis.at(points[n].x));
-      ring.setAttribute("cy", yAxis.at(points[n].y));
-      read.textContent = `${points[n].label}: ${spec.xLabel} ${formatNumber(points[n].x)}, ${spec.yLabel} ${formatNumber(points[n].y)}`;
-    };
-    const near = (px, py) => {
-      let best = -1, least = Infinity;
-      points.forEach((one, n) => {
-        const far = (xAxis.at(one.x) - px) ** 2 + (yAxis.at(one.y) - py) ** 2;
-        if (far < least) [best, least] = [n, far];
-      });
-      if (best >= 0) show(best);
-    };
-    const order = points.map((_, n) => n).filter((n) => known.includes(points[n])).sort((a, b) => points[a].x - points[b].x);
-    let dragged = false;
-    plotPointer(node, near, (dx, dy) => {
-      const next = order.indexOf(current) + dx + dy;
-      if (order.length) show(order[Math.min(Math.max(next, 0), order.length - 1)]);
-    }, () => {
-      if (!dragged && current >= 0) spec.onPick?.(current);
-    });
-    const place = (event) => {
-      const box = node.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
-    const rectangle = (event) => {
-      const [x, y] = place(event);
-      return [Math.min(start[0], x), Math.min(start[1], y), Math.abs(x - start[0]), Math.abs(y - start[1])];
-    };
-    if (spec.onBrush) {
-      node.addEventListener("pointerdown", (event) => {
-        start = place(event);
-        dragged = false;
-      });
-      node.addEventListener("pointermove", (event) => {
-        if (!start) return;
-        const [x, y, w, h] = rectangle(event);
-        dragged = w + h > 6;
-        if (dragged) node.setPointerCapture(event.pointerId);
-        for (const [name, value] of Object.entries({ x, y, width: w, height: h })) brush.setAttribute(name, value);
-      });
-      node.addEventListener("pointerup", (event) => {
-        if (!start) return;
-        const [x, y, w, h] = rectangle(event);
-        start = null;
-        if (w + h <= 6) return;
-        const inside = points.flatMap((one, n) => {
-          const dx = xAxis.at(one.x) - x, dy = yAxis.at(one.y) - y;
-          return dx >= 0 && dx <= w && dy >= 0 && dy <= h ? [n] : [];
-        });
-        spec.onBrush(inside.length ? inside : null);
-      });
-    }
     body.replaceChildren(node);
   });
   frame.update(spec);
