@@ -66,4 +66,7 @@ def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
         yield plan, "weights one by one are there for pinned heads alone"
     while plan.pinned:
         plan = replace(plan, pinned=plan.pinned // 2)
-        yield plan, f"{plan.pinned} heads are pinned instead of {'more' if plan.pinned else 'any'}"
+        some = (
+            f"only {plan.pinned} heads are" if plan.pinned > 1 else f"{('no', 'only 1')[plan.pinned]} head is"
+        )
+        yield plan, f"{some} pinned"

@@ -144,21 +144,24 @@ def _make(
     if not max_mb > 0:
         raise ValueError(f"max_mb: expected more than 0, got {max_mb}")
     shell = load_shell()
+    name = markup.escape(_plain(trace.title if title is None else title))
+    connect = "'self'" if served else "'none'"
+    frame = shell.fill(title=name, document="", chunks="", connect=connect)
     payload = collect(
         [trace] if compare is None else [trace, compare],
         title=title,
         max_bytes=None if served else int(max_mb * 1e6),
-        shell_bytes=shell.size + 1024,
+        shell_bytes=len(frame.encode()),
         pinned=pinned,
         training=training,
         positions=positions,
         served=served,
     )
     page = shell.fill(
-        title=markup.escape(_plain(payload.document["title"])),
+        title=name,
         document=payload.json(),
         chunks="" if served else "".join(payload.blocks()),
-        connect="'self'" if served else "'none'",
+        connect=connect,
     )
     return payload, page.encode()
 
