@@ -71,7 +71,7 @@ function mainHeader(root, source, state) {
 function mainTabs(state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
   const tabs = panels.map(({ name, panel }) => {
-    const tab = element("button", { type: "button", role: "tab", text: TAB_NAMES[name], on: { click: () => state.set({ tab: name }) } });
+    const tab = element("button", { type: "button", role: "tab", "aria-keyshortcuts": name === "compare" ? "c" : null, text: TAB_NAMES[name], on: { click: () => state.set({ tab: name }) } });
     list.append(tab);
     panel.setAttribute("role", "tabpanel");
     panel.setAttribute("aria-label", TAB_NAMES[name]);

@@ -17,7 +17,7 @@ const MAP_THEME = { panel: "--panel", ink: "--ink", muted: "--muted", line: "--l
  * @param {HTMLElement} host
  * @param {import("./source.js").Source} source
  * @param {import("./state.js").State} state
- * @returns {object} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `visible()`, `draw(pen, width, height)`
+ * @returns {object} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `draw(pen, layout, ratio)`
  */
 export function mountMap(host, source, state) {
   const view = new MapView(host, source, state);
@@ -398,25 +398,5 @@ class MapView {
       await new Promise((resolve) => setTimeout(resolve, 16));
       quiet = this.store.pending || this.planned || (this.call() && !this.strips && this.state.shape().rows) ? 0 : quiet + 1;
     }
-  }
-
-  /** What is in sight, as numbers: blocks from the first drawn one on. @returns {Promise<object|null>} */
-  async visible() {
-    await this.settled();
-    const { what, level, limits } = this.look();
-    if (!what) return null;
-    const shape = this.state.shape();
-    const view = this.drawn();
-    const ends = (from, to, block, size) => [Math.floor(Math.max(0, from) / block), Math.ceil(Math.min(size, to) / block)];
-    const [i0, i1] = ends(view.q0, view.q1, level.queryBlock, shape.rows);
-    const [j0, j1] = ends(view.k0, view.k1, level.keyBlock, shape.keys);
-    const values = new Float32Array((i1 - i0) * (j1 - j0)).fill(NaN);
-    for (let i = i0; i < i1; i += 1) {
-      for (let j = j0; j < j1; j += 1) {
-        const entry = this.store.get({ ...what, ranked: false }, Math.floor(i / TILE), Math.floor(j / TILE));
-        if (entry) values[(i - i0) * (j1 - j0) + (j - j0)] = entry.values[(i % TILE) * TILE + (j % TILE)];
-      }
-    }
-    return { values, rows: i1 - i0, columns: j1 - j0, firstRow: i0 * level.queryBlock, firstKey: j0 * level.keyBlock, ...level, channel: what.channel, heads: what.heads, limits };
   }
 }

@@ -18,7 +18,7 @@ export function mapLayout(width, height, labels = true) {
   const x = left + strip + 3;
   const y = top + strip + 3;
   const plot = { x, y, w: Math.max(20, width - x - (small ? 6 : 12)), h: Math.max(20, height - y - bottom) };
-  return { plot, strip, left, top, bottom, width, height, small };
+  return { plot, strip, bottom, width, height, small, labels };
 }
 
 /** The part of the plot that shows the matrix. @returns {{x: number, y: number, w: number, h: number}} */
@@ -90,7 +90,7 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.rect(area.x - 1, 0, Math.min(layout.width - area.x, area.w + 60), plot.y);
   pen.clip();
   const base = plot.y - strip - 6;
-  if (keyTokens && perKey >= LAYER_LABEL) {
+  if (keyTokens && layout.labels && perKey >= LAYER_LABEL) {
     pen.font = `${Math.min(13, Math.max(9, perKey * 0.8))}px ${LAYER_FONT}`;
     pen.fillStyle = theme.ink;
     pen.textAlign = "left";

@@ -65,18 +65,16 @@ export function mountTools(host, source, state) {
     (value) => state.set(value === "rank" ? { rowRank: true } : { scale: value, rowRank: false }), { "aria-keyshortcuts": "l", title: "l; r for rank in row" });
   const several = chooser("Selection", [["mean", "mean"], ["max", "largest"]], state.aggregate, (value) => state.set({ aggregate: value }));
   const rank = button("rank", { title: "colour by rank in the row", keys: "r", pressed: false, press: () => state.set({ rowRank: !state.rowRank }) });
-  const compare = button("A | B", { title: "compare", keys: "c", press: () => state.set({ tab: "compare" }) });
   const sink = tickbox("hide first keys", state.hideSink, (hideSink) => state.set({ hideSink }), { title: "Leave out the first four keys and share out what is left" });
   const edges = element("span", { class: "rg-group" },
     button("‹ edge", { title: "previous far edge", keys: "p", press: () => state.ask("previous-edge") }),
     button("edge ›", { title: "next far edge", keys: "n", press: () => state.ask("next-edge") }));
-  const find = button("find", { title: "find a token", keys: "/", press: () => state.ask("find") });
   const wipe = button("clear", { title: "clear crosshair, selection and filter", keys: "Escape",
     press: () => {
       state.set({ row: null, key: null, brush: null, selection: [[state.c, state.h]] });
       state.ask("clear");
     } });
-  host.append(...[trace, layer.node, head.node, channel, scale, rank, several, sink, edges, find, wipe, traces.length > 1 ? compare : null].filter(Boolean));
+  host.append(...[trace, layer.node, head.node, channel, scale, rank, several, sink, edges, wipe].filter(Boolean));
 
   let listed = -1;
   const refresh = () => {
