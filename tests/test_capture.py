@@ -125,8 +125,8 @@ CASES = {
     "bfloat16": Case(masks.causal(), causal, dtype=jnp.bfloat16, loose=4),
     "float16": Case(dtype="float16", sinks=(H,)),
     "large scores": Case(masks.causal(), causal, scale=40.0, loose=200),
-    "one batch axis more": Case(
-        masks.causal(), causal, query=(2, 2, H, T, D), key=(2, 2, 2, S, D), value=(2, 2, 2, S, E), example=3
+    "two batch axes, keys with one": Case(
+        masks.causal(), causal, query=(2, 3, H, T, D), key=(3, 2, S, D), value=(3, 2, S, E), example=5
     ),
     "heads alone": Case(masks.causal(), causal, query=(H, T, D), key=(2, S, D), value=(2, S, E), example=0),
     "one head": Case(masks.causal(), causal, query=(T, D), key=(S, D), value=(S, E), example=0),
