@@ -43,27 +43,25 @@ class MapView {
 
   mount() {
     this.host.append(element("div", { class: "rg-map-head" }, this.words, ...mapTools(this.state)), this.stage, element("div", { class: "rg-map-foot" }, this.sentence, this.lock));
+    const { state } = this;
     const plan = () => this.plan();
-    this.state.on(["t", "c", "h", "selection"], () => this.change());
-    this.state.on(["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"], plan);
-    this.state.on(["row", "key", "t", "c", "h", "selection", "aggregate", "channel", "hideSink"], () => this.tell());
-    this.state.addEventListener("recolour", () => {
+    const follow = () => {
+      const { row, key } = state;
+      if (row !== null && key !== null) state.set({ view: followCell(this.drawn(), row, key, state.shape()) });
+    };
+    const recolour = () => {
       this.theme = null;
       this.plan();
-    });
-    this.state.addEventListener("zoom-in", () => this.zoom(0.5));
-    this.state.addEventListener("zoom-out", () => this.zoom(2));
-    this.state.addEventListener("fit", () => this.state.set({ view: this.state.whole() }));
-    this.state.addEventListener("follow", () => {
-      const { row, key } = this.state;
-      if (row !== null && key !== null) this.state.set({ view: followCell(this.drawn(), row, key, this.state.shape()) });
-    });
+    };
+    state.on(["t", "c", "h", "selection"], () => this.change());
+    state.on(["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"], plan);
+    state.on(["row", "key", "t", "c", "h", "selection", "aggregate", "channel", "hideSink"], () => this.tell());
+    const answers = { recolour, follow, "zoom-in": () => this.zoom(0.5), "zoom-out": () => this.zoom(2), fit: () => state.set({ view: state.whole() }) };
+    for (const [command, answer] of Object.entries(answers)) state.addEventListener(command, answer);
     new ResizeObserver(plan).observe(this.stage);
     followPointer(this.stage, {
-      layout: () => this.layout(), shape: () => this.state.shape(), view: () => this.state.view, scale: () => this.scale(),
-      change: (next) => this.state.set({ view: next }), minimap: () => this.minimap,
-      hover: (cell) => this.hover(cell),
-      choose: ({ row, key }) => this.state.set({ row, key }),
+      layout: () => this.layout(), shape: () => state.shape(), view: () => state.view, scale: () => this.scale(), minimap: () => this.minimap,
+      change: (next) => state.set({ view: next }), hover: (cell) => this.hover(cell), choose: ({ row, key }) => state.set({ row, key }),
     });
     this.change();
     this.tell();
@@ -85,8 +83,8 @@ class MapView {
   levels(heads = this.heads()) {
     const { t, channel } = this.state;
     const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
-    const shared = lists[0].filter((level) => lists.every((list) => list.some((one) => one.queryBlock === level.queryBlock && one.keyBlock === level.keyBlock)));
-    return shared;
+    const same = (one, other) => one.queryBlock === other.queryBlock && one.keyBlock === other.keyBlock;
+    return lists[0].filter((level) => lists.every((list) => list.some((one) => same(one, level))));
   }
 
   layout() {
@@ -111,6 +109,7 @@ class MapView {
     return pixelsPerCell(this.drawn(), this.layout().plot);
   }
 
+  /** Zoom about the crosshair where it is in sight, else about the middle. */
   zoom(factor) {
     const now = this.drawn();
     const { row, key } = this.state;
@@ -230,7 +229,7 @@ class MapView {
     pen.rect(area.x, area.y, area.w, area.h);
     pen.clip();
     pen.imageSmoothingEnabled = false;
-    this.drawTiles(pen, { view, plot, shape, what, look, ratio, area });
+    this.drawTiles(pen, { view, plot, shape, what, look, ratio });
     pen.restore();
     drawOverlays(pen, { layout, view, shape, theme, call, state });
     drawStrips(pen, { layout, view, shape, theme, strips: this.strips, barLimits: limitsFor("log", shape.keys, 1) });
@@ -242,7 +241,7 @@ class MapView {
     this.describe({ level, finest, what, view, plot });
   }
 
-  drawTiles(pen, { view, plot, shape, what, look, ratio, area }) {
+  drawTiles(pen, { view, plot, shape, what, look, ratio }) {
     const { level } = what;
     const snap = (x) => Math.round(x * ratio) / ratio;
     const ends = (from, to, block, size) => [Math.floor(Math.max(0, from) / block / TILE), Math.ceil(Math.min(size, to) / block / TILE)];
@@ -255,7 +254,7 @@ class MapView {
         const end = pixelOf(view, plot, (r + 1) * TILE * level.queryBlock, (c + 1) * TILE * level.keyBlock);
         const [x, y] = [snap(start.x), snap(start.y)];
         if (entry) pen.drawImage(this.store.paint(entry, look, r, c), x, y, snap(end.x) - x, snap(end.y) - y);
-        else this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y], area });
+        else this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
       }
     }
   }

@@ -57,7 +57,7 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
     if (!found?.exact) {
       const top = heads.length === 1 ? await source.topKeys(t, c, h, row, 32) : null;
       const place = top?.findIndex((edge) => edge.key === key) ?? -1;
-      return place < 0 ? { weight: null } : { weight: top[place].weight, rank: place + 1, count: row + 1 > top.length ? `${top.length} stored` : top.length };
+      return place < 0 ? { weight: null } : { weight: top[place].weight, rank: place + 1, count: `${top.length} stored` };
     }
     rows.push(found.values);
   }
