@@ -140,7 +140,12 @@ export function mountCompare(host, source, state) {
       element("pre", {}, 'trace.explore("page.html", compare=other)')));
     return;
   }
-  const most = traces.length - 1, number = (text) => (/^\d+$/.test(String(text)) && Number(text) <= most ? Number(text) : undefined);
+  // The address is written after this view is made; only then may the state read this view's fields from it.
+  queueMicrotask(() => compareBuild(host, source, state));
+}
+
+function compareBuild(host, source, state) {
+  const traces = source.document.traces, most = traces.length - 1, number = (text) => (/^\d+$/.test(String(text)) && Number(text) <= most ? Number(text) : undefined);
   state.declare("other", { initial: 1, hash: "b", clean: number });
   state.declare("compareMode", { initial: "swipe", hash: "cmp", clean: (mode) => (["swipe", "side", "difference"].includes(mode) ? mode : undefined) });
   const name = (n) => traces[n].title || `trace ${n + 1}`, letters = traces.map((_, n) => [String(n), name(n)]);
@@ -206,8 +211,8 @@ export function mountCompare(host, source, state) {
       const i = Math.floor(cell.row / part.queryBlock) - part.row0, j = Math.floor(cell.key / part.keyBlock) - part.column0;
       return i >= 0 && j >= 0 && i < part.rows && j < part.columns ? part.values[i * part.columns + j] : NaN;
     };
-    const say2 = (cell) => `query ${cell.row}, key ${cell.key}: ` + parts.map((part, n) => (part ? `${"AB"[n]} ${formatNumber(at(part, cell), 4)}` : "")).filter(Boolean).join(", ")
-      + (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : "");
+    const tell = (cell) => (parts.every((part) => !part || Number.isNaN(at(part, cell))) ? "" : `query ${cell.row}, key ${cell.key}: ` + parts.map((part, n) => (part ? `${"AB"[n]} ${formatNumber(at(part, cell), 4)}` : "")).filter(Boolean).join(", ")
+      + (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : ""));
     const layerOf = (n, place = {}) => ({ excerpt: parts[n], picture: heatCanvas(parts[n].values, parts[n].rows, parts[n].columns, look), ...place });
     const single = mode !== "side" && linked;
     modes.forEach((one, n) => {
@@ -221,8 +226,8 @@ export function mountCompare(host, source, state) {
       const share = Number(swipe.value) / 100;
       const layers = mode === "swipe" ? [layerOf(0, { to: share }), layerOf(1, { from: share })]
         : [{ excerpt: parts[0], picture: heatCanvas(difference.values, parts[0].rows, parts[0].columns, signed) }];
-      panes[0].show({ layers, shape: shapeOf(0), read: say2 }, mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`);
-    } else panes.forEach((pane, n) => parts[n] && pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: say2 }, `${"AB"[n]} ${name(pair[n])}`));
+      panes[0].show({ layers, shape: shapeOf(0), read: tell }, mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`);
+    } else panes.forEach((pane, n) => parts[n] && pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: tell }, `${"AB"[n]} ${name(pair[n])}`));
     drawHeads(a, b);
   };
   const drawHeads = async (a, b) => {

@@ -40,7 +40,8 @@ export function mountDetails(host, source, state) {
     const known = out && !exact ? await source.topKeys(t, c, h, row, DETAILS_TOP) : null;
     const stored = out ? await storedRow(source, t, c, h, row) : null;
     if (mine !== now) return;
-    const top = exact ? largestIndices(exact, DETAILS_TOP).map((at) => ({ key: at, weight: exact[at] })) : known ?? [];
+    const all = exact ? largestIndices(exact, DETAILS_TOP).map((at) => ({ key: at, weight: exact[at] })) : known ?? [];
+    const top = all.filter(({ weight }, place) => place < 3 || weight >= 1e-6);
     const sum = exact ? exact.reduce((total, one) => total + one, 0) : NaN;
     const empty = exact && sum === 0;
     const sink = !out || !call.sinks ? NaN : exact ? (empty ? NaN : Math.max(0, 1 - sum)) : stored?.sink_mass ?? NaN;

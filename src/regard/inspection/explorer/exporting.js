@@ -1,7 +1,7 @@
 import { button, download, element, say } from "./dom.js";
-import { fromUnit, limitsFor } from "./colours.js";
+import { fromUnit, limitsFor, toUnit } from "./colours.js";
 import { heatCanvas } from "./heats.js";
-import { formatNumber, linearTicks } from "./plots.js";
+import { formatNumber, linearTicks, logTicks } from "./plots.js";
 import { readExcerpt } from "./excerpts.js";
 import { displayToken, headName } from "./passages.js";
 import { sidesOf } from "./reader.js";
@@ -105,10 +105,10 @@ function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }
   texts.push({ x: x + wide / 2, y: height - 10, text: "key", size: 12, anchor: "middle" },
     { x: 14, y: y + tall / 2, text: "query", size: 12, anchor: "middle", turn: -90 });
   const bar = { x: x + wide + 18, y, width: 12, height: Math.min(tall, 240) };
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-    const at = bar.y + (1 - part) * bar.height;
+  for (const tick of (scale === "log" ? logTicks : linearTicks)(...limits)) {
+    const at = bar.y + (1 - toUnit(tick, scale, ...limits)) * bar.height;
     lines.push([bar.x + bar.width, at, bar.x + bar.width + 4, at]);
-    texts.push({ x: bar.x + bar.width + 7, y: at + 4, text: formatNumber(fromUnit(part, scale, ...limits), 2), size: 11 });
+    texts.push({ x: bar.x + bar.width + 7, y: at + 4, text: formatNumber(tick), size: 11 });
   }
   const frames = [[x, y, wide, tall], [bar.x, bar.y, bar.width, bar.height]];
   return { width, height, plot: { x, y, width: wide, height: tall }, bar, texts, lines, frames };

@@ -207,7 +207,7 @@ export function mountReader(host, source, state) {
     state.set({ row, key, direction: "out" });
     await refresh();
     const text = `Edge ${edge + 1} of ${edges.length}: query ${nameToken(sides.query, row)} to key ${nameToken(sides.key, key)}, `
-      + `${formatNumber(weight)}, ${Math.abs(distance)} ${distance < 0 ? "later" : "back"}`;
+      + `weight ${formatNumber(weight)}, ${Math.abs(distance)} tokens ${distance < 0 ? "ahead" : "back"}`;
     status.textContent = text;
     say(text, host);
     panes.both?.goTo(sides.query.tokenAt(row));
