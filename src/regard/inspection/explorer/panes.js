@@ -25,9 +25,16 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   let starts = new Int32Array(0), marks = {}, planned = false, width = 0, tall = 0, wanted = null;
   host.append(scroll);
 
-  const widthOf = (shown) => {
+  const sizeOf = (shown) => {
     let size = widths.get(shown);
-    if (size === undefined) widths.set(shown, (size = pen.measureText(shown).width + gap));
+    if (size === undefined) widths.set(shown, (size = pen.measureText(shown).width));
+    return size;
+  };
+  const widthOf = (shown) => {
+    if (!/^\d+$/.test(shown)) return sizeOf(shown) + gap;
+    // Where positions stand for tokens no two are alike, but their digits are.
+    let size = gap;
+    for (let at = 0; at < shown.length; at++) size += sizeOf(shown[at]);
     return size;
   };
   const lineOf = (token) => lastAtMost(starts, token);
