@@ -239,6 +239,24 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
         pages.html(trace, pinned=-1)
 
 
+def test_statistics_from_a_file_are_shown(bare, tmp_path):
+    trace = small()
+    trace.save(tmp_path / "whole.regard", keep="qk")
+    assert pages.html(inspection.load(tmp_path / "whole.regard")) == pages.html(trace)
+    trace.save(tmp_path / "trace.regard", keep="statistics")
+    document, chunks = opened(pages.html(inspection.load(tmp_path / "trace.regard")))
+    head = document["traces"][0]["calls"][0]["head"][0]
+    assert (document["exact"], head["weights"], head["last_row"]) == ("none", None, None)
+    assert chunks[head["levels"][0]["mass"]].sum() > 0
+    assert "saved without queries and keys" in document["notes"][0]
+
+
+def test_a_page_of_nothing(bare):
+    document, _ = opened(pages.html(inspection.Trace()))
+    assert document["traces"][0]["calls"] == []
+    assert set(pages.bundle(inspection.Trace())) == {"text/html", "image/png", "text/plain"}
+
+
 def test_a_served_page_asks_its_server(bare):
     trace = small()
     page = pages.html(trace, served=True)

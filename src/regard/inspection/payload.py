@@ -119,6 +119,10 @@ def _remarks(traces: Sequence[Any]) -> list[str]:
     """What the page should say of the numbers."""
     remarks = [note for trace in traces for note in getattr(trace, "notes", ())]
     for trace in traces:
+        if any(call.problem is None for call in trace.calls):
+            remarks.append(
+                f"{trace.title}: saved without queries and keys, so there is nothing finer than these blocks."
+            )
         for call in trace.calls:
             if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K).trust)).all():
                 remarks.append(f"{call.name}: some weights are not numbers; they are drawn as 0.")
