@@ -20,6 +20,12 @@ const keyCross = (rows, keys) => (state) => {
   state.ask("follow");
 };
 
+/** Commands of views that are seen on the first tab alone. */
+const keyReader = (command) => (state) => {
+  state.set({ tab: "attention" });
+  state.ask(command);
+};
+
 /**
  * Every key with what it does; `place` says where it works when not everywhere.
  * @type {Array<{keys: string[], does: string, run: (state: import("./state.js").State) => void, place?: "map"}>}
@@ -40,10 +46,10 @@ export const KEYS = [
   { keys: ["l"], does: "colour scale: log, linear, power", run: (state) => state.set({ scale: { log: "linear", linear: "power", power: "log" }[state.scale], rowRank: false }) },
   { keys: ["r"], does: "colour by rank in the row", run: (state) => state.set({ rowRank: !state.rowRank }) },
   { keys: ["c"], does: "compare, and back", run: (state) => state.set({ tab: state.tab === "compare" ? "attention" : "compare" }) },
-  { keys: ["e"], does: "export what is seen", run: (state) => state.ask("export") },
-  { keys: ["/"], does: "find a token", run: (state) => state.ask("find") },
-  { keys: ["n"], does: "next far edge", run: (state) => state.ask("next-edge") },
-  { keys: ["p"], does: "previous far edge", run: (state) => state.ask("previous-edge") },
+  { keys: ["e"], does: "export what is seen", run: keyReader("export") },
+  { keys: ["/"], does: "find a token", run: keyReader("find") },
+  { keys: ["n"], does: "next far edge", run: keyReader("next-edge") },
+  { keys: ["p"], does: "previous far edge", run: keyReader("previous-edge") },
   { keys: ["d"], does: "light or dark", run: (state) => state.ask("theme") },
   { keys: ["?"], does: "this list", run: (state) => state.ask("help") },
   { keys: ["Escape"], does: "clear crosshair, selection and filter", run: keyClear },

@@ -150,7 +150,17 @@ function mainTheme(root, state) {
   });
   const redraw = () => state.dispatchEvent(new CustomEvent("recolour"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", redraw);
+  let theme = "";
+  addEventListener("beforeprint", () => {
+    theme = root.dataset.theme ?? "";
+    root.dataset.theme = "light";
+    redraw();
+    state.views.map?.paint();
+  });
+  addEventListener("afterprint", () => {
+    root.dataset.theme = theme;
+    redraw();
+  });
 }
 
 /**

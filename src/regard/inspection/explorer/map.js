@@ -1,7 +1,7 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, say, svg } from "./dom.js";
 import { drawnView, followCell, levelToDraw, MaskTiles, pixelOf, pixelsPerCell, zoomView } from "./geometry.js";
-import { drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect, readStrips } from "./map_layers.js";
+import { areNone, drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { followPointer } from "./map_pointer.js";
 import { cellSentence, mapSentence, readCell } from "./sentences.js";
@@ -14,9 +14,7 @@ const MAP_THEME = { panel: "--panel", ink: "--ink", muted: "--muted", line: "--l
 
 /**
  * The deep-zoom heat map of the selected heads.
- * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {HTMLElement} host @param {import("./source.js").Source} source @param {import("./state.js").State} state
  * @returns {object} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `draw(pen, layout, ratio)`
  */
 export function mountMap(host, source, state) {
@@ -83,8 +81,8 @@ class MapView {
   levels(heads = this.heads()) {
     const { t, channel } = this.state;
     const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
-    const same = (one, other) => one.queryBlock === other.queryBlock && one.keyBlock === other.keyBlock;
-    return lists[0].filter((level) => lists.every((list) => list.some((one) => same(one, level))));
+    const has = (list, { queryBlock, keyBlock }) => list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
+    return lists[0].filter((level) => lists.every((list) => has(list, level)));
   }
 
   layout() {
@@ -223,7 +221,7 @@ class MapView {
     pen.fillStyle = this.hatch;
     pen.fillRect(area.x, area.y, area.w, area.h);
     const look = { ...limits, ...this.paper(theme), level, shape };
-    look.sign = [limits.scale, limits.low, limits.high, theme.dark, look.mask.known, this.maskOf].join(" ");
+    look.sign = [limits.scale, limits.low, limits.high, theme.dark, look.mask.known, this.maskOf, Boolean(this.strips)].join(" ");
     pen.save();
     pen.beginPath();
     pen.rect(area.x, area.y, area.w, area.h);
@@ -237,7 +235,7 @@ class MapView {
     const exact = level.queryBlock === 1 && level.keyBlock === 1;
     const words = limits.scale === "rank" ? "rank in its row" : exact ? "weight" : state.channel === "max" ? "largest weight of a block" : "mean mass of a block";
     drawColourBar(pen, { x: plot.x, y: layout.height - layout.bottom + 10, width: layout.width - plot.x - 6, theme, look, words: `${words}, ${limits.scale} scale`,
-      marks: [["not attended", this.hatch], ["no number", `rgb(${look.none.join(" ")})`]] });
+      marks: [["not attended", this.hatch], ["no number", `rgb(${look.none.join(" ")})`], ["entropy", theme.entropy], ["key mass", theme.keymass]] });
     this.describe({ level, finest, what, view, plot });
   }
 
@@ -297,8 +295,8 @@ class MapView {
     const locked = level === finest && Math.max(level.queryBlock, level.keyBlock) > 1 && deep;
     this.lock.hidden = !locked;
     if (locked) {
-      this.lockText.textContent = "nothing finer is stored; exact weights: regard view FILE";
-      this.lock.title = `A square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
+      this.lockText.textContent = "finest stored · exact: regard view FILE";
+      this.lock.title = `Nothing finer is stored: a square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
     }
   }
 
@@ -324,7 +322,9 @@ class MapView {
   /** What colours mean: the table, the missing one, and the mask where it is known. */
   paper(theme) {
     const mask = this.maskOf === `${this.state.t} ${this.state.c}` ? this.mask : new MaskTiles(null);
-    return { table: tableFor("sequential", theme.dark), none: theme.dark ? missing.dark : missing.light, mask };
+    const { strips } = this;
+    const isEmpty = strips ? (q0, q1) => areNone(strips.entropy, q0 / strips.rowBin, q1 / strips.rowBin) : () => false;
+    return { table: tableFor("sequential", theme.dark), none: theme.dark ? missing.dark : missing.light, mask, isEmpty };
   }
 
   hover(cell) {

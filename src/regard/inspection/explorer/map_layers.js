@@ -87,7 +87,7 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.restore();
   pen.save();
   pen.beginPath();
-  pen.rect(area.x - 1, 0, Math.min(layout.width - area.x, area.w + 60), plot.y);
+  pen.rect(area.x - 10, 0, Math.min(layout.width - area.x + 10, area.w + 70), plot.y);
   pen.clip();
   const base = plot.y - strip - 6;
   if (keyTokens && layout.labels && perKey >= LAYER_LABEL) {
@@ -110,7 +110,8 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
     pen.textAlign = "center";
     for (const tick of wholeTicks(ends.k[0] + keyOffset, ends.k[1] + keyOffset, area.w, 56)) {
       const { x } = pixelOf(view, plot, 0, tick - keyOffset + 0.5);
-      pen.fillText(layerCount(tick, layout.small), Math.max(x, area.x + 4), base - 6);
+      const text = layerCount(tick, layout.small);
+      pen.fillText(text, Math.max(x, area.x - 8 + pen.measureText(text).width / 2), base - 6);
       pen.fillRect(x - 0.5, base, 1, 3);
     }
   }
@@ -170,6 +171,11 @@ export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits 
     const tall = strip * toUnit(value, "log", ...barLimits);
     if (tall > 0) pen.fillRect(area.x + at, y + strip - tall, Math.min(1, area.w - at), tall);
   }
+}
+
+/** @returns {boolean} whether all bins of a range hold NaN: rows that may attend to nothing */
+export function areNone(values, from, to) {
+  return Number.isNaN(layerMean(values, from, to));
 }
 
 /** Mean of the entries that a range of bins touches, leaving out NaN. */
@@ -248,14 +254,15 @@ export function barTicks(scale, low, high) {
     const first = Math.ceil(Math.log10(low) - 1e-9);
     const last = Math.floor(Math.log10(high) + 1e-9);
     const every = Math.max(1, Math.ceil((last - first) / 4));
-    return Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, n) => 10 ** (last - n * every)).reverse();
+    const powers = Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, n) => 10 ** (last - n * every)).reverse();
+    return powers[0] > low ? [low, ...powers] : powers;
   }
   return [0, 0.25, 0.5, 0.75, 1].map((part) => low + (high - low) * part).filter((_, n) => scale !== "power" || n !== 1);
 }
 
 /** The colours with their numbers, and what the other marks mean. */
 export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
-  const bar = Math.min(240, width * 0.62);
+  const bar = Math.min(230, width * 0.62);
   for (let at = 0; at < bar; at += 1) {
     const code = 3 * Math.round((255 * at) / Math.max(1, bar - 1));
     pen.fillStyle = `rgb(${look.table[code]} ${look.table[code + 1]} ${look.table[code + 2]})`;
@@ -272,7 +279,7 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
     const unit = toUnit(tick, look.scale, look.low, look.high);
     const text = look.scale === "rank" ? ["lowest", "middle", "highest"][Math.round(tick * 2)] : layerPower(tick, look.scale);
     const wide = pen.measureText(text).width;
-    const left = Math.min(x + bar - wide / 2, Math.max(x - wide / 2, x + unit * bar - wide / 2));
+    const left = Math.min(x + bar - wide, Math.max(x - 6, x + unit * bar - wide / 2));
     pen.fillRect(x + unit * (bar - 1), y + 10, 1, 3);
     if (left < free) continue;
     pen.textAlign = "left";
@@ -301,7 +308,7 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
 }
 
 function layerPower(value, scale) {
-  if (scale !== "log" || value >= 0.01) return figures(value, 2);
+  if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9) return figures(value, 2);
   const digits = String(Math.round(-Math.log10(value)));
   return `10⁻${Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
 }

@@ -175,7 +175,7 @@ export class TileStore {
   /**
    * The picture of a tile, one pixel a block; transparent where nothing may be attended to and beyond the edge.
    * @param {{values: Float32Array, canvas: HTMLCanvasElement|null, painted: string}} entry
-   * @param {{scale: string, low: number, high: number, table: Uint8Array, none: number[], level: object, mask: object,
+   * @param {{scale: string, low: number, high: number, table: Uint8Array, none: number[], level: object, mask: object, isEmpty?: (q0: number, q1: number) => boolean,
    *   shape: {rows: number, keys: number}, sign: string}} look `sign` names the look
    * @returns {HTMLCanvasElement}
    */
@@ -202,6 +202,7 @@ export function tilePixels(values, look, tileRow, tileColumn) {
   const unitOfValue = tileScale(look);
   for (let i = 0; i < rows; i += 1) {
     const q0 = (tileRow * TILE + i) * level.queryBlock;
+    if (look.isEmpty?.(q0, Math.min(shape.rows, q0 + level.queryBlock))) continue;
     for (let j = 0; j < keys; j += 1) {
       const value = values[i * TILE + j];
       const at = 4 * (i * TILE + j);
