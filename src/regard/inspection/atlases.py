@@ -151,8 +151,8 @@ def head_map(
         >>> readout = readouts.read(x, x, mask=masks.causal())
         >>> window = readouts.window(x, x, readout.lse, mask=masks.causal(), rows=slice(2, 5))
         >>> drawing = figures.head_map(readout, weights=window, first_row=2)
-        >>> drawing.images[0].get_array().shape, drawing.axes[0].get_ylim()
-        ((3, 5), (4.5, 1.5))
+        >>> drawing.images[0].get_array().shape, [float(end) for end in drawing.axes[0].get_ylim()]
+        ((3, 5), [4.5, 1.5])
     """
     entropy, mass, empty = _read_margins(readout, head)
     T, S = len(entropy), len(mass)

@@ -118,7 +118,9 @@ def serve(
     traces = [trace] if compare is None else [trace, compare]
     # Statistics alone are no finer on a server: such a page carries all there is.
     finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload = collect(traces, title=title, pinned=pinned, training=training, positions=positions, served=finer)
+    payload = collect(
+        traces, title=title, pinned=pinned, training=training, positions=positions, served=finer
+    )
     name = str(payload.document["title"]).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     shell, connect = load_shell(), "'self'" if finer else "'none'"
     chunks = "" if finer else "".join(payload.blocks())
@@ -201,10 +203,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self._respond(with_body=True)
+        self._respond()
 
     def do_HEAD(self) -> None:
-        self._respond(with_body=False)
+        self._respond()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server refuses by itself, as text; a method without a function here is not allowed."""
@@ -217,20 +219,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus(code), HTTPStatus(code).phrase.encode(), {"Connection": "close"})
 
-    def _respond(self, *, with_body: bool) -> None:
+    def _respond(self) -> None:
         status, headers = HTTPStatus.OK, {}
         try:
-            self._check_host()
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
                 self.close_connection = True
                 raise _RefusalError(HTTPStatus.BAD_REQUEST, "nothing is taken", {"Connection": "close"})
+            self._check_host()
             body, headers = self.server.site.answer(self.path)
         except _RefusalError as refusal:
             status, body, headers = refusal.status, refusal.reason.encode(), dict(refusal.headers)
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = f"{type(error).__name__}: this could not be formed".encode()
-        self._send(status, body, headers, with_body=with_body)
+        self._send(status, body, headers)
 
     def _check_host(self) -> None:
         """Under any other name, it is another site that asks, by way of a name that leads here."""
@@ -239,15 +241,13 @@ class _Handler(BaseHTTPRequestHandler):
         if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             raise _RefusalError(HTTPStatus.FORBIDDEN, f"open this page as http://{ADDRESS}:{port}/...")
 
-    def _send(
-        self, status: HTTPStatus, body: bytes, headers: Mapping[str, str], *, with_body: bool = True
-    ) -> None:
+    def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
         plain = {"Content-Type": "text/plain; charset=utf-8", "Content-Security-Policy": NO_CONTENT_POLICY}
         self.send_response_only(status)
         for name, value in {**HEADERS, **plain, **headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if with_body and self.command != "HEAD":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
 
