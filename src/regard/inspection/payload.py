@@ -46,6 +46,8 @@ def collect(
     chosen = choose_pinned(traces[0], pinned)
     cells = sum(call.heads * call.rows * call.keys for trace in traces for call in trace.calls)
     code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
+    if served and code == "log8":
+        code = None  # the server gives the weights themselves
     records = [[_read(call, index, chosen, code) for index, call in enumerate(t.calls)] for t in traces]
     exact = any(one.weights_code for calls in records for one in calls)
     writer = Writer(traces, records, chosen, title, training, positions, served)
