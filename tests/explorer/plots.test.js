@@ -1,13 +1,34 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { formatNumber, linePath, linearTicks, logTicks, makeAxis, nearestIndex, rangeOf, seriesTable }
-  from "../../src/regard/inspection/explorer/plots.js";
+import {
+  formatNumber,
+  linePath,
+  linearTicks,
+  logTicks,
+  makeAxis,
+  nearestIndex,
+  rangeOf,
+  seriesTable,
+} from "../../src/regard/inspection/explorer/plots.js";
 import { heatPixels } from "../../src/regard/inspection/explorer/heats.js";
 import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/colours.js";
 
 test("numbers are short and keep whole positions whole", () => {
-  const cases = [[0, "0"], [131072, "131072"], [0.12345, "0.123"], [1234.5, "1235"], [0.0001234, "1.23e−4"],
-    [-2.5, "−2.5"], [NaN, "–"], [undefined, "–"], [null, "–"], [Infinity, "∞"], [-Infinity, "−∞"], [2e9, "2e9"], [1e-300, "1e−300"]];
+  const cases = [
+    [0, "0"],
+    [131072, "131072"],
+    [0.12345, "0.123"],
+    [1234.5, "1235"],
+    [0.0001234, "1.23e−4"],
+    [-2.5, "−2.5"],
+    [NaN, "–"],
+    [undefined, "–"],
+    [null, "–"],
+    [Infinity, "∞"],
+    [-Infinity, "−∞"],
+    [2e9, "2e9"],
+    [1e-300, "1e−300"],
+  ];
   for (const [value, text] of cases) assert.equal(formatNumber(value), text);
 });
 
@@ -15,7 +36,11 @@ test("linear ticks are round, inside, and few", () => {
   assert.deepEqual(linearTicks(0, 1), [0, 0.2, 0.4, 0.6, 0.8, 1]);
   assert.deepEqual(linearTicks(-3, 7, 5), [-2, 0, 2, 4, 6]);
   assert.deepEqual(linearTicks(4, 4), [4]);
-  for (const [low, high] of [[0.013, 0.0171], [-1e-9, 1e-9], [17, 131071]]) {
+  for (const [low, high] of [
+    [0.013, 0.0171],
+    [-1e-9, 1e-9],
+    [17, 131071],
+  ]) {
     const ticks = linearTicks(low, high);
     assert.ok(ticks.length >= 2 && ticks.length <= 11, `${ticks}`);
     assert.ok(ticks.every((tick) => tick >= low * (1 - 1e-9) - 1e-15 && tick <= high * (1 + 1e-9)));
@@ -51,13 +76,17 @@ test("ranges skip what cannot be drawn", () => {
 const identity = { at: (value) => value };
 
 test("a line breaks at NaN and a lonely point still shows", () => {
-  assert.equal(linePath([0, 1, 2, 3], [5, 6, NaN, 7], identity, identity, 100), "M0.0 5.0L1.0 6.0M3.0 7.0m-2 0h4");
+  assert.equal(
+    linePath([0, 1, 2, 3], [5, 6, NaN, 7], identity, identity, 100),
+    "M0.0 5.0L1.0 6.0M3.0 7.0m-2 0h4",
+  );
   assert.equal(linePath([], [], identity, identity, 100), "");
   assert.equal(linePath([1, 2], [4, 5], identity, identity, 100, true), "M1.0 4.0H2.0V5.0");
 });
 
 test("decimation keeps every spike and bounds the path", () => {
-  const n = 100003, y = new Float32Array(n);
+  const n = 100003,
+    y = new Float32Array(n);
   y[54321] = 77;
   const x = Float32Array.from(y, (_, at) => at / 1000);
   const path = linePath(x, y, identity, identity, 100);
@@ -75,8 +104,20 @@ test("nearest index by bisection agrees with a scan", () => {
 });
 
 test("the table says what the lines say", () => {
-  const table = seriesTable({ xLabel: "step", series: [{ name: "a", x: [1, 2], y: [3, 4] }, { name: "b", x: [2], y: [5] }] });
-  assert.deepEqual(table, { head: ["step", "a", "b"], rows: [[1, 3, 5], [2, 4, 5]] });
+  const table = seriesTable({
+    xLabel: "step",
+    series: [
+      { name: "a", x: [1, 2], y: [3, 4] },
+      { name: "b", x: [2], y: [5] },
+    ],
+  });
+  assert.deepEqual(table, {
+    head: ["step", "a", "b"],
+    rows: [
+      [1, 3, 5],
+      [2, 4, 5],
+    ],
+  });
 });
 
 test("pixels follow the maps, and NaN has a colour of its own", () => {
@@ -85,5 +126,8 @@ test("pixels follow the maps, and NaN has a colour of its own", () => {
   assert.deepEqual([...pixels.slice(4, 7)], [...sequential.slice(765)]);
   assert.deepEqual([...pixels.slice(8, 11)], missing.light);
   const signed = heatPixels([-2, 2], 1, 2, { kind: "diverging", low: -2, high: 2 });
-  assert.deepEqual([...signed.slice(0, 3), ...signed.slice(4, 7)], [...diverging.slice(0, 3), ...diverging.slice(765)]);
+  assert.deepEqual(
+    [...signed.slice(0, 3), ...signed.slice(4, 7)],
+    [...diverging.slice(0, 3), ...diverging.slice(765)],
+  );
 });

@@ -1,6 +1,12 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { coverageOf, distanceBins, distanceText, distancesOf, shareServed } from "../../src/regard/inspection/explorer/profiles.js";
+import {
+  coverageOf,
+  distanceBins,
+  distanceText,
+  distancesOf,
+  shareServed,
+} from "../../src/regard/inspection/explorer/profiles.js";
 import { smoothed } from "../../src/regard/inspection/explorer/training.js";
 import { wavelengths } from "../../src/regard/inspection/explorer/positions.js";
 
@@ -18,10 +24,17 @@ test("bins of distances tile the whole numbers", () => {
 
 test("the bins of a call are those its distances fall into", () => {
   const binOf = (distance) => {
-    for (let bin = 0; bin < 63; bin++) if (distance >= distancesOf(bin)[0] && distance <= distancesOf(bin)[1]) return bin;
+    for (let bin = 0; bin < 63; bin++)
+      if (distance >= distancesOf(bin)[0] && distance <= distancesOf(bin)[1]) return bin;
     return -1;
   };
-  for (const [rows, keys, shift] of [[1, 1, 0], [7, 7, 0], [3, 17, 14], [5, 2, 0], [129, 64, 3]]) {
+  for (const [rows, keys, shift] of [
+    [1, 1, 0],
+    [7, 7, 0],
+    [3, 17, 14],
+    [5, 2, 0],
+    [129, 64, 3],
+  ]) {
     const all = [];
     for (let i = 0; i < rows; i++) for (let j = 0; j < keys; j++) all.push(binOf(i + shift - j));
     assert.deepEqual(distanceBins(rows, keys, shift), [Math.min(...all, 31), Math.max(...all, 31)]);

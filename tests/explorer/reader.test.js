@@ -1,7 +1,16 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { displayToken, entropyOf, findMatches, keysHolding, largestIndices, lastAtMost, layoutLines, rankEdges, tokenOf }
-  from "../../src/regard/inspection/explorer/passages.js";
+import {
+  displayToken,
+  entropyOf,
+  findMatches,
+  keysHolding,
+  largestIndices,
+  lastAtMost,
+  layoutLines,
+  rankEdges,
+  tokenOf,
+} from "../../src/regard/inspection/explorer/passages.js";
 
 test("hostile tokens become visible and short", () => {
   assert.equal(displayToken("a\u0000b\u001b[31m").text, "a␀b␛[31m");
@@ -36,18 +45,25 @@ test("lines are no wider than asked and break after newlines", () => {
 });
 
 test("bisection finds the line", () => {
-  assert.deepEqual([-1, 0, 4, 5, 6, 99].map((value) => lastAtMost([0, 5, 9], value)), [-1, 0, 0, 1, 1, 2]);
+  assert.deepEqual(
+    [-1, 0, 4, 5, 6, 99].map((value) => lastAtMost([0, 5, 9], value)),
+    [-1, 0, 0, 1, 1, 2],
+  );
   assert.equal(lastAtMost([], 3), -1);
 });
 
 test("find joins tokens, ignores case, and takes signs literally", () => {
   const tokens = ["The", " ca", "t", " sat.", "*", "İ", " CAT"];
-  assert.deepEqual(findMatches(tokens, "cat"), [{ first: 1, last: 2 }, { first: 6, last: 6 }]);
+  assert.deepEqual(findMatches(tokens, "cat"), [
+    { first: 1, last: 2 },
+    { first: 6, last: 6 },
+  ]);
   assert.deepEqual(findMatches(tokens, "."), [{ first: 3, last: 3 }]);
   assert.deepEqual(findMatches(tokens, "*İ c"), [{ first: 4, last: 6 }]);
   assert.deepEqual(findMatches(tokens, ""), []);
   assert.deepEqual(findMatches([], "x"), []);
-  for (const sign of "\\^$.*+?()[]{}|/-&~`!@#%=:;\"'<>,_") assert.equal(findMatches(["a", sign, "b"], sign).length, 1, sign);
+  for (const sign of "\\^$.*+?()[]{}|/-&~`!@#%=:;\"'<>,_")
+    assert.equal(findMatches(["a", sign, "b"], sign).length, 1, sign);
 });
 
 test("needles come before sinks and neighbours", () => {
@@ -62,7 +78,10 @@ test("needles come before sinks and neighbours", () => {
     }
   }
   brute.sort((a, b) => b[2] - a[2]);
-  assert.deepEqual(edges.filter((one) => one.key !== 0).map((one) => one.row), brute.filter((one) => one[1] !== 0).map((one) => one[0]));
+  assert.deepEqual(
+    edges.filter((one) => one.key !== 0).map((one) => one.row),
+    brute.filter((one) => one[1] !== 0).map((one) => one[0]),
+  );
   assert.equal(edges.filter((one) => one.key === 0).length, 2);
   assert.equal(rankEdges(Int32Array.from([1]), Float32Array.from([0.5]), 1, { shift: 8 })[0].distance, 7);
   assert.deepEqual(rankEdges(new Int32Array(0), new Float32Array(0), 8), []);
@@ -71,7 +90,9 @@ test("needles come before sinks and neighbours", () => {
 
 test("largest entries agree with a sort", () => {
   const values = Float32Array.from({ length: 211 }, (_, n) => ((n * 7919) % 101) / 101);
-  const sorted = Array.from(values.keys()).sort((a, b) => values[b] - values[a] || a - b).filter((n) => values[n] > 0);
+  const sorted = Array.from(values.keys())
+    .sort((a, b) => values[b] - values[a] || a - b)
+    .filter((n) => values[n] > 0);
   assert.deepEqual(largestIndices(values, 17), sorted.slice(0, 17));
   assert.deepEqual(largestIndices([0, NaN, 0.5], 8), [2]);
   assert.deepEqual(largestIndices([], 8), []);

@@ -4,7 +4,8 @@ import { chooseLevel, readBlocks } from "./excerpts.js";
 const DIVERGENCE_BLOCKS = 64;
 
 /**
- * Jensen-Shannon divergence in bits of two rows of mass; what is missing to 1 counts as one more entry, the sink's.
+ * Jensen-Shannon divergence in bits of two rows of mass; what is missing to 1 counts as one more entry, the
+ * sink's.
  * 0 for equal rows, 1 for rows without an entry in common; NaN when both rows are empty.
  * @param {ArrayLike<number>} p @param {ArrayLike<number>} q
  * @returns {number}
@@ -34,7 +35,8 @@ export function rowDivergence(p, q) {
  * @returns {number} NaN without a row
  */
 export function blockDivergence(a, b, rows, columns) {
-  let sum = 0, count = 0;
+  let sum = 0,
+    count = 0;
   for (let i = 0; i < rows; i++) {
     const row = (values) => Array.prototype.slice.call(values, i * columns, (i + 1) * columns);
     const one = rowDivergence(row(a), row(b));
@@ -51,7 +53,8 @@ export function blockDivergence(a, b, rows, columns) {
  * @returns {{values: Float32Array, largest: number, at: number}} at: -1 for none
  */
 export function differenceOf(a, b) {
-  let largest = 0, at = -1;
+  let largest = 0,
+    at = -1;
   const values = Float32Array.from(a, (one, n) => {
     const apart = one - b[n];
     if (Math.abs(apart) > largest) [largest, at] = [Math.abs(apart), n];
@@ -68,21 +71,28 @@ export function differenceOf(a, b) {
  */
 export function commonLevels(source, [a, b], c, h, channel) {
   const others = source.levels(b, c, h, channel);
-  return source.levels(a, c, h, channel).filter((one) =>
-    others.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock));
+  return source
+    .levels(a, c, h, channel)
+    .filter((one) =>
+      others.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),
+    );
 }
 
 /**
  * Why cells of two traces do not correspond; "" when they do.
- * @param {import("./source.js").Source} source @param {[number, number]} pair @param {number} c @param {number} h
+ * @param {import("./source.js").Source} source @param {[number, number]} pair @param {number} c
+ * @param {number} h
  * @returns {string}
  */
 export function reasonApart(source, [a, b], c, h) {
-  const one = source.document.traces[a]?.calls[c], other = source.document.traces[b]?.calls[c];
+  const one = source.document.traces[a]?.calls[c],
+    other = source.document.traces[b]?.calls[c];
   if (!one || !other) return `${one ? "B" : "A"} has no layer ${c + 1}.`;
-  if (h >= one.heads || h >= other.heads) return `A has ${one.heads} heads here and B ${other.heads}: there is no head ${h + 1} to compare.`;
+  if (h >= one.heads || h >= other.heads)
+    return `A has ${one.heads} heads here and B ${other.heads}: there is no head ${h + 1} to compare.`;
   if (one.rows !== other.rows || one.keys !== other.keys) {
-    return `A holds ${one.rows} queries × ${one.keys} keys and B ${other.rows} × ${other.keys}: their cells do not correspond, so there is no difference.`;
+    const sizes = `A holds ${one.rows} queries × ${one.keys} keys and B ${other.rows} × ${other.keys}`;
+    return `${sizes}: their cells do not correspond, so there is no difference.`;
   }
   return "";
 }
@@ -101,7 +111,9 @@ export async function headDivergences(source, a = 0, b = 1) {
       const view = { q0: 0, q1: call.rows, k0: 0, k1: call.keys };
       const level = chooseLevel(commonLevels(source, [a, b], c, h, "mass"), view, DIVERGENCE_BLOCKS);
       if (!level) continue;
-      const [one, other] = await Promise.all([a, b].map((t) => readBlocks(source, t, c, h, view, "mass", level)));
+      const [one, other] = await Promise.all(
+        [a, b].map((t) => readBlocks(source, t, c, h, view, "mass", level)),
+      );
       if (one && other) values[h] = blockDivergence(one.values, other.values, one.rows, one.columns);
     }
     found.push(values);

@@ -4,15 +4,25 @@ const PASSAGE_CUT = 32;
 
 /**
  * What is shown of a token: control and direction characters as visible signs, long tokens cut with a note.
- * @param {string} text @returns {{text: string, kind: ""|"space"|"lead", note: string}} kind "space": only white space
+ * @param {string} text
+ * @returns {{text: string, kind: ""|"space"|"lead", note: string}} kind "space": only white space
  */
 export function displayToken(text) {
-  const characters = text.length > 4 * PASSAGE_CUT ? Array.from(text.slice(0, 4 * PASSAGE_CUT)) : Array.from(text);
+  const characters =
+    text.length > 4 * PASSAGE_CUT ? Array.from(text.slice(0, 4 * PASSAGE_CUT)) : Array.from(text);
   const cut = characters.length > PASSAGE_CUT;
   const kept = (cut ? characters.slice(0, PASSAGE_CUT) : characters).map(passageSign).join("");
   if (cut) return { text: `${kept}…`, kind: "", note: `cut, ${text.length} characters` };
   if (text === "") return { text: "∅", kind: "space", note: "empty token" };
-  if (/^[\s\u3000]+$/u.test(text)) return { text: text.replace(/\r?\n|\r/g, "↵").replace(/\t/g, "→").replace(/\s/g, "·"), kind: "space", note: "" };
+  if (/^[\s\u3000]+$/u.test(text))
+    return {
+      text: text
+        .replace(/\r?\n|\r/g, "↵")
+        .replace(/\t/g, "→")
+        .replace(/\s/g, "·"),
+      kind: "space",
+      note: "",
+    };
   return { text: kept, kind: text[0] === " " ? "lead" : "", note: "" };
 }
 
@@ -23,8 +33,14 @@ function passageSign(character) {
   if (character === "\t") return "→";
   if (code < 32) return String.fromCodePoint(0x2400 + code);
   if (code === 127) return "␡";
-  const hidden = (code >= 0x80 && code < 0xa0) || code === 0x200b || code === 0x200e || code === 0x200f
-    || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2060 && code <= 0x206f) || code === 0xfeff;
+  const hidden =
+    (code >= 0x80 && code < 0xa0) ||
+    code === 0x200b ||
+    code === 0x200e ||
+    code === 0x200f ||
+    (code >= 0x2028 && code <= 0x202e) ||
+    (code >= 0x2060 && code <= 0x206f) ||
+    code === 0xfeff;
   if (hidden) return `⟨${code.toString(16).toUpperCase()}⟩`;
   return code >= 0xd800 && code <= 0xdfff ? "\ufffd" : character;
 }
@@ -36,8 +52,10 @@ function passageSign(character) {
  * @returns {Int32Array} the first token of every line
  */
 export function layoutLines(tokens, measure, width, most = Infinity) {
-  const starts = tokens.length ? [0] : [], known = new Map();
-  let used = 0, broken = false;
+  const starts = tokens.length ? [0] : [],
+    known = new Map();
+  let used = 0,
+    broken = false;
   for (let n = 0; n < tokens.length; n++) {
     let size = known.get(tokens[n]);
     if (size === undefined) known.set(tokens[n], (size = measure(displayToken(tokens[n]).text)));
@@ -56,7 +74,8 @@ export function layoutLines(tokens, measure, width, most = Infinity) {
  * @param {ArrayLike<number>} rising @param {number} value @returns {number}
  */
 export function lastAtMost(rising, value) {
-  let low = -1, high = rising.length - 1;
+  let low = -1,
+    high = rising.length - 1;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (rising[middle] <= value) low = middle;
@@ -74,20 +93,27 @@ export function findMatches(tokens, wanted, most = 10000) {
   if (!wanted || !tokens.length) return [];
   const starts = new Int32Array(tokens.length);
   for (let n = 1; n < tokens.length; n++) starts[n] = starts[n - 1] + tokens[n - 1].length;
-  const pattern = new RegExp(wanted.replace(/[.*+?^${}()|[\]\\/-]/g, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`), "giu");
+  const pattern = new RegExp(
+    wanted.replace(/[.*+?^${}()|[\]\\/-]/g, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`),
+    "giu",
+  );
   const found = [];
   for (const match of tokens.join("").matchAll(pattern)) {
-    found.push({ first: lastAtMost(starts, match.index), last: lastAtMost(starts, match.index + match[0].length - 1) });
+    found.push({
+      first: lastAtMost(starts, match.index),
+      last: lastAtMost(starts, match.index + match[0].length - 1),
+    });
     if (found.length >= most) break;
   }
   return found;
 }
 
 /**
- * The edges worth a look: weight times log2(1 + distance), largest first, at most `perKey` into one key, so that
- * a key that everybody reads does not fill the list.
+ * The edges worth a look: weight times log2(1 + distance), largest first, at most `perKey` into one key, so
+ * that a key that everybody reads does not fill the list.
  * @param {ArrayLike<number>} keys rows x k, -1 for none @param {ArrayLike<number>} weights rows x k
- * @param {number} k @param {{shift?: number, limit?: number, perKey?: number, least?: number}} [options] shift: position of
+ * @param {number} k
+ * @param {{shift?: number, limit?: number, perKey?: number, least?: number}} [options] shift: position of
  *   row 0 less position of key 0
  * @returns {{row: number, key: number, weight: number, distance: number, score: number}[]}
  */
@@ -95,12 +121,14 @@ export function rankEdges(keys, weights, k, { shift = 0, limit = 200, perKey = 2
   const edges = [];
   for (let n = 0; n < keys.length; n++) {
     if (keys[n] < 0 || !(weights[n] >= least)) continue;
-    const row = Math.floor(n / k), distance = row + shift - keys[n];
+    const row = Math.floor(n / k),
+      distance = row + shift - keys[n];
     const score = weights[n] * Math.log2(1 + Math.abs(distance));
     if (score > 0) edges.push({ row, key: keys[n], weight: weights[n], distance, score });
   }
   edges.sort((a, b) => b.score - a.score || a.row - b.row || a.key - b.key);
-  const taken = new Map(), kept = [];
+  const taken = new Map(),
+    kept = [];
   for (const edge of edges) {
     const count = taken.get(edge.key) ?? 0;
     if (count >= perKey) continue;
@@ -132,7 +160,10 @@ export function largestIndices(values, k) {
  * @param {ArrayLike<number>} values @param {number} share 0..1 @returns {number} 0 for a row without mass
  */
 export function keysHolding(values, share) {
-  const sorted = Float64Array.from(values).filter((one) => one > 0).sort().reverse();
+  const sorted = Float64Array.from(values)
+    .filter((one) => one > 0)
+    .sort()
+    .reverse();
   const whole = sorted.reduce((sum, one) => sum + one, 0);
   let held = 0;
   for (let n = 0; n < sorted.length; n++) {
@@ -153,9 +184,10 @@ export function entropyOf(values, sink = 0) {
 }
 
 /**
- * Which token of a sequence belongs to row or key `n`: sequences that hold more tokens than the call has rows begin
- * at the call's offset.
- * @param {number} n @param {number} size rows or keys of the call @param {number} count tokens @param {number} offset
+ * Which token of a sequence belongs to row or key `n`: sequences that hold more tokens than the call has rows
+ * begin * at the call's offset.
+ * @param {number} n @param {number} size rows or keys of the call @param {number} count tokens
+ * @param {number} offset
  * @returns {number}
  */
 export function tokenOf(n, size, count, offset) {

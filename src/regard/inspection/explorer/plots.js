@@ -1,9 +1,12 @@
 import { element, svg } from "./dom.js";
 
-export const PLOT_LEFT = 52, PLOT_RIGHT = 10, PLOT_TOP = 8, PLOT_BOTTOM = 36;
+export const PLOT_LEFT = 52,
+  PLOT_RIGHT = 10,
+  PLOT_TOP = 8,
+  PLOT_BOTTOM = 36;
 
 /**
- * A number as a reader wants it: at most `digits` significant digits, powers of ten where zeros would pile up.
+ * A number as a reader wants it: few significant digits, powers of ten where zeros would pile up.
  * @param {number} value @param {number} [digits] @returns {string}
  */
 export function formatNumber(value, digits = 3) {
@@ -12,8 +15,13 @@ export function formatNumber(value, digits = 3) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   const whole = Number.isInteger(value) && size < 1e7;
-  const text = whole ? String(value)
-    : size < 1e-3 || size >= 1e6 ? value.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e")
+  const text = whole
+    ? String(value)
+    : size < 1e-3 || size >= 1e6
+      ? value
+          .toExponential(digits - 1)
+          .replace(/\.?0+e/, "e")
+          .replace("e+", "e")
       : String(Number(value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size))))));
   return text.replaceAll("-", "−");
 }
@@ -24,7 +32,8 @@ export function formatNumber(value, digits = 3) {
  */
 export function linearTicks(low, high, count = 5) {
   if (!(high > low)) return [low];
-  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / count,
+    power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5].find((one) => one * power >= rough * 0.999) ?? 10);
   const ticks = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) {
@@ -38,7 +47,8 @@ export function linearTicks(low, high, count = 5) {
  * @param {number} low @param {number} high @param {number} [count] @returns {number[]}
  */
 export function logTicks(low, high, count = 6) {
-  const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
+  const first = Math.ceil(Math.log10(low) - 1e-9),
+    last = Math.floor(Math.log10(high) + 1e-9);
   if (last - first < 1) return linearTicks(low, high, count).filter((tick) => tick > 0);
   const every = Math.ceil((last - first + 1) / count);
   const ticks = [];
@@ -48,13 +58,15 @@ export function logTicks(low, high, count = 6) {
 
 /**
  * A map from values to pixels. Values that a log scale cannot show give NaN.
- * @param {"linear"|"log"} kind @param {number} low @param {number} high @param {number} from @param {number} to
+ * @param {"linear"|"log"} kind @param {number} low @param {number} high @param {number} from
+ * @param {number} to
  * @returns {{at: (value: number) => number, invert: (pixel: number) => number, ticks: number[]}}
  */
 export function makeAxis(kind, low, high, from, to) {
   const log = kind === "log";
   const warp = log ? (value) => (value > 0 ? Math.log(value) : NaN) : (value) => value;
-  const start = warp(low), span = warp(high) - start || 1;
+  const start = warp(low),
+    span = warp(high) - start || 1;
   return {
     at: (value) => from + ((warp(value) - start) / span) * (to - from),
     invert: (pixel) => {
@@ -70,7 +82,8 @@ export function makeAxis(kind, low, high, from, to) {
  * @param {ArrayLike<number>[]} arrays @param {"linear"|"log"} [kind] @returns {[number, number]}
  */
 export function rangeOf(arrays, kind = "linear") {
-  let low = Infinity, high = -Infinity;
+  let low = Infinity,
+    high = -Infinity;
   for (const values of arrays) {
     for (const value of values) {
       if (!Number.isFinite(value) || (kind === "log" && value <= 0)) continue;
@@ -80,18 +93,24 @@ export function rangeOf(arrays, kind = "linear") {
   }
   if (low > high) return kind === "log" ? [0.1, 1] : [0, 1];
   if (low < high) return [low, high];
-  return kind === "log" ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  return kind === "log"
+    ? [low / 2, high * 2]
+    : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
 }
 
 /**
- * The `d` of a line. More points than pixels: the lowest and highest of each pixel column, so no spike is lost.
+ * The `d` of a line; of more points than pixels the lowest and highest of each column, so no spike is lost.
  * @param {ArrayLike<number>} x @param {ArrayLike<number>} y
  * @param {{at: (value: number) => number}} xAxis @param {{at: (value: number) => number}} yAxis
  * @param {number} width pixels @param {boolean} [stepped] @returns {string}
  */
 export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
   const dense = y.length > 3 * width;
-  let path = "", open = 0, column = null, low = 0, high = 0;
+  let path = "",
+    open = 0,
+    column = null,
+    low = 0,
+    high = 0;
   const put = (px, py) => {
     if (open && stepped) path += `H${px.toFixed(1)}V${py.toFixed(1)}`;
     else path += `${open ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`;
@@ -109,7 +128,8 @@ export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
     open = 0;
   };
   for (let n = 0; n < y.length; n++) {
-    const px = xAxis.at(x[n]), py = yAxis.at(y[n]);
+    const px = xAxis.at(x[n]),
+      py = yAxis.at(y[n]);
     if (!Number.isFinite(px) || !Number.isFinite(py)) stop();
     else if (!dense) put(px, py);
     else {
@@ -134,7 +154,8 @@ export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
  */
 export function nearestIndex(x, value) {
   if (!x.length) return -1;
-  let low = 0, high = x.length - 1;
+  let low = 0,
+    high = x.length - 1;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (x[middle] < value) low = middle + 1;
@@ -145,9 +166,11 @@ export function nearestIndex(x, value) {
 
 /** A figure that draws itself again when its width changes: the shared frame of every plot. */
 export function plotFrame(host, draw) {
-  const caption = element("figcaption"), body = element("div", { class: "plot-body" });
+  const caption = element("figcaption"),
+    body = element("div", { class: "plot-body" });
   const read = element("output", { class: "plot-read" });
-  const legend = element("div", { class: "plot-legend" }), table = element("details", { class: "plot-table" });
+  const legend = element("div", { class: "plot-legend" }),
+    table = element("details", { class: "plot-table" });
   const figure = element("figure", { class: "plot" }, caption, legend, body, read, table);
   const frame = { figure, body, read, legend, spec: null, width: 0 };
   host.append(figure);
@@ -163,8 +186,11 @@ export function plotFrame(host, draw) {
     caption.textContent = spec.title;
     read.textContent = spec.note ?? "";
     table.hidden = !spec.table && !spec.series;
-    legend.replaceChildren(...(spec.series?.length > 1 ? spec.series : []).map((one, n) =>
-      element("span", { class: `series-${one.color ?? n % 8}` }, element("i"), one.name)));
+    legend.replaceChildren(
+      ...(spec.series?.length > 1 ? spec.series : []).map((one, n) =>
+        element("span", { class: `series-${one.color ?? n % 8}` }, element("i"), one.name),
+      ),
+    );
     if (table.open) plotTable(table, spec);
     redraw();
   };
@@ -177,11 +203,26 @@ function plotTable(details, spec) {
   if (!details.open || !spec) return;
   const { head, rows } = spec.table ?? seriesTable(spec);
   const every = Math.ceil(rows.length / 32) || 1;
-  const cells = (tag, row) => row.slice(0, 7).map((one) =>
-    element(tag, {}, typeof one === "number" ? formatNumber(one) : one));
-  const caption = element("caption", {}, every > 1 ? `${spec.title}: every ${every}th of ${rows.length} rows` : spec.title);
-  details.append(element("table", {}, caption, element("thead", {}, element("tr", {}, ...cells("th", head))),
-    element("tbody", {}, ...rows.filter((_, n) => n % every === 0).map((row) => element("tr", {}, ...cells("td", row))))));
+  const cells = (tag, row) =>
+    row.slice(0, 7).map((one) => element(tag, {}, typeof one === "number" ? formatNumber(one) : one));
+  const caption = element(
+    "caption",
+    {},
+    every > 1 ? `${spec.title}: every ${every}th of ${rows.length} rows` : spec.title,
+  );
+  details.append(
+    element(
+      "table",
+      {},
+      caption,
+      element("thead", {}, element("tr", {}, ...cells("th", head))),
+      element(
+        "tbody",
+        {},
+        ...rows.filter((_, n) => n % every === 0).map((row) => element("tr", {}, ...cells("td", row))),
+      ),
+    ),
+  );
 }
 
 /**
@@ -201,7 +242,8 @@ export function seriesTable(spec) {
 
 /** Axes, grid and labels into an <svg>: one path for all grid lines. */
 export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LEFT) {
-  const right = width - PLOT_RIGHT, bottom = height - PLOT_BOTTOM;
+  const right = width - PLOT_RIGHT,
+    bottom = height - PLOT_BOTTOM;
   const xTicks = spec.xTicks ?? xAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
   const yTicks = spec.yTicks ?? yAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
   const grid = yTicks.map(([tick]) => `M${left} ${yAxis.at(tick).toFixed(1)}H${right}`).join("");
@@ -210,25 +252,52 @@ export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LE
   node.append(
     svg("path", { class: "plot-grid", d: spec.bare ? "" : grid }),
     svg("path", { class: "plot-axis", d: `M${left} ${PLOT_TOP}V${bottom}H${right}${notches}` }),
-    ...xTicks.filter((_, n) => n % room === 0).map(([tick, text]) =>
-      svg("text", { x: xAxis.at(tick), y: bottom + 15, "text-anchor": "middle" }, text)),
-    ...yTicks.map(([tick, text]) => svg("text", { x: left - 5, y: yAxis.at(tick) + 3.5, "text-anchor": "end" }, text)),
-    svg("text", { class: "plot-label", x: (left + right) / 2, y: height - 5, "text-anchor": "middle" }, spec.xLabel),
-    svg("text", {
-      class: "plot-label", x: 0, y: 0, "text-anchor": "middle",
-      transform: `translate(10 ${(PLOT_TOP + bottom) / 2}) rotate(-90)`,
-    }, spec.yLabel),
+    ...xTicks
+      .filter((_, n) => n % room === 0)
+      .map(([tick, text]) =>
+        svg("text", { x: xAxis.at(tick), y: bottom + 15, "text-anchor": "middle" }, text),
+      ),
+    ...yTicks.map(([tick, text]) =>
+      svg("text", { x: left - 5, y: yAxis.at(tick) + 3.5, "text-anchor": "end" }, text),
+    ),
+    svg(
+      "text",
+      { class: "plot-label", x: (left + right) / 2, y: height - 5, "text-anchor": "middle" },
+      spec.xLabel,
+    ),
+    svg(
+      "text",
+      {
+        class: "plot-label",
+        x: 0,
+        y: 0,
+        "text-anchor": "middle",
+        transform: `translate(10 ${(PLOT_TOP + bottom) / 2}) rotate(-90)`,
+      },
+      spec.yLabel,
+    ),
   );
   for (const marker of spec.markers ?? []) {
     const px = xAxis.at(marker.x);
     if (!(px >= left - 1 && px <= right + 1)) continue;
-    node.append(svg("path", { class: "plot-marker", d: `M${px.toFixed(1)} ${PLOT_TOP}V${bottom}` }),
-      svg("text", { x: px + (px > right - 70 ? -4 : 4), y: PLOT_TOP + 9, "text-anchor": px > right - 70 ? "end" : "start" },
-        marker.label));
+    node.append(
+      svg("path", { class: "plot-marker", d: `M${px.toFixed(1)} ${PLOT_TOP}V${bottom}` }),
+      svg(
+        "text",
+        {
+          x: px + (px > right - 70 ? -4 : 4),
+          y: PLOT_TOP + 9,
+          "text-anchor": px > right - 70 ? "end" : "start",
+        },
+        marker.label,
+      ),
+    );
   }
 }
 
-/** Pointer and arrow keys over a picture: `move(pixelX, pixelY)` and `step(dx, dy)` answer, `pick` on Enter. */
+/**
+ * Pointer and arrow keys over a picture: `move(pixelX, pixelY)` and `step(dx, dy)` answer, `pick` on Enter.
+ */
 export function plotPointer(node, move, step, pick) {
   const at = (event) => {
     const box = node.getBoundingClientRect();
@@ -253,26 +322,39 @@ export function plotPointer(node, move, step, pick) {
  * Lines over a common x, with axes, legend, a reading under the pointer or the arrow keys, and a table.
  * @param {HTMLElement} host
  * @param {{title: string, description?: string, note?: string, xLabel: string, yLabel: string,
- *   series: {name: string, x: ArrayLike<number>, y: ArrayLike<number>, raw?: ArrayLike<number>, color?: number,
- *     dashed?: boolean}[],
- *   xScale?: "linear"|"log", yScale?: "linear"|"log", low?: number, high?: number, stepped?: boolean, height?: number,
- *   xTicks?: [number, string][], xText?: (x: number) => string, markers?: {x: number, label: string}[],
+ *   series: {name: string, x: ArrayLike<number>, y: ArrayLike<number>, raw?: ArrayLike<number>,
+ *     color?: number, *     dashed?: boolean}[],
+ *   xScale?: "linear"|"log", yScale?: "linear"|"log", low?: number, high?: number, stepped?: boolean,
+ *   height?: number, xTicks?: [number, string][], xText?: (x: number) => string,
+ *   markers?: {x: number, label: string}[],
  *   onPick?: (x: number) => void}} spec  x rises within a series; `raw` is a faint line below
  * @returns {{update: (spec: object) => void, figure: HTMLElement}}
  */
 export function linePlot(host, spec) {
   const frame = plotFrame(host, ({ body, read, spec, width }) => {
-    const height = spec.height ?? 170, bottom = height - PLOT_BOTTOM;
+    const height = spec.height ?? 170,
+      bottom = height - PLOT_BOTTOM;
     if (!spec.series.some((one) => Array.prototype.some.call(one.y, Number.isFinite))) {
       return body.replaceChildren(element("p", { class: "plot-none" }, "nothing to draw"));
     }
-    const [xLow, xHigh] = rangeOf(spec.series.map((one) => one.x), spec.xScale);
-    const [low, high] = rangeOf(spec.series.flatMap((one) => (one.raw ? [one.y, one.raw] : [one.y])), spec.yScale);
+    const [xLow, xHigh] = rangeOf(
+      spec.series.map((one) => one.x),
+      spec.xScale,
+    );
+    const [low, high] = rangeOf(
+      spec.series.flatMap((one) => (one.raw ? [one.y, one.raw] : [one.y])),
+      spec.yScale,
+    );
     const xAxis = makeAxis(spec.xScale, xLow, xHigh, PLOT_LEFT, width - PLOT_RIGHT);
     const yAxis = makeAxis(spec.yScale, spec.low ?? low, spec.high ?? high, bottom, PLOT_TOP);
     const node = svg("svg", {
-      width, height, tabindex: 0, role: "img",
-      "aria-label": `${spec.title}. ${spec.description ?? ""} ${spec.yLabel} by ${spec.xLabel}. Arrow keys read values.`,
+      width,
+      height,
+      tabindex: 0,
+      role: "img",
+      "aria-label":
+        `${spec.title}. ${spec.description ?? ""} ${spec.yLabel} by ${spec.xLabel}. ` +
+        "Arrow keys read values.",
     });
     plotAxes(node, spec, xAxis, yAxis, width, height);
     spec.series.forEach((one, n) => {
@@ -285,19 +367,32 @@ export function linePlot(host, spec) {
     node.append(hair);
     let x = null;
     const show = (value) => {
-      const longest = spec.series.reduce((best, one) => (one.x.length > best.x.length ? one : best), spec.series[0]);
+      const longest = spec.series.reduce(
+        (best, one) => (one.x.length > best.x.length ? one : best),
+        spec.series[0],
+      );
       if (!longest?.x.length) return;
       x = longest.x[nearestIndex(longest.x, value)];
       hair.setAttribute("d", `M${xAxis.at(x).toFixed(1)} ${PLOT_TOP}V${bottom}`);
-      read.textContent = `${spec.xLabel} ${spec.xText ? spec.xText(x) : formatNumber(x, 4)}: `
-        + spec.series.map((one) => `${spec.series.length > 1 ? `${one.name} ` : ""}${formatNumber(one.y[nearestIndex(one.x, x)])}`)
+      read.textContent =
+        `${spec.xLabel} ${spec.xText ? spec.xText(x) : formatNumber(x, 4)}: ` +
+        spec.series
+          .map(
+            (one) =>
+              `${spec.series.length > 1 ? `${one.name} ` : ""}${formatNumber(one.y[nearestIndex(one.x, x)])}`,
+          )
           .join(", ");
     };
-    plotPointer(node, (px) => show(xAxis.invert(px)), (dx) => {
-      const xs = spec.series[0]?.x ?? [];
-      const next = x === null ? 0 : nearestIndex(xs, x) + dx;
-      if (xs.length) show(xs[Math.min(Math.max(next, 0), xs.length - 1)]);
-    }, spec.onPick && (() => x !== null && spec.onPick(x)));
+    plotPointer(
+      node,
+      (px) => show(xAxis.invert(px)),
+      (dx) => {
+        const xs = spec.series[0]?.x ?? [];
+        const next = x === null ? 0 : nearestIndex(xs, x) + dx;
+        if (xs.length) show(xs[Math.min(Math.max(next, 0), xs.length - 1)]);
+      },
+      spec.onPick && (() => x !== null && spec.onPick(x)),
+    );
     body.replaceChildren(node);
   });
   frame.update(spec);
