@@ -3,6 +3,7 @@
 import base64
 import html
 import itertools
+import json
 import re
 import zlib
 
@@ -257,11 +258,15 @@ def test_a_page_of_nothing(bare):
     assert set(pages.bundle(inspection.Trace())) == {"text/html", "image/png", "text/plain"}
 
 
-def test_a_served_page_asks_its_server(bare):
-    trace = small()
-    page = pages.html(trace, served=True)
+def test_a_served_page_asks_its_server(bare, long):
+    page = pages.html(small(), served=True)
     assert '"exact":"served"' in page
     assert "regard-chunks" not in page
+    document = json.loads(re.search(r'id="regard-document">(.*?)</script>', page, re.DOTALL)[1])
+    heads = document["traces"][0]["calls"][0]["head"]
+    assert len(document["pinned"]) == 3
+    assert document["notes"] == []
+    assert all(head["weights"] is None for head in heads)
 
 
 def test_a_page_is_written_whole_or_not_at_all(bare, tmp_path, monkeypatch):

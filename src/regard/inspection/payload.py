@@ -52,7 +52,8 @@ def collect(
     exact = any(one.weights_code for calls in records for one in calls)
     writer = Writer(traces, records, chosen, title, training, positions, served)
     notes = _remarks(traces)
-    plan = Plan(pinned=len(chosen), exact=exact, top_k=not exact)
+    # Where weights are at hand, in the page or at the server, the largest of them follow.
+    plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served))
     steps = degrade(plan)
     listed = sum(call.heads * call.rows for trace in traces for call in trace.calls) * TOP_K
     hopeless = plan.top_k and listed > TARGET_BYTES
