@@ -292,9 +292,8 @@ class MapView {
     if (this.words.textContent !== text) this.words.textContent = text;
     const { perRow, perKey } = pixelsPerCell(view, plot);
     const deep = Math.min(level.queryBlock * perRow, level.keyBlock * perKey) > 3;
-    const locked = level === finest && Math.max(level.queryBlock, level.keyBlock) > 1 && deep;
-    this.lock.hidden = !locked;
-    if (locked) {
+    this.lock.hidden = !(level === finest && Math.max(level.queryBlock, level.keyBlock) > 1 && deep);
+    if (!this.lock.hidden) {
       this.lockText.textContent = "finest stored · exact: regard view FILE";
       this.lock.title = `Nothing finer is stored: a square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
     }

@@ -13,7 +13,7 @@ const LAYER_FONT = "system-ui, sans-serif";
  */
 export function mapLayout(width, height, labels = true) {
   const small = width < 480;
-  const [left, strip, bottom] = small ? [44, 14, 42] : [76, 22, 44];
+  const [left, strip, bottom] = small ? [44, 14, 68] : [76, 22, 44];
   const top = labels ? (small ? 44 : 60) : 20;
   const x = left + strip + 3;
   const y = top + strip + 3;
@@ -121,8 +121,8 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.textAlign = "left";
   pen.textBaseline = "alphabetic";
   pen.textAlign = "right";
-  pen.fillText("queries ↓", right, plot.y - 6);
-  pen.fillText("keys →", right, plot.y - strip - 10);
+  pen.fillText(layout.small ? "q ↓" : "queries ↓", right, plot.y - 6);
+  pen.fillText(layout.small ? "k →" : "keys →", right, plot.y - strip - 10);
 }
 
 const layerCount = (number, small) => (small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en"));
@@ -287,8 +287,11 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
     free = left + wide + 6;
   }
   pen.textBaseline = "middle";
-  let at = x + bar + 14;
+  const below = width - bar < 150;
+  const start = below ? x : x + bar + 14;
   const most = x + width;
+  let at = start;
+  if (below) y += 31;
   const put = (text, swatch) => {
     const wide = pen.measureText(text).width + (swatch ? 18 : 0) + 12;
     if (at + wide > most) return;
@@ -302,7 +305,7 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
     at += wide;
   };
   put(words, null);
-  at = x + bar + 14;
+  at = start;
   y += 17;
   for (const [text, swatch] of marks) put(text, swatch);
 }
