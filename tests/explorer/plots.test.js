@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { seriesTable } from "../../src/regard/inspection/explorer/plots.js";
 import {
   formatNumber,
   linePath,
@@ -8,8 +9,7 @@ import {
   makeAxis,
   nearestIndex,
   rangeOf,
-  seriesTable,
-} from "../../src/regard/inspection/explorer/plots.js";
+} from "../../src/regard/inspection/explorer/scales.js";
 import { heatPixels } from "../../src/regard/inspection/explorer/heats.js";
 import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/colours.js";
 

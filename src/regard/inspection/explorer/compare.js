@@ -5,7 +5,7 @@ import { chooseLevel, readBlocks } from "./excerpts.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
-import { formatNumber } from "./plots.js";
+import { formatNumber } from "./scales.js";
 
 const COMPARE_BLOCKS = 512;
 
@@ -285,7 +285,7 @@ function compareBuild(host, source, state) {
       },
     };
     if (headPlot) headPlot.update(spec);
-    else headPlot = heatPlot(heads, spec);
+    else headPlot = heatPlot(heads, spec, state);
   };
   let planned = false;
   const plan = () => {

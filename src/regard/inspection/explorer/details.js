@@ -1,5 +1,5 @@
 import { button, element } from "./dom.js";
-import { formatNumber } from "./plots.js";
+import { formatNumber } from "./scales.js";
 import { displayToken, entropyOf, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
 
@@ -166,7 +166,7 @@ export function mountDetails(host, source, state) {
         : !found
           ? `Nothing is stored about this row. ${how}`
           : known
-            ? `The weights of the other keys are known in blocks of ${found.bin}. ${how}`
+            ? `Right within 3.4 %; the other keys are known in blocks of ${found.bin}. ${how}`
             : `Known here only in blocks of ${found.bin} ${out ? "keys" : "queries"} (${
                 found.of === "largest"
                   ? "largest of each"

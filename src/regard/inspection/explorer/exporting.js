@@ -1,7 +1,7 @@
 import { button, download, element, say } from "./dom.js";
 import { fromUnit, limitsFor, toUnit } from "./colours.js";
 import { heatCanvas } from "./heats.js";
-import { formatNumber, linearTicks, logTicks } from "./plots.js";
+import { formatNumber, linearTicks, logTicks } from "./scales.js";
 import { readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
 import { displayToken, headName } from "./passages.js";

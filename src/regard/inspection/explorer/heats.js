@@ -1,7 +1,7 @@
 import { element, svg } from "./dom.js";
 import { isDark, missing, tableFor, toUnit } from "./colours.js";
 import { PLOT_BOTTOM, PLOT_RIGHT, PLOT_TOP, plotAxes, plotFrame, plotPointer } from "./plots.js";
-import { formatNumber, linearTicks, makeAxis } from "./plots.js";
+import { formatNumber, linearTicks, makeAxis } from "./scales.js";
 
 /**
  * A matrix as a picture of one pixel a cell; NaN in the colour that no map holds.
@@ -71,9 +71,10 @@ export function heatLegend(look, unit = "") {
  *   string,
  *   yText?: (row: number) => string, left?: number, height?: number, square?: boolean,
  *   markers?: {x: number, label: string}[], onPick?: (row: number, column: number) => void}} spec
+ * @param {EventTarget} [state] whose "recolour" draws it again
  * @returns {{update: (spec: object) => void, figure: HTMLElement}}
  */
-export function heatPlot(host, spec) {
+export function heatPlot(host, spec, state) {
   const frame = plotFrame(host, ({ body, read, legend, spec, width }) => {
     const { rows, columns } = spec,
       left = spec.left ?? 52;
@@ -147,5 +148,6 @@ export function heatPlot(host, spec) {
     body.replaceChildren(canvas, node);
   });
   frame.update(spec);
+  state?.addEventListener("recolour", () => frame.update(frame.spec));
   return frame;
 }

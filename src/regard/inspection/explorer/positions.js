@@ -1,7 +1,8 @@
 import { element } from "./dom.js";
 import { heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
-import { formatNumber, linePlot, rangeOf } from "./plots.js";
+import { linePlot } from "./plots.js";
+import { formatNumber, rangeOf } from "./scales.js";
 
 const POSITION_PLOTS = 10;
 
@@ -124,28 +125,32 @@ export function mountPositions(host, source, state) {
       step = place.step ?? 1,
       box = section(`${place.name} table${positionScope(place, calls)}`);
     const text = (at) => String(at * step);
-    heatPlot(spot(box), {
-      title: "Cosine similarity of positions",
-      values: alike.values,
-      rows: n,
-      columns: n,
-      kind: "diverging",
-      low: -1,
-      high: 1,
-      square: true,
-      xLabel: "position",
-      yLabel: "position",
-      xText: text,
-      yText: text,
-      markers:
-        place.trained_length < n * step
-          ? markerAt(place.trained_length).map((one) => ({ ...one, x: one.x / step }))
-          : [],
-      table: {
-        head: ["distance", "similarity to position 0"],
-        rows: Array.from({ length: n }, (_, at) => [at * step, alike.values[at]]),
+    heatPlot(
+      spot(box),
+      {
+        title: "Cosine similarity of positions",
+        values: alike.values,
+        rows: n,
+        columns: n,
+        kind: "diverging",
+        low: -1,
+        high: 1,
+        square: true,
+        xLabel: "position",
+        yLabel: "position",
+        xText: text,
+        yText: text,
+        markers:
+          place.trained_length < n * step
+            ? markerAt(place.trained_length).map((one) => ({ ...one, x: one.x / step }))
+            : [],
+        table: {
+          head: ["distance", "similarity to position 0"],
+          rows: Array.from({ length: n }, (_, at) => [at * step, alike.values[at]]),
+        },
       },
-    });
+      state,
+    );
     linePlot(spot(box), {
       title: "Norm by position",
       xLabel: "position",
@@ -172,34 +177,38 @@ export function mountPositions(host, source, state) {
     const row = box.appendChild(element("div", { class: "positions-split" }));
     const [top, left] = [place.first_row ?? 0, place.first_key ?? 0];
     parts.forEach((part, n) =>
-      heatPlot(spot(row), {
-        title: [
-          "What the features say",
-          "What positions and biases add",
-          "Both: the score before the softmax",
-        ][n],
-        values: part.values,
-        rows: place.rows,
-        columns: place.keys,
-        kind: "diverging",
-        low: -most,
-        high: most,
-        square: true,
-        xLabel: "key",
-        yLabel: "query",
-        xText: (at) => String(at + left),
-        yText: (at) => String(at + top),
-        onPick: (i, j) =>
-          state.set({
-            t: 0,
-            c: place.call,
-            h: place.head,
-            row: i + top,
-            key: j + left,
-            direction: "out",
-            tab: "attention",
-          }),
-      }),
+      heatPlot(
+        spot(row),
+        {
+          title: [
+            "What the features say",
+            "What positions and biases add",
+            "Both: the score before the softmax",
+          ][n],
+          values: part.values,
+          rows: place.rows,
+          columns: place.keys,
+          kind: "diverging",
+          low: -most,
+          high: most,
+          square: true,
+          xLabel: "key",
+          yLabel: "query",
+          xText: (at) => String(at + left),
+          yText: (at) => String(at + top),
+          onPick: (i, j) =>
+            state.set({
+              t: 0,
+              c: place.call,
+              h: place.head,
+              row: i + top,
+              key: j + left,
+              direction: "out",
+              tab: "attention",
+            }),
+        },
+        state,
+      ),
     );
   };
   const draw = async () => {

@@ -1,6 +1,6 @@
 import { button, clear, element, say } from "./dom.js";
-import { formatNumber } from "./plots.js";
-import { displayToken, findMatches, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { formatNumber } from "./scales.js";
+import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
 import { patchPane, textPane } from "./panes.js";
 
 const READER_TOP = 16;
@@ -261,7 +261,8 @@ export function mountReader(host, source, state) {
     panes.both?.show(whole);
     panes.query?.show(out ? asking : answering);
     panes.key?.show(out ? answering : asking);
-    const name = n === null ? "" : `${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
+    const one = state.selection.length > 1 ? `${headName(c, h)}: ` : "";
+    const name = n === null ? "" : `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
     const each = found?.of === "largest" ? ", largest of each" : "";
     const blocks = found?.exact === false ? `, in blocks of ${found.bin}${each}` : "";
     status.textContent =
@@ -340,7 +341,8 @@ export function mountReader(host, source, state) {
   state.addEventListener("find", () => find.focus());
   state.addEventListener("next-edge", () => goEdge(1));
   state.addEventListener("previous-edge", () => goEdge(-1));
-  state.on(["t", "c", "h", "row", "key", "direction"], (_, changed) => {
+  state.addEventListener("recolour", refresh);
+  state.on(["t", "c", "h", "row", "key", "direction", "selection"], (_, changed) => {
     rebuild().then(() => {
       if (!changed.has("row") && !changed.has("key")) return;
       if (!host.contains(document.activeElement)) follow();

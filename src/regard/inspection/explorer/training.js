@@ -1,6 +1,7 @@
 import { element, tickbox } from "./dom.js";
 import { heatPlot } from "./heats.js";
-import { linePlot, rangeOf } from "./plots.js";
+import { linePlot } from "./plots.js";
+import { rangeOf } from "./scales.js";
 
 /**
  * Mean of the points within a window that is centred on each and cut at the ends; NaN takes no part.
@@ -22,7 +23,7 @@ export function smoothed(values, half) {
 }
 
 /** @param {HTMLElement} host @param {import("./source.js").Source} source */
-export function mountTraining(host, source) {
+export function mountTraining(host, source, state) {
   const training = source.document.training;
   host.classList.add("training");
   if (!training) {
@@ -107,29 +108,33 @@ export function mountTraining(host, source) {
     for (const map of training.maps ?? []) {
       const { values } = await source.chunk(map.values),
         [low, high] = rangeOf([values]);
-      heatPlot(maps.appendChild(element("div")), {
-        title: `${map.name.replaceAll("_", " ")} by head and step`,
-        values,
-        rows: map.rows.length,
-        columns: map.steps.length,
-        low: Math.min(0, low),
-        high,
-        unit: map.unit ?? "",
-        left: 110,
-        xLabel: "step",
-        yLabel: "head",
-        xText: (n) => String(map.steps[n]),
-        yText: (n) => map.rows[n],
-        height: Math.min(420, Math.max(60, 15 * map.rows.length)),
-        table: {
-          head: ["head", ...map.steps.slice(0, 1), ...map.steps.slice(-1)].map(String),
-          rows: map.rows.map((row, n) => [
-            row,
-            values[n * map.steps.length],
-            values[(n + 1) * map.steps.length - 1],
-          ]),
+      heatPlot(
+        maps.appendChild(element("div")),
+        {
+          title: `${map.name.replaceAll("_", " ")} by head and step`,
+          values,
+          rows: map.rows.length,
+          columns: map.steps.length,
+          low: Math.min(0, low),
+          high,
+          unit: map.unit ?? "",
+          left: 110,
+          xLabel: "step",
+          yLabel: "head",
+          xText: (n) => String(map.steps[n]),
+          yText: (n) => map.rows[n],
+          height: Math.min(420, Math.max(60, 15 * map.rows.length)),
+          table: {
+            head: ["head", ...map.steps.slice(0, 1), ...map.steps.slice(-1)].map(String),
+            rows: map.rows.map((row, n) => [
+              row,
+              values[n * map.steps.length],
+              values[(n + 1) * map.steps.length - 1],
+            ]),
+          },
         },
-      });
+        state,
+      );
     }
   };
   draw();
