@@ -114,7 +114,7 @@ test("the table says what the lines say", () => {
   assert.deepEqual(table, {
     head: ["step", "a", "b"],
     rows: [
-      [1, 3, 5],
+      [1, 3, NaN],
       [2, 4, 5],
     ],
   });

@@ -8,23 +8,24 @@ const DIVERGENCE_BLOCKS = 64;
  * sink's.
  * 0 for equal rows, 1 for rows without an entry in common; NaN when both rows are empty.
  * @param {ArrayLike<number>} p @param {ArrayLike<number>} q
+ * @param {number} [from] first entry @param {number} [to] end
  * @returns {number}
  */
-export function rowDivergence(p, q) {
+export function rowDivergence(p, q, from = 0, to = p.length) {
   let [left, right, sum] = [0, 0, 0];
   const add = (a, b) => {
     const middle = (a + b) / 2;
     if (a > 0) sum += (a * Math.log2(a / middle)) / 2;
     if (b > 0) sum += (b * Math.log2(b / middle)) / 2;
   };
-  for (let n = 0; n < p.length; n++) {
+  for (let n = from; n < to; n++) {
     left += p[n];
     right += q[n];
   }
   if (Number.isNaN(left + right) || (left === 0 && right === 0)) return NaN;
   // Rounded codes may sum to a little more than 1: those rows are scaled, not given a negative rest.
   const [a, b] = [Math.max(1, left), Math.max(1, right)];
-  for (let n = 0; n < p.length; n++) add(p[n] / a, q[n] / b);
+  for (let n = from; n < to; n++) add(p[n] / a, q[n] / b);
   add(1 - left / a, 1 - right / b);
   return Math.min(1, Math.max(0, sum));
 }
@@ -38,8 +39,7 @@ export function blockDivergence(a, b, rows, columns) {
   let sum = 0,
     count = 0;
   for (let i = 0; i < rows; i++) {
-    const row = (values) => Array.prototype.slice.call(values, i * columns, (i + 1) * columns);
-    const one = rowDivergence(row(a), row(b));
+    const one = rowDivergence(a, b, i * columns, (i + 1) * columns);
     if (Number.isNaN(one)) continue;
     sum += one;
     count++;
@@ -104,6 +104,7 @@ export function reasonApart(source, [a, b], c, h) {
  */
 export async function headDivergences(source, a = 0, b = 1) {
   const found = [];
+  let heads = 0;
   for (const [c, call] of (source.document.traces[a]?.calls ?? []).entries()) {
     const values = new Float32Array(call.heads).fill(NaN);
     for (let h = 0; h < call.heads; h++) {
@@ -111,6 +112,7 @@ export async function headDivergences(source, a = 0, b = 1) {
       const view = { q0: 0, q1: call.rows, k0: 0, k1: call.keys };
       const level = chooseLevel(commonLevels(source, [a, b], c, h, "mass"), view, DIVERGENCE_BLOCKS);
       if (!level) continue;
+      if (++heads % 24 === 0) await new Promise((go) => setTimeout(go)); // the page stays alive meanwhile
       const [one, other] = await Promise.all(
         [a, b].map((t) => readBlocks(source, t, c, h, view, "mass", level)),
       );

@@ -90,7 +90,8 @@ export function svgText(figure, layout, pictures) {
   const letters = texts.map(
     ({ x, y, text, size, weight = 400, anchor = "start", turn = 0, soft }) =>
       `<text transform="translate(${x.toFixed(1)} ${y.toFixed(1)}) rotate(${turn})" font-size="${size}" ` +
-      `font-weight="${weight}" text-anchor="${anchor}" fill="${soft ? "#555" : "#111"}">${xmlText(text)}</text>`,
+      `font-weight="${weight}" text-anchor="${anchor}" fill="${soft ? "#555" : "#111"}">` +
+      `${xmlText(text)}</text>`,
   );
   const strokes = lines.map(
     ([x0, y0, x1, y1]) => `M${x0.toFixed(1)} ${y0.toFixed(1)}L${x1.toFixed(1)} ${y1.toFixed(1)}`,

@@ -42,7 +42,8 @@ export function describeExcerpt(
     : channel === "max"
       ? `largest weight of each block of ${queryBlock} queries x ${keyBlock} keys`
       : `mean over ${queryBlock} queries of the weight on ${keyBlock} keys`;
-  const joined = heads.length > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads.length} heads` : "";
+  const joint = aggregate === "max" ? "largest" : "mean";
+  const joined = heads.length > 1 ? `, ${joint} of ${heads.length} heads` : "";
   return `${what}${rounded ? ", rounded to 3.4 %" : ""}${joined}`;
 }
 
@@ -55,9 +56,10 @@ export function describeExcerpt(
  */
 export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }) {
   const { values, rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
+  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
   const lines = [
     `# ${remark.replace(/\s+/g, " ")}`,
-    `query\\key,${Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key).join(",")}`,
+    `query\\key,${firsts.join(",")}`,
   ];
   for (let i = 0; i < rows; i++) {
     const cells = Array.from(values.subarray(i * columns, (i + 1) * columns), (one) =>
@@ -91,6 +93,7 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     title = headName(c, h),
     looks = `scale="${scale === "log" ? "log" : "linear"}", title="${title}"`;
   const whole = q0 === 0 && k0 === 0 && q1 === rows && k1 === keys && rows * keys > 2 ** 22;
+  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
   const lines = [
     "from regard import inspection",
     "from regard.inspection import figures",

@@ -136,7 +136,8 @@ export function heatPlot(host, spec, state) {
       for (const [name, value] of Object.entries(box)) ring.setAttribute(name, value);
       read.textContent =
         `${spec.yLabel} ${spec.yText ? spec.yText(row) : row}, ${spec.xLabel} ` +
-        `${spec.xText ? spec.xText(column) : column}: ${formatNumber(spec.values[row * columns + column])} ${spec.unit ?? ""}`;
+        `${spec.xText ? spec.xText(column) : column}: ` +
+        `${formatNumber(spec.values[row * columns + column])} ${spec.unit ?? ""}`;
     };
     plotPointer(
       node,

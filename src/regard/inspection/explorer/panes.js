@@ -121,7 +121,8 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
           bend = up ? Math.min(18, 6 + Math.abs(from.x - to.x) / 12) : (to.y - from.y) / 2;
         const d = up
           ? `M${from.x} ${from.y + 4}C${from.x} ${from.y - bend} ${to.x} ${to.y - bend} ${to.x} ${to.y + 4}`
-          : `M${from.x} ${from.y + (bend > 0 ? 21 : 3)}C${from.x} ${from.y + bend} ${to.x} ${to.y - bend} ${to.x} ${to.y + (bend > 0 ? 3 : 21)}`;
+          : `M${from.x} ${from.y + (bend > 0 ? 21 : 3)}C${from.x} ${from.y + bend} ` +
+            `${to.x} ${to.y - bend} ${to.x} ${to.y + (bend > 0 ? 3 : 21)}`;
         const tint = paneTint(weight, largest);
         paths.push(
           svg("path", {

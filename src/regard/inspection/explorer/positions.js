@@ -74,7 +74,9 @@ export function mountPositions(host, source, state) {
       height: 190,
       series: [{ name: "kernel", x: place.distances, y: values }],
       markers: markerAt(place.trained_length),
-      note: `${formatNumber(values[0])} at distance 0.${place.trained_length ? "" : " Trained length unknown."}`,
+      note:
+        `${formatNumber(values[0])} at distance 0.` +
+        (place.trained_length ? "" : " The trained length is not known."),
     });
     linePlot(spot(box), {
       title: "Wavelength of each pair of features",

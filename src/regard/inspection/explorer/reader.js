@@ -47,7 +47,7 @@ export function nameToken(side, n) {
 }
 
 /**
- * Weights of the chosen row ("out") or key ("in") by index of the other side, bins spread over what they hold.
+ * Weights of the chosen row ("out") or key ("in") by index of the other side; bins are spread out.
  * @param {import("./source.js").Source} source @param {object} state
  * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, blocked: number}|null>}
  */
