@@ -27,6 +27,9 @@ class Visit:
     """Addresses that begin so are fetched, all others are refused."""
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    session: Any = None
+    opened: float = 0.0
+    """Seconds of the page's own work until it could be used."""
 
     def evaluate(self, expression: str, argument: Any = None) -> Any:
         """The value of a JavaScript expression, or of a function of one argument."""
@@ -35,6 +38,14 @@ class Visit:
     def probe(self, name: str, argument: Any = None) -> Any:
         """The answer of a function of explorer/probes.js."""
         return self.page.evaluate("([name, argument]) => window.probe[name](argument)", [name, argument])
+
+    def busy(self) -> float:
+        """Seconds that the page's main thread has computed: other work on the machine does not count."""
+        if self.session is None:
+            self.session = self.page.context.new_cdp_session(self.page)
+            self.session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        metrics = self.session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     def press(self, *keys: str) -> None:
         """Type keys, and let the page draw."""
@@ -105,9 +116,11 @@ class Browser:
         page.route("**/*", serve)
         page.on("console", listen)
         page.on("pageerror", lambda error: visit.complaints.append(f"thrown: {error}"))
+        visit.busy()
         page.goto(address)
         if ready:
             visit.evaluate("() => window.__regard.ready.then(() => null)")
+            visit.opened = visit.busy()
             visit.settle()
         return visit
 

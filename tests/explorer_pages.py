@@ -236,7 +236,29 @@ def many_heads(layers: int, heads: int, n: int):
     def scaled(layer):
         # Chunks that are the same would be kept once.
         found = jax.tree.map(lambda a: a * np.float32(1 - layer / 97) if a.dtype == jnp.float32 else a, read)
+        listed = np.asarray(read.top_keys)
+        found = dataclasses.replace(found, top_keys=np.where(listed < 0, listed, (listed + layer) % n))
         return dataclasses.replace(call, name=f"layer {layer}", layer=layer, _found={(64, 8, None): found})
 
     calls = (call, *(scaled(layer) for layer in range(1, layers)))
     return dataclasses.replace(trace, calls=calls)
+
+
+STEPS = ("]", "n", "n", "ArrowDown", "ArrowRight", "+", "+", "+", "m", "l", "r", "r", "-", "0", "m")
+
+
+def walk(browser, path):
+    """Opens a page and uses everything; the visit, and the largest number of nodes that the page had."""
+    visit = browser.visit(path.as_uri())
+    most = 0
+    for tab in (1, 2, 3, 0):
+        visit.evaluate("(tab) => document.querySelectorAll('[role=tab]')[tab].click()", tab)
+        visit.settle()
+        most = max(most, visit.probe("nodes"))
+    for key in (*STEPS, "e", "Escape", "?", "Escape", "/", "Escape"):
+        visit.press(key)
+        most = max(most, visit.probe("nodes"))
+    visit.evaluate("__regard.drawn()")
+    visit.check()
+    assert visit.requests == [path.as_uri()]
+    return visit, most
