@@ -93,7 +93,6 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     title = headName(c, h),
     looks = `scale="${scale === "log" ? "log" : "linear"}", title="${title}"`;
   const whole = q0 === 0 && k0 === 0 && q1 === rows && k1 === keys && rows * keys > 2 ** 22;
-  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
   const lines = [
     "from regard import inspection",
     "from regard.inspection import figures",

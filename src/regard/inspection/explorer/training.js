@@ -37,7 +37,7 @@ export function mountTraining(host, source, state) {
         element(
           "p",
           {},
-          "run holds a title, curves (name, unit, points (2, n), split) and maps (name, rows, steps, values).",
+          "run holds a title, curves (name, unit, points, split) and maps (name, rows, steps, values).",
         ),
       ),
     );
