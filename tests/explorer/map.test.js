@@ -5,7 +5,7 @@ import { cellAt, drawnView, followCell, hasSquareCells, levelToDraw, MaskTiles, 
   zoomView } from "../../src/regard/inspection/explorer/geometry.js";
 import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/map_layers.js";
 import { minimapRect } from "../../src/regard/inspection/explorer/map_marks.js";
-import { cellSentence, mapSentence, rankIn, readCell } from "../../src/regard/inspection/explorer/sentences.js";
+import { areRounded, cellSentence, mapSentence, rankIn, readCell } from "../../src/regard/inspection/explorer/sentences.js";
 import { combineTiles, hiddenBlocks, ranksInRows, TILE, tilePixels, TileStore, withoutFirst } from "../../src/regard/inspection/explorer/tiles.js";
 import { headSentence, insideBrush, numberNames, numberRange, sortHeads } from "../../src/regard/inspection/explorer/heads.js";
 import { layerNames } from "../../src/regard/inspection/explorer/tools.js";
@@ -171,6 +171,8 @@ test("the sentence of a cell", () => {
   assert.equal(cellSentence({ ...facts, weight: null, block: { value: 0.125, channel: "max", queryBlock: 32, keyBlock: 8 } }),
     "query 1042 'cat' to key 13 'The': in the block of queries 1032–1063 and keys 8–15, largest weight 0.125");
   assert.equal(cellSentence({ ...facts, weight: null, block: null, tokens: {} }), "query 1042 to key 13: no number is stored");
+  assert.ok(cellSentence({ ...facts, rounded: true }).includes(", about 0.31, rank 1"));
+  assert.ok(!cellSentence({ ...facts, weight: 0, rounded: true }).includes("about"));
   assert.deepEqual(rankIn([0.2, 0.5, 0, 0.2, 0.1], 3), { rank: 2, count: 4 });
 });
 
@@ -185,6 +187,14 @@ test("a cell is read from exact rows, from the largest weights kept, or not at a
   const kept = { row: async () => ({ values: new Float32Array(2), exact: false }), topKeys: async () => [{ key: 9, weight: 0.7 }, { key: 4, weight: 0.2 }] };
   assert.deepEqual(await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 4, aggregate: "mean" }), { weight: 0.2, rank: 2, count: "2 stored" });
   assert.equal((await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 5, aggregate: "mean" })).weight, null);
+});
+
+test("rounded are codes and stored blocks, not the weights of a server or of half floats", () => {
+  const source = (heads, ask = null) => ({ ask, document: { chunks: { a: { code: "plain" }, b: { code: "log8" } } }, head: (t, c, h) => ({ weights: heads[h] }) });
+  assert.equal(areRounded(source(["a"]), 0, [[0, 0]]), false);
+  assert.equal(areRounded(source(["a", "b"]), 0, [[0, 0], [0, 1]]), true);
+  assert.equal(areRounded(source([null]), 0, [[0, 0]]), true);
+  assert.equal(areRounded(source([null], () => null), 0, [[0, 0]]), false);
 });
 
 test("what was done to the numbers is said", () => {
@@ -206,6 +216,7 @@ test("round ticks, and a colour bar whose numbers are inside it", () => {
     assert.ok(ticks.length >= 3 && ticks.every((tick) => tick >= low && tick <= high * (1 + 1e-9)));
   }
   assert.deepEqual(barTicks("linear", 0, 0.8), [0, 0.2, 0.4, 0.8 * 0.75, 0.8]);
+  near(barTicks("power", 0, 0.8)[2], 0.8 * 0.5 ** 2.5);
 });
 
 test("the plot stays inside the canvas at any size; the minimap inside the plot", () => {

@@ -78,7 +78,8 @@ class Atlas {
       if (state.sort !== "model") state.set({ sort: state.sort.startsWith("-") ? state.sort.slice(1) : `-${state.sort}` });
     } });
     this.versus = two ? tickbox("difference A − B", state.versus, (versus) => state.set({ versus })) : null;
-    clear(this.controls).append(...[this.shows, this.sorts, this.turn, this.versus].filter(Boolean));
+    const sorting = element("span", { class: "rg-row" }, this.sorts, this.turn);
+    clear(this.controls).append(...[this.shows, sorting, this.versus].filter(Boolean));
   }
 
   all() {

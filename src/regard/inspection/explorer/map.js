@@ -1,10 +1,10 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, say, svg } from "./dom.js";
 import { drawnView, followCell, levelToDraw, MaskTiles, pixelOf, pixelsPerCell, zoomView } from "./geometry.js";
-import { areNone, drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect, readStrips } from "./map_layers.js";
+import { areNone, barWords, drawAxes, drawColourBar, drawOverlays, drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { followPointer } from "./map_pointer.js";
-import { cellSentence, mapSentence, readCell } from "./sentences.js";
+import { areRounded, cellSentence, mapSentence, readCell } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 import { mapTools } from "./tools.js";
 
@@ -78,7 +78,7 @@ class MapView {
     return (same.length ? same : [[state.c, state.h]]).slice(0, MAP_HEADS);
   }
 
-  levels(heads = this.heads()) {
+  levels(heads) {
     const { t, channel } = this.state;
     const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
     const has = (list, { queryBlock, keyBlock }) => list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
@@ -155,8 +155,8 @@ class MapView {
   colours() {
     if (this.theme) return this.theme;
     const style = getComputedStyle(this.host);
-    this.theme = Object.fromEntries(Object.entries(MAP_THEME).map(([name, property]) => [name, style.getPropertyValue(property).trim() || "#888"]));
-    this.theme.dark = isDark(this.host);
+    const read = Object.entries(MAP_THEME).map(([name, property]) => [name, style.getPropertyValue(property).trim() || "#888"]);
+    this.theme = { ...Object.fromEntries(read), dark: isDark(this.host) };
     return this.theme;
   }
 
@@ -232,9 +232,7 @@ class MapView {
     drawOverlays(pen, { layout, view, shape, theme, call, state });
     drawStrips(pen, { layout, view, shape, theme, strips: this.strips, barLimits: limitsFor("log", shape.keys, 1) });
     drawAxes(pen, { layout, view, shape, theme, rowTokens: this.tokens.rows, keyTokens: this.tokens.keys, rowOffset: call.query_offset ?? 0, keyOffset: call.key_offset ?? 0 });
-    const exact = level.queryBlock === 1 && level.keyBlock === 1;
-    const words = limits.scale === "rank" ? "rank in its row" : exact ? "weight" : state.channel === "max" ? "largest weight of a block" : "mean mass of a block";
-    drawColourBar(pen, { x: plot.x, y: layout.height - layout.bottom + 10, width: layout.width - plot.x - 6, theme, look, words: `${words}, ${limits.scale} scale`,
+    drawColourBar(pen, { x: plot.x, y: layout.height - layout.bottom + 10, width: layout.width - plot.x - 6, theme, look, words: barWords(limits, level, state.channel),
       marks: [["not attended", this.hatch], ["no number", `rgb(${look.none.join(" ")})`], ["entropy", theme.entropy], ["key mass", theme.keymass]] });
     this.describe({ level, finest, what, view, plot });
   }
@@ -288,7 +286,8 @@ class MapView {
   describe({ level, finest, what, view, plot }) {
     const { state, source } = this;
     const calls = source.document.traces[state.t].calls;
-    const text = mapSentence({ ...what, left: state.selection.length - what.heads.length, rowRank: state.rowRank, calls });
+    const text = mapSentence({ ...what, left: state.selection.length - what.heads.length, rowRank: state.rowRank, calls,
+      rounded: areRounded(this.source, state.t, what.heads) });
     if (this.words.textContent !== text) this.words.textContent = text;
     const { perRow, perKey } = pixelsPerCell(view, plot);
     const deep = Math.min(level.queryBlock * perRow, level.keyBlock * perKey) > 3;
@@ -347,7 +346,9 @@ class MapView {
     }
     const exact = block && block.queryBlock === 1 && block.keyBlock === 1 && !Number.isNaN(block.value);
     const known = read.weight === null && exact ? { weight: block.value } : read;
-    return cellSentence({ row, key, call, tokens: this.tokens, ...known, block, heads: this.heads().length, aggregate: state.aggregate });
+    const heads = this.heads();
+    const rounded = areRounded(this.source, state.t, heads);
+    return cellSentence({ row, key, call, tokens: this.tokens, ...known, block, heads: heads.length, aggregate: state.aggregate, rounded });
   }
 
   /** Say what is under the crosshair, with its rank. */
@@ -357,9 +358,9 @@ class MapView {
     this.told = "";
     if (this.base.width) this.drawOver();
     if (row === null || key === null || !this.call()) {
+      this.told = row !== null ? "Choose a key as well to read a weight." : "Point at the map, or click to hold a cell.";
+      this.sentence.textContent = this.told;
       this.sentence.classList.remove("rg-held");
-      this.sentence.textContent = row !== null ? "Choose a key as well to read a weight." : "Point at the map, or click to hold a cell.";
-      this.told = this.sentence.textContent;
       return;
     }
     const asked = (this.asked = (this.asked ?? 0) + 1);
@@ -386,8 +387,8 @@ class MapView {
 
   /** Cells that an arrow key moves by: a block of what is drawn. */
   step() {
-    const { level } = this.look();
-    return level ? { rows: level.queryBlock, keys: level.keyBlock } : { rows: 1, keys: 1 };
+    const { queryBlock, keyBlock } = this.look().level ?? { queryBlock: 1, keyBlock: 1 };
+    return { rows: queryBlock, keys: keyBlock };
   }
 
   /** @returns {Promise<void>} when everything in sight is drawn */

@@ -1,4 +1,4 @@
-import { toUnit } from "./colours.js";
+import { fromUnit, toUnit } from "./colours.js";
 import { figures, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
 
@@ -257,7 +257,14 @@ export function barTicks(scale, low, high) {
     const powers = Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, n) => 10 ** (last - n * every)).reverse();
     return powers[0] > low ? [low, ...powers] : powers;
   }
-  return [0, 0.25, 0.5, 0.75, 1].map((part) => low + (high - low) * part).filter((_, n) => scale !== "power" || n !== 1);
+  return [0, 0.25, 0.5, 0.75, 1].map((unit) => fromUnit(unit, scale, low, high));
+}
+
+/** @returns {string} what the colours stand for */
+export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
+  if (scale === "rank") return "rank in its row";
+  const what = queryBlock === 1 && keyBlock === 1 ? "weight" : channel === "max" ? "largest weight of a block" : "mean mass of a block";
+  return `${what}, ${scale} scale`;
 }
 
 /** The colours with their numbers, and what the other marks mean. */

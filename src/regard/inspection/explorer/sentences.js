@@ -26,16 +26,17 @@ export function rankIn(values, at) {
 /**
  * What the map says of a cell.
  * @param {{row: number, key: number, call: object, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
- *   count?: number, block?: {value: number, channel: string, queryBlock: number, keyBlock: number}|null, heads: number, aggregate: string}} facts
+ *   count?: number, block?: {value: number, channel: string, queryBlock: number, keyBlock: number}|null, heads: number, aggregate: string, rounded?: boolean}} facts
+ *   rounded: stored to 3.4 %
  * @returns {string}
  */
-export function cellSentence({ row, key, call, tokens, weight, rank, count, block, heads, aggregate }) {
+export function cellSentence({ row, key, call, tokens, weight, rank, count, block, heads, aggregate, rounded = false }) {
   const [rowAt, keyAt] = [row + (call.query_offset ?? 0), key + (call.key_offset ?? 0)];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
     const place = rank ? (weight > 0 ? `, rank ${rank} of ${count}` : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`) : "";
-    return `${pair}, ${figures(weight, 3)}${place}${over}`;
+    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${figures(weight, rounded ? 2 : 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
   const [i, j] = [Math.floor(row / block.queryBlock), Math.floor(key / block.keyBlock)];
@@ -44,6 +45,15 @@ export function cellSentence({ row, key, call, tokens, weight, rank, count, bloc
   const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + (call.key_offset ?? 0));
   const what = block.channel === "max" ? "largest weight" : q1 - q0 === 1 ? "mass" : "mean mass";
   return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${figures(block.value, 3)}${over}`;
+}
+
+/** @returns {boolean} whether the weights that the page holds of any of the heads are rounded to steps of 6.7 % */
+export function areRounded(source, t, heads) {
+  if (source.ask) return false;
+  return heads.some(([c, h]) => {
+    const { weights } = source.head(t, c, h);
+    return weights === null || source.document.chunks[weights]?.code === "log8";
+  });
 }
 
 /**
@@ -73,13 +83,13 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
  * What is drawn now, in words: heads, blocks, and what was done to the numbers.
  * @returns {string}
  */
-export function mapSentence({ heads, left, aggregate, channel, level, hideSink, rowRank, calls }) {
+export function mapSentence({ heads, left, aggregate, channel, level, hideSink, rowRank, calls, rounded = false }) {
   const names = heads.slice(0, 6).map(([c, h]) => `${c + 1}.${h + 1}`).join(", ");
   const who = heads.length === 1
     ? `Layer ${heads[0][0] + 1} head ${heads[0][1] + 1}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
     : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
   const exact = level.queryBlock === 1 && level.keyBlock === 1;
-  const what = exact ? "weights" : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
+  const what = exact ? `weights${rounded ? " within 3.4 %" : ""}` : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
   const notes = [];
   if (left) notes.push(`${left} selected head${left === 1 ? "" : "s"} of another size left out`);
   if (hideSink) {
