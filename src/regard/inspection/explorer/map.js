@@ -329,7 +329,7 @@ class MapView {
     if (cell?.row === this.hovered?.row && cell?.key === this.hovered?.key) return;
     this.hovered = cell;
     this.drawOver();
-    this.sentence.textContent = cell ? this.facts(cell) : this.told ?? "";
+    this.sentence.textContent = cell ? this.facts(cell) : this.told;
   }
 
   /** The sentence of a cell from what is drawn, without asking for anything. */
@@ -355,7 +355,6 @@ class MapView {
   async tell() {
     const { state, source } = this;
     const { t, row, key, aggregate } = state;
-    this.told = "";
     if (this.base.width) this.drawOver();
     if (row === null || key === null || !this.call()) {
       this.told = row !== null ? "Choose a key as well to read a weight." : "Point at the map, or click to hold a cell.";
