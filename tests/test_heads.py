@@ -231,3 +231,23 @@ def test_the_rate_is_that_of_the_clock(tmp_path):
 
 def test_a_run_that_logged_nothing_has_an_empty_document(tmp_path):
     assert training_document(tmp_path) == {"title": tmp_path.name, "curves": [], "maps": []}
+
+
+def test_many_looks_are_optimized_and_see_the_same(tmp_path, monkeypatch):
+    """17 looks count as many: the numbers agree with those of the program compiled fast."""
+    asked = []
+    compile_all = loop._Session._compile
+
+    def compile_and_tell(self, what, *arguments, options=None):
+        asked.append((what, options))
+        return compile_all(self, what, *arguments, options=options)
+
+    monkeypatch.setattr(loop._Session, "_compile", compile_and_tell)
+    train(tmp_path / "few", watched())
+    monkeypatch.setattr(loop, "FEW_LOOKS", 3)
+    train(tmp_path / "many", watched())
+    assert [options for what, options in asked if what == "heads"] == [loop.LITTLE_WORK, None]
+    few, many = (split(tmp_path / name)[0] for name in ("few", "many"))
+    for one, other in zip(few, many, strict=True):
+        for name in heads.AUX:
+            np.testing.assert_allclose(one[name]["blocks.0"], other[name]["blocks.0"], rtol=1e-4)

@@ -25,6 +25,8 @@ from regard.training.progress import Progress, Silent
 from regard.training.runs import Run
 from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
 
+FEW_LOOKS = 100
+
 
 class State(NamedTuple):
     """What one update turns into the next."""
@@ -227,7 +229,9 @@ class _Session:
         if not every:
             return lambda step, state: None
         probe = self.task.probe
-        measure = self._compile("heads", jax.jit(program.look), state.params, probe, options=LITTLE_WORK)
+        # A few looks are over before an optimized program would be compiled.
+        options = LITTLE_WORK if steps < FEW_LOOKS * every else None
+        measure = self._compile("heads", jax.jit(program.look), state.params, probe, options=options)
 
         def look(step: int, state: State) -> None:
             if step % every == 0 or step == steps:
