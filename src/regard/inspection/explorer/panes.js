@@ -1,4 +1,4 @@
-import { element, svg } from "./dom.js";
+import { element, say, svg } from "./dom.js";
 import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
@@ -316,7 +316,9 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
     event.preventDefault();
     event.stopPropagation();
     const next = (marks.chosen ?? first - step) + step;
-    if (next >= first && next < first + rows * columns) onChoose(next);
+    if (next < first || next >= first + rows * columns) return;
+    onChoose(next);
+    say(`patch in row ${Math.floor((next - first) / columns)}, column ${(next - first) % columns}`, canvas);
   });
   new ResizeObserver(draw).observe(box);
   return {
