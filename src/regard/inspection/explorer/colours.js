@@ -41,7 +41,9 @@ export function rgbOfOklab([lightness, a, b]) {
  */
 export function ramp(anchors) {
   const points = anchors.map((hex) => oklab(rgbOfHex(hex)));
-  const lengths = points.slice(1).map((point, at) => Math.hypot(...point.map((x, axis) => x - points[at][axis])));
+  const lengths = points
+    .slice(1)
+    .map((point, at) => Math.hypot(...point.map((x, axis) => x - points[at][axis])));
   const total = lengths.reduce((sum, length) => sum + length, 0);
   const table = new Uint8Array(768);
   let [leg, before] = [0, 0];
@@ -61,10 +63,26 @@ export function ramp(anchors) {
 /** Weights on a light page: paper for nothing, night for all; lightness falls all the way. */
 export const sequential = ramp(["#fbf8f1", "#fbd7a5", "#f4976c", "#d2567c", "#8f3a93", "#4b2a80", "#171239"]);
 /** Weights on a dark page: night for nothing; lightness rises all the way. */
-export const sequentialDark = ramp(["#1b1b27", "#3a2c68", "#83388f", "#cf557f", "#f4976c", "#fbd7a5", "#fffaf0"]);
+export const sequentialDark = ramp([
+  "#1b1b27",
+  "#3a2c68",
+  "#83388f",
+  "#cf557f",
+  "#f4976c",
+  "#fbd7a5",
+  "#fffaf0",
+]);
 /** Signed numbers: blue below 0, paper at 0, orange above. */
 export const diverging = ramp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
-export const divergingDark = ramp(["#9fd0ff", "#4f90d0", "#27466b", "#1b1c22", "#6a4420", "#d07f2e", "#ffd39b"]);
+export const divergingDark = ramp([
+  "#9fd0ff",
+  "#4f90d0",
+  "#27466b",
+  "#1b1c22",
+  "#6a4420",
+  "#d07f2e",
+  "#ffd39b",
+]);
 
 /** Cells that hold no number (NaN), on a light and on a dark page: in neither map. */
 export const missing = { light: [158, 163, 160], dark: [98, 104, 101] };
@@ -134,7 +152,10 @@ export function cssOf([r, g, b], alpha = 1) {
 export function unitOf(rgb, table = sequential) {
   let [best, least] = [0, Infinity];
   for (let code = 0; code < 256; code += 1) {
-    const far = (rgb[0] - table[3 * code]) ** 2 + (rgb[1] - table[3 * code + 1]) ** 2 + (rgb[2] - table[3 * code + 2]) ** 2;
+    const far =
+      (rgb[0] - table[3 * code]) ** 2 +
+      (rgb[1] - table[3 * code + 1]) ** 2 +
+      (rgb[2] - table[3 * code + 2]) ** 2;
     if (far < least) [best, least] = [code, far];
   }
   for (const none of Object.values(missing)) {
@@ -155,5 +176,8 @@ export function limitsFor(scale, keys, largest) {
   if (scale === "rank") return [0, 1];
   if (!(largest > 0)) return [0, 1];
   const step = 10 ** (Math.floor(Math.log10(largest)) - 1);
-  return [0, Math.min(Math.max(1, largest), Number((Math.ceil(largest / step - 1e-9) * step).toPrecision(2)))];
+  return [
+    0,
+    Math.min(Math.max(1, largest), Number((Math.ceil(largest / step - 1e-9) * step).toPrecision(2))),
+  ];
 }

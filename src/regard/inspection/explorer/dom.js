@@ -37,7 +37,8 @@ function domFill(node, attributes, children) {
     else if (name === "on") {
       for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
     } else if (name === "style") {
-      for (const [property, setting] of Object.entries(value)) node.style.setProperty(property, String(setting));
+      for (const [property, setting] of Object.entries(value))
+        node.style.setProperty(property, String(setting));
     } else if (name === "data") {
       for (const [key, datum] of Object.entries(value)) node.dataset[key] = String(datum);
     } else if (name === "value") node.value = value;
@@ -100,7 +101,11 @@ export function chooser(label, choices, value, choose, attributes = {}) {
  * @returns {HTMLLabelElement}
  */
 export function tickbox(label, checked, change, attributes = {}) {
-  const input = element("input", { type: "checkbox", ...attributes, on: { change: () => change(input.checked) } });
+  const input = element("input", {
+    type: "checkbox",
+    ...attributes,
+    on: { change: () => change(input.checked) },
+  });
   input.checked = checked;
   return element("label", { class: "rg-tick" }, input, element("span", { text: label }));
 }
@@ -143,7 +148,10 @@ export function figures(value, digits = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 1e6 || size < 1e-3 ? value.toExponential(digits - 1).replace("e+", "e") : String(Number(value.toPrecision(digits)));
+  const text =
+    size >= 1e6 || size < 1e-3
+      ? value.toExponential(digits - 1).replace("e+", "e")
+      : String(Number(value.toPrecision(digits)));
   return text.replaceAll("-", "−");
 }
 
@@ -154,8 +162,14 @@ export function figures(value, digits = 3) {
  * @returns {string}
  */
 export function shown(token, most = 24) {
-  const visible = String(token).slice(0, 4 * most).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
+  const visible = String(token)
+    .slice(0, 4 * most)
+    .replaceAll("\n", "⏎")
+    .replaceAll("\t", "⇥")
+    .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
   const plain = visible.trim() || visible.replaceAll(" ", "␣");
   const head = Array.from(plain);
-  return head.length > most || String(token).length > 4 * most ? `${head.slice(0, most - 1).join("")}…` : plain || "∅";
+  return head.length > most || String(token).length > 4 * most
+    ? `${head.slice(0, most - 1).join("")}…`
+    : plain || "∅";
 }

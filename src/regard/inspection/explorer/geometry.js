@@ -40,8 +40,15 @@ export function drawnView(view, plot, shape) {
  * @returns {{q0: number, q1: number, k0: number, k1: number}} inside the matrix
  */
 export function zoomView(view, factor, q, k, shape) {
-  const most = Math.max((view.q1 - view.q0) / Math.max(1, shape.rows), (view.k1 - view.k0) / Math.max(1, shape.keys));
-  if (factor > 1 && most >= 1 && factor * Math.min(view.q1 - view.q0 - shape.rows, view.k1 - view.k0 - shape.keys) >= 0) {
+  const most = Math.max(
+    (view.q1 - view.q0) / Math.max(1, shape.rows),
+    (view.k1 - view.k0) / Math.max(1, shape.keys),
+  );
+  if (
+    factor > 1 &&
+    most >= 1 &&
+    factor * Math.min(view.q1 - view.q0 - shape.rows, view.k1 - view.k0 - shape.keys) >= 0
+  ) {
     return { q0: 0, q1: shape.rows, k0: 0, k1: shape.keys };
   }
   const axis = (low, high, at, size) => {
@@ -83,7 +90,10 @@ export function levelToDraw(levels, perRow, perKey) {
 
 /** @param {{q0: number, q1: number, k0: number, k1: number}} view @returns {{perRow: number, perKey: number}} CSS pixels */
 export function pixelsPerCell(view, plot) {
-  return { perRow: plot.h / Math.max(1e-9, view.q1 - view.q0), perKey: plot.w / Math.max(1e-9, view.k1 - view.k0) };
+  return {
+    perRow: plot.h / Math.max(1e-9, view.q1 - view.q0),
+    perKey: plot.w / Math.max(1e-9, view.k1 - view.k0),
+  };
 }
 
 /** @returns {{q: number, k: number}} the place under a pixel, in cells (floats) */
@@ -152,7 +162,10 @@ export class MaskTiles {
     for (let i = 0; i < this.I; i += 1) {
       for (let j = 0; j < this.J; j += 1) {
         const [at, value] = [(i + 1) * wide + j + 1, picture.values[i * this.J + j]];
-        for (const [table, counts] of [[this.some, value > 0], [this.full, value === 2]]) {
+        for (const [table, counts] of [
+          [this.some, value > 0],
+          [this.full, value === 2],
+        ]) {
           table[at] = Number(counts) + table[at - 1] + table[at - wide] - table[at - wide - 1];
         }
       }
@@ -165,7 +178,8 @@ export class MaskTiles {
     const [i0, i1] = [Math.floor(q0 / this.tileRows), Math.min(this.I, Math.ceil(q1 / this.tileRows))];
     const [j0, j1] = [Math.floor(k0 / this.tileKeys), Math.min(this.J, Math.ceil(k1 / this.tileKeys))];
     const wide = this.J + 1;
-    const count = (table) => table[i1 * wide + j1] - table[i0 * wide + j1] - table[i1 * wide + j0] + table[i0 * wide + j0];
+    const count = (table) =>
+      table[i1 * wide + j1] - table[i0 * wide + j1] - table[i1 * wide + j0] + table[i0 * wide + j0];
     if (count(this.some) === 0) return 0;
     return count(this.full) > 0 ? 2 : 1;
   }

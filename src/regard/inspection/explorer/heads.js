@@ -2,10 +2,20 @@ import { figures } from "./dom.js";
 
 // Numbers of a head: what they are called, their unit, and whether they are shares of 1.
 const HEAD_NUMBERS = {
-  entropy: ["entropy", "nats"], max_weight: ["largest weight", "share"], distance: ["distance", "tokens"], first_mass: ["mass of first keys", "share"],
-  sink_mass: ["mass of learned sink", "share"], self: ["self", "share"], "previous-token": ["previous token", "share"], local: ["local", "share"],
-  "same-token": ["same token", "share"], induction: ["induction", "share"], uniform: ["evenness", "share"], sink: ["sink", "share"],
-  max_score: ["largest score", ""], coverage90: ["keys holding 90 %", "keys"],
+  entropy: ["entropy", "nats"],
+  max_weight: ["largest weight", "share"],
+  distance: ["distance", "tokens"],
+  first_mass: ["mass of first keys", "share"],
+  sink_mass: ["mass of learned sink", "share"],
+  self: ["self", "share"],
+  "previous-token": ["previous token", "share"],
+  local: ["local", "share"],
+  "same-token": ["same token", "share"],
+  induction: ["induction", "share"],
+  uniform: ["evenness", "share"],
+  sink: ["sink", "share"],
+  max_score: ["largest score", ""],
+  coverage90: ["keys holding 90 %", "keys"],
 };
 
 /** @param {string} name of a number @returns {{name: string, title: string, unit: string, share: boolean}} */
@@ -16,7 +26,9 @@ export function numberOf(name) {
 
 /** @returns {string[]} the numbers that any call of a trace has, in a fixed order */
 export function numberNames(trace) {
-  const there = new Set(trace.calls.flatMap((call) => Object.keys(call.means ?? {}).filter((name) => call.means[name])));
+  const there = new Set(
+    trace.calls.flatMap((call) => Object.keys(call.means ?? {}).filter((name) => call.means[name])),
+  );
   const known = Object.keys(HEAD_NUMBERS).filter((name) => there.has(name));
   return [...known, ...[...there].filter((name) => !known.includes(name)).sort()];
 }

@@ -11,7 +11,10 @@ const keyCross = (rows, keys) => (state) => {
   const shape = state.shape();
   if (!shape.rows || !shape.keys) return;
   if (row === null || key === null) {
-    state.set({ row: row ?? Math.floor((view.q0 + view.q1) / 2), key: key ?? Math.floor((view.k0 + view.k1) / 2) });
+    state.set({
+      row: row ?? Math.floor((view.q0 + view.q1) / 2),
+      key: key ?? Math.floor((view.k0 + view.k1) / 2),
+    });
     return;
   }
   const step = state.views.map?.step?.() ?? { rows: 1, keys: 1 };
@@ -42,10 +45,23 @@ export const KEYS = [
   { keys: ["+", "="], does: "zoom in", run: (state) => state.ask("zoom-in") },
   { keys: ["-"], does: "zoom out", run: (state) => state.ask("zoom-out") },
   { keys: ["0"], does: "show the whole map", run: (state) => state.ask("fit") },
-  { keys: ["m"], does: "mass or largest weight of a block", run: (state) => state.set({ channel: state.channel === "mass" ? "max" : "mass" }) },
-  { keys: ["l"], does: "colour scale: log, linear, power", run: (state) => state.set({ scale: { log: "linear", linear: "power", power: "log" }[state.scale], rowRank: false }) },
+  {
+    keys: ["m"],
+    does: "mass or largest weight of a block",
+    run: (state) => state.set({ channel: state.channel === "mass" ? "max" : "mass" }),
+  },
+  {
+    keys: ["l"],
+    does: "colour scale: log, linear, power",
+    run: (state) =>
+      state.set({ scale: { log: "linear", linear: "power", power: "log" }[state.scale], rowRank: false }),
+  },
   { keys: ["r"], does: "colour by rank in the row", run: (state) => state.set({ rowRank: !state.rowRank }) },
-  { keys: ["c"], does: "compare, and back", run: (state) => state.set({ tab: state.tab === "compare" ? "attention" : "compare" }) },
+  {
+    keys: ["c"],
+    does: "compare, and back",
+    run: (state) => state.set({ tab: state.tab === "compare" ? "attention" : "compare" }),
+  },
   { keys: ["e"], does: "export what is seen", run: keyReader("export") },
   { keys: ["/"], does: "find a token", run: keyReader("find") },
   { keys: ["n"], does: "next far edge", run: keyReader("next-edge") },
@@ -119,12 +135,22 @@ export function openKeyList(root, state) {
   dialog ??= root.appendChild(element("dialog", { class: "rg-keys", "aria-label": "Keys" }));
   clear(dialog);
   const rows = KEYS.map(({ keys, does }) =>
-    element("tr", {}, element("th", { scope: "row" }, ...keys.map((key) => element("kbd", { text: KEY_SIGNS[key] ?? key }))), element("td", { text: does })));
-  const quiet = tickbox("single keys work", !keySilent.has(root), (works) => (works ? keySilent.delete(root) : keySilent.add(root)));
+    element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, ...keys.map((key) => element("kbd", { text: KEY_SIGNS[key] ?? key }))),
+      element("td", { text: does }),
+    ),
+  );
+  const quiet = tickbox("single keys work", !keySilent.has(root), (works) =>
+    works ? keySilent.delete(root) : keySilent.add(root),
+  );
   dialog.append(
     element("h2", { text: "Keys" }),
     element("table", {}, element("tbody", {}, ...rows)),
-    element("p", { text: "Wheel or pinch zooms the map, a drag moves it, a click sets the crosshair; shift-click on a head adds it to the selection." }),
+    element("p", {
+      text: "Wheel or pinch zooms the map, a drag moves it, a click sets the crosshair; shift-click on a head adds it to the selection.",
+    }),
     element("div", { class: "rg-row" }, quiet, button("Close", { press: () => dialog.close() })),
   );
   dialog.showModal();

@@ -14,18 +14,29 @@ import { mountTraining } from "./training.js";
 import { mountExport } from "./exporting.js";
 import { describeExplorer } from "./witness.js";
 
-const TAB_NAMES = { attention: "Attention", positions: "Positions", compare: "Compare", training: "Training" };
+const TAB_NAMES = {
+  attention: "Attention",
+  positions: "Positions",
+  compare: "Compare",
+  training: "Training",
+};
 
 /** A panel with a heading; `host` is where its view lives. */
 function mainPanel(name, title) {
   const host = element("div", { class: "rg-host" });
   const heading = element("h2", { text: title });
   const head = element("div", { class: "rg-panel-head" }, heading);
-  return { panel: element("section", { class: `rg-panel rg-${name}`, "aria-label": title }, head, host), host, head };
+  return {
+    panel: element("section", { class: `rg-panel rg-${name}`, "aria-label": title }, head, host),
+    host,
+    head,
+  };
 }
 
 function mainTrust(document_) {
-  const worst = document_.traces.flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? [])).filter(Number.isFinite);
+  const worst = document_.traces
+    .flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? []))
+    .filter(Number.isFinite);
   if (!worst.length) return null;
   const largest = Math.max(...worst);
   const good = largest <= 1e-3;
@@ -33,7 +44,8 @@ function mainTrust(document_) {
     "span",
     {
       class: `rg-badge ${good ? "rg-good" : "rg-poor"}`,
-      title: "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
+      title:
+        "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
     },
     element("span", { class: "rg-mark", "aria-hidden": "true", text: good ? "✓" : "!" }),
     element("span", { text: `weights sum to 1 within ${figures(largest, 1)}` }),
@@ -47,23 +59,51 @@ function mainHeader(root, source, state) {
     const tokens = trace.calls.reduce((most, call) => Math.max(most, call.keys), 0);
     const heads = trace.calls.reduce((sum, call) => sum + call.heads, 0);
     const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-    return [name, trace.model, many(tokens, "token"), many(trace.calls.length, "layer"), many(heads, "head")].filter(Boolean).join(" · ");
+    return [name, trace.model, many(tokens, "token"), many(trace.calls.length, "layer"), many(heads, "head")]
+      .filter(Boolean)
+      .join(" · ");
   });
   const made = page.made_with ?? {};
-  const theme = button("◐", { title: "Light or dark", keys: "d", class: "rg-quiet", press: () => state.ask("theme") });
-  const help = button("?", { title: "Keys and help", keys: "?", class: "rg-quiet", press: () => state.ask("help") });
+  const theme = button("◐", {
+    title: "Light or dark",
+    keys: "d",
+    class: "rg-quiet",
+    press: () => state.ask("theme"),
+  });
+  const help = button("?", {
+    title: "Keys and help",
+    keys: "?",
+    class: "rg-quiet",
+    press: () => state.ask("help"),
+  });
   const notes = page.notes?.length
-    ? element("details", { class: "rg-notes" }, element("summary", { text: `Notes (${page.notes.length})` }),
-      element("ul", {}, ...page.notes.map((note) => element("li", { text: note }))))
+    ? element(
+        "details",
+        { class: "rg-notes" },
+        element("summary", { text: `Notes (${page.notes.length})` }),
+        element("ul", {}, ...page.notes.map((note) => element("li", { text: note }))),
+      )
     : null;
   return element(
     "header",
     { class: "rg-header" },
-    element("div", { class: "rg-title" }, element("h1", { text: page.title || "Attention" }),
-      ...facts.map((fact) => element("p", { class: "rg-facts", text: fact }))),
-    element("div", { class: "rg-about" }, mainTrust(page), notes,
-      element("p", { class: "rg-caution", text: "Attention shows where a head reads; it is not an explanation of the answer.",
-        title: made.regard ? `regard ${made.regard}, jax ${made.jax ?? ""}` : null })),
+    element(
+      "div",
+      { class: "rg-title" },
+      element("h1", { text: page.title || "Attention" }),
+      ...facts.map((fact) => element("p", { class: "rg-facts", text: fact })),
+    ),
+    element(
+      "div",
+      { class: "rg-about" },
+      mainTrust(page),
+      notes,
+      element("p", {
+        class: "rg-caution",
+        text: "Attention shows where a head reads; it is not an explanation of the answer.",
+        title: made.regard ? `regard ${made.regard}, jax ${made.jax ?? ""}` : null,
+      }),
+    ),
     element("div", { class: "rg-buttons" }, theme, help),
   );
 }
@@ -71,7 +111,13 @@ function mainHeader(root, source, state) {
 function mainTabs(state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
   const tabs = panels.map(({ name, panel }) => {
-    const tab = element("button", { type: "button", role: "tab", "aria-keyshortcuts": name === "compare" ? "c" : null, text: TAB_NAMES[name], on: { click: () => state.set({ tab: name }) } });
+    const tab = element("button", {
+      type: "button",
+      role: "tab",
+      "aria-keyshortcuts": name === "compare" ? "c" : null,
+      text: TAB_NAMES[name],
+      on: { click: () => state.set({ tab: name }) },
+    });
     list.append(tab);
     panel.setAttribute("role", "tabpanel");
     panel.setAttribute("aria-label", TAB_NAMES[name]);
@@ -81,8 +127,12 @@ function mainTabs(state, panels) {
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -tabs.length, End: tabs.length }[event.key];
     if (!step) return;
     event.preventDefault();
-    const at = Math.abs(step) > 1 ? (step > 0 ? tabs.length - 1 : 0)
-      : (panels.findIndex(({ name }) => name === state.tab) + step + tabs.length) % tabs.length;
+    const at =
+      Math.abs(step) > 1
+        ? step > 0
+          ? tabs.length - 1
+          : 0
+        : (panels.findIndex(({ name }) => name === state.tab) + step + tabs.length) % tabs.length;
     state.set({ tab: panels[at].name });
     tabs[at].focus();
   });
@@ -105,11 +155,28 @@ function mainTabs(state, panels) {
 }
 
 function mainAttention(source, state) {
-  const parts = { atlas: mainPanel("atlas", "Heads"), map: mainPanel("map", "Map"), reader: mainPanel("reader", "Reader"),
-    details: mainPanel("details", "Details"), profiles: mainPanel("profiles", "Profiles") };
-  const tools = element("div", { class: "rg-tools", role: "toolbar", "aria-label": "Head, colours and tools" });
+  const parts = {
+    atlas: mainPanel("atlas", "Heads"),
+    map: mainPanel("map", "Map"),
+    reader: mainPanel("reader", "Reader"),
+    details: mainPanel("details", "Details"),
+    profiles: mainPanel("profiles", "Profiles"),
+  };
+  const tools = element("div", {
+    class: "rg-tools",
+    role: "toolbar",
+    "aria-label": "Head, colours and tools",
+  });
   const side = element("div", { class: "rg-side" }, parts.reader.panel, parts.details.panel);
-  const panel = element("div", { class: "rg-attention" }, tools, parts.atlas.panel, parts.map.panel, side, parts.profiles.panel);
+  const panel = element(
+    "div",
+    { class: "rg-attention" },
+    tools,
+    parts.atlas.panel,
+    parts.map.panel,
+    side,
+    parts.profiles.panel,
+  );
   const mount = () => {
     state.views.map = mountMap(parts.map.host, source, state);
     mountAtlas(parts.atlas.host, source, state);
@@ -172,14 +239,19 @@ function mainTheme(root, state) {
 export async function boot(root, { address = true } = {}) {
   const source = Source.fromPage(root);
   const page = source.document;
-  const state = new State(page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))));
+  const state = new State(
+    page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
+  );
   state.set(mainStart(source));
   state.start = state.toHash();
   if (address) state.followAddress();
   mainTheme(root, state);
   const panels = [mainAttention(source, state)];
-  const simple = [["positions", typeof mountPositions === "function" && mountPositions],
-    ["compare", typeof mountCompare === "function" && mountCompare], ["training", typeof mountTraining === "function" && mountTraining]];
+  const simple = [
+    ["positions", typeof mountPositions === "function" && mountPositions],
+    ["compare", typeof mountCompare === "function" && mountCompare],
+    ["training", typeof mountTraining === "function" && mountTraining],
+  ];
   for (const [name, mount] of simple) {
     const panel = element("div", { class: `rg-single rg-${name}` });
     panels.push({ name, panel, mount: mount ? () => mount(panel, source, state) : null });
@@ -211,5 +283,6 @@ if (typeof document !== "undefined") {
     Object.defineProperty(root, "regard", { value: witness });
     return witness;
   });
-  if (opened.length && !("__regard" in window)) Object.defineProperty(window, "__regard", { value: opened[0] });
+  if (opened.length && !("__regard" in window))
+    Object.defineProperty(window, "__regard", { value: opened[0] });
 }

@@ -61,7 +61,10 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
     while (most > 2 && pen.measureText(short).width > width) short = shown(text, (most -= 1));
     return short;
   };
-  const ends = { q: [Math.max(0, Math.floor(view.q0)), Math.min(shape.rows, Math.ceil(view.q1))], k: [Math.max(0, Math.floor(view.k0)), Math.min(shape.keys, Math.ceil(view.k1))] };
+  const ends = {
+    q: [Math.max(0, Math.floor(view.q0)), Math.min(shape.rows, Math.ceil(view.q1))],
+    k: [Math.max(0, Math.floor(view.k0)), Math.min(shape.keys, Math.ceil(view.k1))],
+  };
   const along = (from, to, each) => {
     for (let at = from; at < to; at += 1) each(at);
   };
@@ -74,13 +77,19 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   if (rowTokens && perRow >= LAYER_LABEL) {
     pen.font = `${Math.min(13, Math.max(9, perRow * 0.8))}px ${LAYER_FONT}`;
     pen.fillStyle = theme.ink;
-    along(...ends.q, (row) => pen.fillText(cut(rowTokens[row] ?? "", right - 4), right, pixelOf(view, plot, row + 0.5, 0).y));
+    along(...ends.q, (row) =>
+      pen.fillText(cut(rowTokens[row] ?? "", right - 4), right, pixelOf(view, plot, row + 0.5, 0).y),
+    );
   } else {
     pen.font = small;
     pen.fillStyle = theme.muted;
     for (const tick of wholeTicks(ends.q[0] + rowOffset, ends.q[1] + rowOffset, area.h, 40)) {
       const { y } = pixelOf(view, plot, tick - rowOffset + 0.5, 0);
-      pen.fillText(layerCount(tick, layout.small), right, Math.min(Math.max(y, area.y + 6), area.y + area.h - 6));
+      pen.fillText(
+        layerCount(tick, layout.small),
+        right,
+        Math.min(Math.max(y, area.y + 6), area.y + area.h - 6),
+      );
       pen.fillRect(plot.x - strip - 4, y - 0.5, 3, 1);
     }
   }
@@ -125,23 +134,38 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.fillText(layout.small ? "k →" : "keys →", right, plot.y - strip - 10);
 }
 
-const layerCount = (number, small) => (small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en"));
+const layerCount = (number, small) =>
+  small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en");
 
 /**
  * Entropy of rows and mass of keys, as means over heads.
  * @returns {Promise<{entropy: Float32Array, keyMass: Float32Array, rowBin: number, keyBin: number}>}
  */
 export async function readStrips(source, t, heads, names = ["entropy"]) {
-  const read = await Promise.all(heads.map(async ([c, h]) => {
-    const head = source.head(t, c, h);
-    const [stats, mass] = await Promise.all([source.chunk(head.row_stats), source.chunk(head.key_mass)]);
-    const bins = stats.shape[1];
-    const at = Math.max(0, names.indexOf("entropy")) * bins;
-    return { entropy: stats.values.subarray(at, at + bins), keyMass: mass.values, rowBin: head.row_bin, keyBin: head.key_bin };
-  }));
+  const read = await Promise.all(
+    heads.map(async ([c, h]) => {
+      const head = source.head(t, c, h);
+      const [stats, mass] = await Promise.all([source.chunk(head.row_stats), source.chunk(head.key_mass)]);
+      const bins = stats.shape[1];
+      const at = Math.max(0, names.indexOf("entropy")) * bins;
+      return {
+        entropy: stats.values.subarray(at, at + bins),
+        keyMass: mass.values,
+        rowBin: head.row_bin,
+        keyBin: head.key_bin,
+      };
+    }),
+  );
   const [first] = read;
   const alike = read.filter(({ rowBin, keyBin }) => rowBin === first.rowBin && keyBin === first.keyBin);
-  const mean = (name) => first[name].map((_, n) => layerMean(alike.map((one) => one[name][n]), 0, alike.length));
+  const mean = (name) =>
+    first[name].map((_, n) =>
+      layerMean(
+        alike.map((one) => one[name][n]),
+        0,
+        alike.length,
+      ),
+    );
   return { entropy: mean("entropy"), keyMass: mean("keyMass"), rowBin: first.rowBin, keyBin: first.keyBin };
 }
 
@@ -207,7 +231,10 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
     pen.strokeStyle = theme.grid;
     pen.lineWidth = 1;
     pen.beginPath();
-    for (const [size, per, from, to, across] of [[call.tile_rows, perRow, view.q0, view.q1, true], [call.tile_keys, perKey, view.k0, view.k1, false]]) {
+    for (const [size, per, from, to, across] of [
+      [call.tile_rows, perRow, view.q0, view.q1, true],
+      [call.tile_keys, perKey, view.k0, view.k1, false],
+    ]) {
       if (size * per < 4) continue;
       for (let at = Math.ceil(Math.max(0, from) / size) * size; at < to; at += size) {
         const { x, y } = pixelOf(view, plot, at, at);
@@ -234,9 +261,15 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
     pen.setLineDash([5, 4]);
     pen.lineWidth = 1.5;
     pen.beginPath();
-    for (const [by, edge] of [[-call.window[0], 0], [call.window[1], 1]]) {
+    for (const [by, edge] of [
+      [-call.window[0], 0],
+      [call.window[1], 1],
+    ]) {
       if (!Number.isFinite(by)) continue;
-      const [from, to] = [pixelOf(view, plot, 0, shift + by + edge), pixelOf(view, plot, shape.rows, shape.rows + shift + by + edge)];
+      const [from, to] = [
+        pixelOf(view, plot, 0, shift + by + edge),
+        pixelOf(view, plot, shape.rows, shape.rows + shift + by + edge),
+      ];
       line(from.x, from.y, to.x, to.y);
     }
     pen.stroke();
@@ -254,7 +287,10 @@ export function barTicks(scale, low, high) {
     const first = Math.ceil(Math.log10(low) - 1e-9);
     const last = Math.floor(Math.log10(high) + 1e-9);
     const every = Math.max(1, Math.ceil((last - first) / 4));
-    const powers = Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, n) => 10 ** (last - n * every)).reverse();
+    const powers = Array.from(
+      { length: Math.floor((last - first) / every) + 1 },
+      (_, n) => 10 ** (last - n * every),
+    ).reverse();
     return powers[0] > low ? [low, ...powers] : powers;
   }
   return [0, 0.25, 0.5, 0.75, 1].map((unit) => fromUnit(unit, scale, low, high));
@@ -263,7 +299,12 @@ export function barTicks(scale, low, high) {
 /** @returns {string} what the colours stand for */
 export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
   if (scale === "rank") return "rank in its row";
-  const what = queryBlock === 1 && keyBlock === 1 ? "weight" : channel === "max" ? "largest weight of a block" : "mean mass of a block";
+  const what =
+    queryBlock === 1 && keyBlock === 1
+      ? "weight"
+      : channel === "max"
+        ? "largest weight of a block"
+        : "mean mass of a block";
   return `${what}, ${scale} scale`;
 }
 
@@ -284,7 +325,10 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
   let free = -Infinity;
   for (const tick of barTicks(look.scale, look.low, look.high)) {
     const unit = toUnit(tick, look.scale, look.low, look.high);
-    const text = look.scale === "rank" ? ["lowest", "middle", "highest"][Math.round(tick * 2)] : layerPower(tick, look.scale);
+    const text =
+      look.scale === "rank"
+        ? ["lowest", "middle", "highest"][Math.round(tick * 2)]
+        : layerPower(tick, look.scale);
     const wide = pen.measureText(text).width;
     const left = Math.min(x + bar - wide, Math.max(x - 6, x + unit * bar - wide / 2));
     pen.fillRect(x + unit * (bar - 1), y + 10, 1, 3);
@@ -318,7 +362,8 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
 }
 
 function layerPower(value, scale) {
-  if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9) return figures(value, 2);
+  if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9)
+    return figures(value, 2);
   const digits = String(Math.round(-Math.log10(value)));
   return `10⁻${Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
 }

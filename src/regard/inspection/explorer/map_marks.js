@@ -17,9 +17,17 @@ export function drawCrosshairs(pen, { layout, view, shape, theme, hovered, held 
     pen.lineWidth = 1;
     pen.globalAlpha = strong ? 0.9 : 0.35;
     pen.beginPath();
-    for (const [here, other, size, from, to, mid, across] of [[row, key, w, area.x, area.x + area.w, x, true], [key, row, h, area.y, area.y + area.h, y, false]]) {
+    for (const [here, other, size, from, to, mid, across] of [
+      [row, key, w, area.x, area.x + area.w, x, true],
+      [key, row, h, area.y, area.y + area.h, y, false],
+    ]) {
       if (here === null) continue;
-      for (const [start, end] of other === null ? [[from, to]] : [[from, mid - size / 2], [mid + size / 2, to]]) {
+      for (const [start, end] of other === null
+        ? [[from, to]]
+        : [
+            [from, mid - size / 2],
+            [mid + size / 2, to],
+          ]) {
         if (end <= start) continue;
         pen.moveTo(across ? start : x, across ? y : start);
         pen.lineTo(across ? end : x, across ? y : end);
@@ -60,7 +68,10 @@ export function drawMinimap(pen, { mini, view, shape, theme, coarse }) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(coarse.canvas, 0, 0, shape.keys / keyBlock, shape.rows / queryBlock, x, y, w, h);
   }
-  const part = (low, high, size, most) => [(most * Math.max(0, low)) / size, Math.max(3, (most * (Math.min(size, high) - Math.max(0, low))) / size)];
+  const part = (low, high, size, most) => [
+    (most * Math.max(0, low)) / size,
+    Math.max(3, (most * (Math.min(size, high) - Math.max(0, low))) / size),
+  ];
   const [left, wide] = part(view.k0, view.k1, shape.keys, w);
   const [top, tall] = part(view.q0, view.q1, shape.rows, h);
   pen.strokeStyle = theme.cross;

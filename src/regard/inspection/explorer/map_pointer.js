@@ -21,7 +21,13 @@ export function followPointer(target, map) {
   };
   const insideMinimap = (spot) => {
     const mini = map.minimap();
-    return mini && spot.x >= mini.x && spot.y >= mini.y && spot.x < mini.x + mini.w && spot.y < mini.y + mini.h ? mini : null;
+    return mini &&
+      spot.x >= mini.x &&
+      spot.y >= mini.y &&
+      spot.x < mini.x + mini.w &&
+      spot.y < mini.y + mini.h
+      ? mini
+      : null;
   };
   const jump = (mini, spot) => {
     const view = drawn();
@@ -30,17 +36,25 @@ export function followPointer(target, map) {
     const k = ((spot.x - mini.x) / mini.w) * shape.keys;
     map.change(panView(view, q - (view.q0 + view.q1) / 2, k - (view.k0 + view.k1) / 2, shape));
   };
-  target.addEventListener("wheel", (event) => {
-    const scrolls = document.scrollingElement.scrollHeight > innerHeight + 8;
-    // On a page that scrolls, the wheel belongs to the page until the map is asked for.
-    if (scrolls && !event.ctrlKey && !target.parentElement.contains(document.activeElement)) return;
-    event.preventDefault();
-    const lines = event.deltaMode === 1 ? 18 : event.deltaMode === 2 ? 400 : 1;
-    if (event.shiftKey && !event.ctrlKey) {
-      const { perKey } = map.scale();
-      map.change(panView(drawn(), 0, ((event.deltaX || event.deltaY) * lines) / perKey, map.shape()));
-    } else zoom(Math.exp(Math.min(1, Math.max(-1, event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0018)))), at(event));
-  }, { passive: false });
+  target.addEventListener(
+    "wheel",
+    (event) => {
+      const scrolls = document.scrollingElement.scrollHeight > innerHeight + 8;
+      // On a page that scrolls, the wheel belongs to the page until the map is asked for.
+      if (scrolls && !event.ctrlKey && !target.parentElement.contains(document.activeElement)) return;
+      event.preventDefault();
+      const lines = event.deltaMode === 1 ? 18 : event.deltaMode === 2 ? 400 : 1;
+      if (event.shiftKey && !event.ctrlKey) {
+        const { perKey } = map.scale();
+        map.change(panView(drawn(), 0, ((event.deltaX || event.deltaY) * lines) / perKey, map.shape()));
+      } else
+        zoom(
+          Math.exp(Math.min(1, Math.max(-1, event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0018)))),
+          at(event),
+        );
+    },
+    { passive: false },
+  );
   target.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     const spot = at(event);
@@ -75,7 +89,13 @@ export function followPointer(target, map) {
     }
   });
   const lift = (event) => {
-    const click = event.type === "pointerup" && drag && !drag.moved && !drag.mini && !drag.pinch && pointers.has(event.pointerId);
+    const click =
+      event.type === "pointerup" &&
+      drag &&
+      !drag.moved &&
+      !drag.mini &&
+      !drag.pinch &&
+      pointers.has(event.pointerId);
     pointers.delete(event.pointerId);
     if (click) {
       const spot = at(event);

@@ -30,12 +30,28 @@ export function rankIn(values, at) {
  *   rounded: stored to 3.4 %
  * @returns {string}
  */
-export function cellSentence({ row, key, call, tokens, weight, rank, count, block, heads, aggregate, rounded = false }) {
+export function cellSentence({
+  row,
+  key,
+  call,
+  tokens,
+  weight,
+  rank,
+  count,
+  block,
+  heads,
+  aggregate,
+  rounded = false,
+}) {
   const [rowAt, keyAt] = [row + (call.query_offset ?? 0), key + (call.key_offset ?? 0)];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
-    const place = rank ? (weight > 0 ? `, rank ${rank} of ${count}` : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`) : "";
+    const place = rank
+      ? weight > 0
+        ? `, rank ${rank} of ${count}`
+        : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`
+      : "";
     return `${pair}, ${rounded && weight > 0 ? "about " : ""}${figures(weight, rounded ? 2 : 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
@@ -67,15 +83,20 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
     if (!found?.exact) {
       const top = heads.length === 1 ? await source.topKeys(t, c, h, row, 32) : null;
       const place = top?.findIndex((edge) => edge.key === key) ?? -1;
-      return place < 0 ? { weight: null } : { weight: top[place].weight, rank: place + 1, count: `${top.length} stored` };
+      return place < 0
+        ? { weight: null }
+        : { weight: top[place].weight, rank: place + 1, count: `${top.length} stored` };
     }
     rows.push(found.values);
   }
   if (!rows.length) return { weight: null };
-  const values = rows.length === 1 ? rows[0] : rows[0].map((_, j) => {
-    const all = rows.map((one) => one[j]);
-    return aggregate === "max" ? Math.max(...all) : all.reduce((sum, one) => sum + one, 0) / all.length;
-  });
+  const values =
+    rows.length === 1
+      ? rows[0]
+      : rows[0].map((_, j) => {
+          const all = rows.map((one) => one[j]);
+          return aggregate === "max" ? Math.max(...all) : all.reduce((sum, one) => sum + one, 0) / all.length;
+        });
   return { weight: values[key], ...rankIn(values, key) };
 }
 
@@ -83,18 +104,36 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
  * What is drawn now, in words: heads, blocks, and what was done to the numbers.
  * @returns {string}
  */
-export function mapSentence({ heads, left, aggregate, channel, level, hideSink, rowRank, calls, rounded = false }) {
-  const names = heads.slice(0, 6).map(([c, h]) => `${c + 1}.${h + 1}`).join(", ");
-  const who = heads.length === 1
-    ? `Layer ${heads[0][0] + 1} head ${heads[0][1] + 1}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
-    : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
+export function mapSentence({
+  heads,
+  left,
+  aggregate,
+  channel,
+  level,
+  hideSink,
+  rowRank,
+  calls,
+  rounded = false,
+}) {
+  const names = heads
+    .slice(0, 6)
+    .map(([c, h]) => `${c + 1}.${h + 1}`)
+    .join(", ");
+  const who =
+    heads.length === 1
+      ? `Layer ${heads[0][0] + 1} head ${heads[0][1] + 1}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
+      : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
   const exact = level.queryBlock === 1 && level.keyBlock === 1;
-  const what = exact ? `weights${rounded ? " within 3.4 %" : ""}` : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
+  const what = exact
+    ? `weights${rounded ? " within 3.4 %" : ""}`
+    : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
   const notes = [];
   if (left) notes.push(`${left} selected head${left === 1 ? "" : "s"} of another size left out`);
   if (hideSink) {
     const keys = hiddenBlocks(level.keyBlock) * level.keyBlock;
-    notes.push(`keys 0–${keys - 1} hidden, ${exact || level.queryBlock === 1 ? "the rest renormalised" : "the rest of each block row renormalised"}`);
+    notes.push(
+      `keys 0–${keys - 1} hidden, ${exact || level.queryBlock === 1 ? "the rest renormalised" : "the rest of each block row renormalised"}`,
+    );
   }
   if (rowRank) notes.push("coloured by rank among the blocks of a row");
   return [`${who} · ${what}`, ...notes].join(" · ");

@@ -100,12 +100,20 @@ export class State extends EventTarget {
     put("c", stateWhole(changes.c, calls.length - 1) ?? stateWhole(this.c, calls.length - 1));
     put("h", stateWhole(changes.h, this.shape().heads - 1) ?? stateWhole(this.h, this.shape().heads - 1));
     const moved = ["t", "c", "h"].some((name) => changed.has(name));
-    const selection = "selection" in changes ? this.cleanSelection(changes.selection) : moved ? [[this.c, this.h]] : undefined;
+    const selection =
+      "selection" in changes
+        ? this.cleanSelection(changes.selection)
+        : moved
+          ? [[this.c, this.h]]
+          : undefined;
     put("selection", selection);
     const [old, now] = [this.shapes[before[0]]?.[before[1]], this.shape()];
     const resized = old && (old.rows !== now.rows || old.keys !== now.keys);
     if ("view" in changes || resized) put("view", this.cleanView("view" in changes ? changes.view : null));
-    for (const [name, most] of [["row", now.rows - 1], ["key", now.keys - 1]]) {
+    for (const [name, most] of [
+      ["row", now.rows - 1],
+      ["key", now.keys - 1],
+    ]) {
       const value = name in changes ? changes[name] : this[name];
       put(name, value === null || most < 0 ? null : stateWhole(value, most));
     }
@@ -149,7 +157,10 @@ export class State extends EventTarget {
   cleanSelection(heads) {
     if (!Array.isArray(heads)) return undefined;
     const calls = this.shapes[this.t] ?? [];
-    const kept = heads.filter(([c, h]) => Number.isInteger(c) && Number.isInteger(h) && c >= 0 && h >= 0 && h < (calls[c]?.heads ?? 0));
+    const kept = heads.filter(
+      ([c, h]) =>
+        Number.isInteger(c) && Number.isInteger(h) && c >= 0 && h >= 0 && h < (calls[c]?.heads ?? 0),
+    );
     const once = [...new Map(kept.map((head) => [head.join("."), head])).values()].slice(0, 1024);
     return once.length ? once : undefined;
   }
@@ -167,11 +178,19 @@ export class State extends EventTarget {
   /** @returns {string} the address part, without the sharp */
   toHash() {
     const parts = [];
-    const add = (name, value) => parts.push(`${name}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`);
+    const add = (name, value) =>
+      parts.push(`${name}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`);
     if (this.t) add("t", this.t);
     add("l", this.c);
     add("h", this.h);
-    if (this.selection.length > 1) add("sel", this.selection.slice(0, 128).map((head) => head.join(".")).join(","));
+    if (this.selection.length > 1)
+      add(
+        "sel",
+        this.selection
+          .slice(0, 128)
+          .map((head) => head.join("."))
+          .join(","),
+      );
     const { q0, q1, k0, k1 } = this.view;
     if (!stateSame(this.view, this.whole())) {
       const short = (number) => String(Number(number.toFixed(2)));
@@ -190,8 +209,18 @@ export class State extends EventTarget {
   /** Take what makes sense from an address part; fields it does not name go back to how they start. @param {string} hash */
   fromHash(hash) {
     const said = new URLSearchParams(String(hash).replace(/^#/, "").slice(0, 8192));
-    const range = (text) => /^(\d{1,12}(?:\.\d{1,6})?)-(\d{1,12}(?:\.\d{1,6})?)$/.exec(text ?? "")?.slice(1).map(Number);
-    const changes = { t: said.get("t") ?? "0", c: said.get("l") ?? "0", h: said.get("h") ?? "0", row: said.get("row"), key: said.get("key") };
+    const range = (text) =>
+      /^(\d{1,12}(?:\.\d{1,6})?)-(\d{1,12}(?:\.\d{1,6})?)$/
+        .exec(text ?? "")
+        ?.slice(1)
+        .map(Number);
+    const changes = {
+      t: said.get("t") ?? "0",
+      c: said.get("l") ?? "0",
+      h: said.get("h") ?? "0",
+      row: said.get("row"),
+      key: said.get("key"),
+    };
     for (const [name, field] of Object.entries(this.fields)) {
       if (field.hash) changes[name] = field.clean(said.get(field.hash) ?? field.initial) ?? field.initial;
     }
@@ -257,5 +286,8 @@ function stateRange(from, to, most) {
 }
 
 function stateSame(one, other) {
-  return one === other || (typeof one === "object" && typeof other === "object" && JSON.stringify(one) === JSON.stringify(other));
+  return (
+    one === other ||
+    (typeof one === "object" && typeof other === "object" && JSON.stringify(one) === JSON.stringify(other))
+  );
 }

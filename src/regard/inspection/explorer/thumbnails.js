@@ -5,7 +5,15 @@ import { MaskTiles } from "./geometry.js";
 export class Thumbnails {
   /** @param {import("./source.js").Source} source @param {() => void} arrived */
   constructor(source, arrived) {
-    Object.assign(this, { source, arrived, values: new Map(), pictures: new Map(), masks: new Map(), queue: [], busy: 0 });
+    Object.assign(this, {
+      source,
+      arrived,
+      values: new Map(),
+      pictures: new Map(),
+      masks: new Map(),
+      queue: [],
+      busy: 0,
+    });
   }
 
   /**
@@ -53,13 +61,24 @@ export class Thumbnails {
   }
 
   async read(t, c, h, channel, most) {
-    const { rows, keys, mask_picture: picture, tile_rows: tileRows, tile_keys: tileKeys } = this.source.call(t, c);
+    const {
+      rows,
+      keys,
+      mask_picture: picture,
+      tile_rows: tileRows,
+      tile_keys: tileKeys,
+    } = this.source.call(t, c);
     if (!rows || !keys) return null;
     const levels = this.source.levels(t, c, h, channel);
-    const level = levels.find(({ queryBlock, keyBlock }) => Math.ceil(rows / queryBlock) <= most && Math.ceil(keys / keyBlock) <= most) ?? levels.at(-1);
+    const level =
+      levels.find(
+        ({ queryBlock, keyBlock }) =>
+          Math.ceil(rows / queryBlock) <= most && Math.ceil(keys / keyBlock) <= most,
+      ) ?? levels.at(-1);
     if (!level) return null;
     const { queryBlock, keyBlock } = level;
-    if (picture && !this.masks.has(picture)) this.masks.set(picture, new MaskTiles(await this.source.chunk(picture), tileRows, tileKeys));
+    if (picture && !this.masks.has(picture))
+      this.masks.set(picture, new MaskTiles(await this.source.chunk(picture), tileRows, tileKeys));
     const [I, J] = [Math.ceil(rows / queryBlock), Math.ceil(keys / keyBlock)];
     const whole = await this.source.level(t, c, h, queryBlock, keyBlock, channel);
     if (whole) return { ...whole, level, picture };
@@ -80,12 +99,14 @@ export class Thumbnails {
         const value = values[i * J + j];
         if (value === 0 && mask) {
           const [q, k] = [i * level.queryBlock, j * level.keyBlock];
-          if (mask.of(q, Math.min(rows, q + level.queryBlock), k, Math.min(keys, k + level.keyBlock)) < 2) continue;
+          if (mask.of(q, Math.min(rows, q + level.queryBlock), k, Math.min(keys, k + level.keyBlock)) < 2)
+            continue;
         }
         const unit = toUnit(value, "log", low, high);
         const at = 4 * (i * J + j);
         const code = 3 * Math.round(255 * unit);
-        for (let part = 0; part < 3; part += 1) image.data[at + part] = Number.isNaN(unit) ? none[part] : table[code + part];
+        for (let part = 0; part < 3; part += 1)
+          image.data[at + part] = Number.isNaN(unit) ? none[part] : table[code + part];
         image.data[at + 3] = 255;
       }
     }

@@ -113,26 +113,43 @@ export class TileStore {
     this.kept.set(name, entry);
     this.pending += 1;
     const work = what.ranked ? this.rank(what, tileRow, tileColumn) : this.fetch(what, tileRow, tileColumn);
-    work.then((values) => {
-      entry.values = values;
-      entry.none = !values;
-      if (values && !what.ranked) this.note(group, values);
-    }, (error) => {
-      this.failed = error;
-      this.kept.delete(name);
-    }).finally(() => {
-      this.pending -= 1;
-      this.arrived();
-    });
+    work
+      .then(
+        (values) => {
+          entry.values = values;
+          entry.none = !values;
+          if (values && !what.ranked) this.note(group, values);
+        },
+        (error) => {
+          this.failed = error;
+          this.kept.delete(name);
+        },
+      )
+      .finally(() => {
+        this.pending -= 1;
+        this.arrived();
+      });
     this.evict();
     return null;
   }
 
   group({ t, heads, level, channel, aggregate, hideSink }) {
-    return [t, heads.map((head) => head.join(".")).join(","), level.queryBlock, level.keyBlock, channel, heads.length > 1 ? aggregate : "", hideSink].join(" ");
+    return [
+      t,
+      heads.map((head) => head.join(".")).join(","),
+      level.queryBlock,
+      level.keyBlock,
+      channel,
+      heads.length > 1 ? aggregate : "",
+      hideSink,
+    ].join(" ");
   }
 
-  async fetch({ t, heads, level: { queryBlock, keyBlock }, channel, aggregate, hideSink }, tileRow, tileColumn) {
+  async fetch(
+    { t, heads, level: { queryBlock, keyBlock }, channel, aggregate, hideSink },
+    tileRow,
+    tileColumn,
+  ) {
     const tiles = [];
     for (const [c, h] of heads) {
       let tile = await this.source.tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel);
@@ -208,7 +225,12 @@ export function tilePixels(values, look, tileRow, tileColumn) {
       const at = 4 * (i * TILE + j);
       if (!(value > 0)) {
         const k0 = (tileColumn * TILE + j) * level.keyBlock;
-        const allowed = mask.of(q0, Math.min(shape.rows, q0 + level.queryBlock), k0, Math.min(shape.keys, k0 + level.keyBlock));
+        const allowed = mask.of(
+          q0,
+          Math.min(shape.rows, q0 + level.queryBlock),
+          k0,
+          Math.min(shape.keys, k0 + level.keyBlock),
+        );
         if (value === 0 ? allowed < 2 : allowed === 0) continue;
         if (Number.isNaN(value)) {
           [pixels[at], pixels[at + 1], pixels[at + 2]] = none;

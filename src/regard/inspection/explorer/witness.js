@@ -9,9 +9,12 @@ const ROW_STATS = ["entropy", "max_weight", "first_mass", "local_mass", "distanc
  */
 export function describeExplorer(opened) {
   let whole = null;
-  opened.then((value) => {
-    whole = value;
-  }, () => {});
+  opened.then(
+    (value) => {
+      whole = value;
+    },
+    () => {},
+  );
   const source = async () => (await opened).source;
   return Object.freeze({
     ready: opened.then(async ({ state }) => {
@@ -39,11 +42,15 @@ export function describeExplorer(opened) {
       const from = await source();
       const { values, shape } = await from.chunk(from.head(t, c, h).row_stats);
       const names = from.call(t, c).row_stats ?? ROW_STATS;
-      const stats = names.map((name, k) => [name, Array.from(values.subarray(k * shape[1], (k + 1) * shape[1]))]);
+      const stats = names.map((name, k) => [
+        name,
+        Array.from(values.subarray(k * shape[1], (k + 1) * shape[1])),
+      ]);
       return { ...Object.fromEntries(stats), bin: from.head(t, c, h).row_bin };
     },
     levels: async (t, c, h, channel = "mass") => (await source()).levels(t, c, h, channel),
-    state: () => whole && { ...whole.state.plain(), hash: whole.state.toHash(), ...whole.state.views.map?.look() },
+    state: () =>
+      whole && { ...whole.state.plain(), hash: whole.state.toHash(), ...whole.state.views.map?.look() },
     pixel: (i, j) => whole?.state.views.map?.pixel(i, j) ?? null,
     unit: (r, g, b) => unitOf([r, g, b], tableFor("sequential", isDark(whole?.root))),
   });
