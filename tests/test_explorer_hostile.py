@@ -60,9 +60,10 @@ def test_tokens_stay_text(browser, page):
     # Every token can be chosen, is spoken of, and keeps within its bounds.
     for row in range(N):
         visit.evaluate("(row) => { location.hash = `#row=${row}&key=0`; }", row)
-        visit.settle()
-        said = visit.evaluate("document.querySelector('.rg-sentence').textContent")
-        assert f"query {row} " in said, said
+        said = visit.until(
+            f"""(() => {{ const said = document.querySelector('.rg-sentence').textContent;
+              return said.includes('query {row} ') && said.includes('rank') && said; }})()"""
+        )
         assert len(said) < 300
         assert visit.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), repr(TOKENS[row][:20])
         name = visit.evaluate("document.querySelector('.rg-details caption').textContent")

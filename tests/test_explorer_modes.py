@@ -165,6 +165,9 @@ def test_two_on_one_page(browser, layers_page, tmp_path):
     visit.page.locator(".rg-stage").nth(1).focus()
     visit.press("]", "m")
     assert visit.evaluate(states) == [2, 1]
+    visit.evaluate("() => document.activeElement.blur()")
+    visit.press("]")
+    assert visit.evaluate(states) == [2, 2]
     assert "l=2" in visit.evaluate("location.hash")
     assert visit.probe("repeated") == []
     visit.check()

@@ -15,6 +15,19 @@
     return [...every].filter((one) => one.tabIndex >= 0 && visible(one) && !one.disabled);
   }
 
+  /** Whether an element around it that hides what is beyond its edges had to be scrolled; it is put back. */
+  function shut(one) {
+    let found = false;
+    for (let up = one.parentElement; up; up = up.parentElement) {
+      const { overflowX, overflowY } = getComputedStyle(up);
+      if ((overflowY === "hidden" && up.scrollTop > 1) || (overflowX === "hidden" && up.scrollLeft > 1)) {
+        up.scrollTo(0, 0);
+        found = true;
+      }
+    }
+    return found;
+  }
+
   /** Relative luminance, as WCAG has it. */
   function luminance([r, g, b]) {
     const linear = [r, g, b].map((part) => part / 255).map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
@@ -62,8 +75,10 @@
         const found = document.elementFromPoint(x, y);
         const label = one.closest("label");
         // Cells of the grid lie under the picture that they are drawn in, which finds them again.
-        if (found && one.role === "gridcell" && found === one.closest(".rg-atlas").querySelector("canvas")) continue;
-        if (found && (one.contains(found) || label?.contains(found))) continue;
+        const drawn = one.role === "gridcell" && found === one.closest(".rg-atlas").querySelector("canvas");
+        // What cannot be scrolled by hand was scrolled just now.
+        const stuck = shut(one);
+        if (!stuck && found && (drawn || one.contains(found) || label?.contains(found))) continue;
         lost.push(`${outline(one)} at ${x},${y} under ${found ? outline(found) : "nothing"}`);
       }
       scrollTo(0, 0);
