@@ -125,7 +125,7 @@ def _average(readout: Readout) -> dict[str, Array]:
     rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
     rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
     rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
-    alive = readout.keys > 0
+    alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
     # Of one key, there is no telling how evenly a query attends.
     counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
     return {
