@@ -88,3 +88,11 @@ test("a ramp starts and ends at its anchors", () => {
   assert.deepEqual(colours(table)[0], [16, 32, 48]);
   assert.deepEqual(colours(table)[255], [255, 255, 255]);
 });
+
+test("a signed map has no colour at 0", () => {
+  for (const map of [diverging, divergingDark]) {
+    const [left, right] = [127, 128].map((code) => oklab(map.slice(3 * code, 3 * code + 3)));
+    for (const [, a, b] of [left, right]) assert.ok(Math.hypot(a, b) < 0.02, `${a} ${b}`);
+    assert.ok(Math.abs(left[0] - right[0]) < 0.02);
+  }
+});

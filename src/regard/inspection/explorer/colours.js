@@ -60,6 +60,22 @@ export function ramp(anchors) {
   return table;
 }
 
+/**
+ * Two ramps that meet between codes 127 and 128, so that 0 takes on the colour of neither sign.
+ * @param {string[]} anchors an odd number; the middle one is that of 0
+ * @returns {Uint8Array} 256 x 3
+ */
+export function signedRamp(anchors) {
+  const middle = (anchors.length - 1) / 2;
+  const [below, above] = [ramp(anchors.slice(0, middle + 1)), ramp(anchors.slice(middle))];
+  const table = new Uint8Array(768);
+  for (let code = 0; code < 256; code += 1) {
+    const at = 3 * (code < 128 ? 2 * code : 2 * code - 255);
+    table.set((code < 128 ? below : above).subarray(at, at + 3), 3 * code);
+  }
+  return table;
+}
+
 /** Weights on a light page: paper for nothing, night for all; lightness falls all the way. */
 export const sequential = ramp(["#fbf8f1", "#fbd7a5", "#f4976c", "#d2567c", "#8f3a93", "#4b2a80", "#171239"]);
 /** Weights on a dark page: night for nothing; lightness rises all the way. */
@@ -73,8 +89,8 @@ export const sequentialDark = ramp([
   "#fffaf0",
 ]);
 /** Signed numbers: blue below 0, paper at 0, orange above. */
-export const diverging = ramp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
-export const divergingDark = ramp([
+export const diverging = signedRamp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
+export const divergingDark = signedRamp([
   "#9fd0ff",
   "#4f90d0",
   "#27466b",

@@ -42,8 +42,7 @@ export function mountCompare(host, source, state) {
     );
     return;
   }
-  // The address is written after this view is made; only then may the state read this view's fields from it.
-  queueMicrotask(() => compareBuild(host, source, state));
+  compareBuild(host, source, state);
 }
 
 function compareBuild(host, source, state) {

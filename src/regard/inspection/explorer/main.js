@@ -55,7 +55,7 @@ function mainTrust(document_) {
 function mainHeader(root, source, state) {
   const page = source.document;
   const facts = page.traces.map((trace, n) => {
-    const name = page.traces.length > 1 ? `${"AB"[n]}: ${trace.title}` : "";
+    const name = page.traces.length > 1 ? `${"AB"[n] ?? n + 1}: ${trace.title}` : "";
     const tokens = trace.calls.reduce((most, call) => Math.max(most, call.keys), 0);
     const heads = trace.calls.reduce((sum, call) => sum + call.heads, 0);
     const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;

@@ -79,7 +79,9 @@ export class State extends EventTarget {
     if (name in this.fields) return;
     this.fields[name] = { hash, initial, clean };
     this[name] = initial;
-    if (this.address && hash) this.readAddress();
+    // Only this field: what was changed a moment ago may not be in the address yet.
+    const said = this.address && hash ? new URLSearchParams(location.hash.slice(1)).get(hash) : null;
+    if (said !== null) this[name] = clean(said) ?? initial;
   }
 
   /**
