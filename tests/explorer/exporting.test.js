@@ -119,7 +119,7 @@ test("Python asks for the window that is seen", () => {
   };
   const text = pythonText(what);
   assert.ok(text.includes("call.window(rows=slice(8, 18), columns=slice(0, 29), heads=[3])[0]"));
-  assert.ok(text.includes('scale="linear"') && text.includes('save("layer-3-head-4.pdf")'));
+  assert.ok(text.includes('scale="linear"') && text.includes('save("layer-2-head-3.pdf")'));
   assert.ok(!text.includes("\nimport os"));
   const large = pythonText({ ...what, view: { q0: 0, q1: 4096, k0: 0, k1: 4096 }, rows: 4096, keys: 4096 });
   assert.ok(large.includes('head_map(call.readout(), 3, channel="mass"') && !large.includes("window("));

@@ -200,9 +200,9 @@ test("rounded are codes and stored blocks, not the weights of a server or of hal
 test("what was done to the numbers is said", () => {
   const calls = [{ kind: "self" }, { kind: "cross" }];
   const what = { heads: [[1, 4]], left: 0, aggregate: "mean", channel: "mass", level: { queryBlock: 1, keyBlock: 1 }, hideSink: false, rowRank: false, calls };
-  assert.equal(mapSentence(what), "Layer 2 head 5 (cross-attention) · weights");
+  assert.equal(mapSentence(what), "Layer 1 head 4 (cross-attention) · weights");
   const text = mapSentence({ ...what, heads: [[0, 0], [1, 2]], left: 1, aggregate: "max", level: { queryBlock: 8, keyBlock: 16 }, hideSink: true, rowRank: true });
-  for (const part of ["Largest of 2 heads (layer.head 1.1, 2.3)", "blocks of 8 × 16", "1 selected head of another size left out", "keys 0–15 hidden", "renormalised", "rank"]) {
+  for (const part of ["Largest of 2 heads (layer.head 0.0, 1.2)", "blocks of 8 × 16", "1 selected head of another size left out", "keys 0–15 hidden", "renormalised", "rank"]) {
     assert.ok(text.includes(part), part);
   }
 });
@@ -243,7 +243,7 @@ test("heads are sorted, filtered and told in words", () => {
   assert.deepEqual(sortHeads(heads, "-entropy", read), [[0, 0], [0, 1], [0, 2]]);
   assert.equal(sortHeads(heads, "model", read), heads);
   assert.deepEqual(numberNames(trace), ["entropy", "distance", "zeta"]);
-  assert.equal(headSentence(trace, 0, 0, "distance"), "layer 1 head 1, distance 3 tokens, entropy 0.5 nats, local 0.91");
+  assert.equal(headSentence(trace, 0, 0, "distance"), "layer 0 head 0, distance 3 tokens, entropy 0.5 nats, local 0.91");
   assert.deepEqual(numberRange("self", [0.2, 0.4], false), [0, 1]);
   assert.deepEqual(numberRange("entropy", [0.2, NaN, 4], false), [0, 4]);
   assert.deepEqual(numberRange("self", [-0.25, 0.125], true), [-0.25, 0.25]);
@@ -254,10 +254,10 @@ test("heads are sorted, filtered and told in words", () => {
 
 test("layers are told apart by what differs in their names", () => {
   const call = (name, kind = "self") => ({ name, kind });
-  assert.deepEqual(layerNames([call("encoder.blocks.0.attention"), call("encoder.blocks.1.attention")]), ["1", "2"]);
-  assert.deepEqual(layerNames([call("decoder.0.self"), call("decoder.0.cross", "cross")]), ["1 · self", "2 · cross (cross)"]);
-  assert.deepEqual(layerNames([call("attention")]), ["1"]);
-  assert.deepEqual(layerNames([call("a"), call("a")]), ["1", "2"]);
+  assert.deepEqual(layerNames([call("encoder.blocks.0.attention"), call("encoder.blocks.1.attention")]), ["0", "1"]);
+  assert.deepEqual(layerNames([call("decoder.0.self"), call("decoder.0.cross", "cross")]), ["0 · self", "1 · cross (cross)"]);
+  assert.deepEqual(layerNames([call("attention")]), ["0"]);
+  assert.deepEqual(layerNames([call("a"), call("a")]), ["0", "1"]);
 });
 
 test("tokens on one line, whole characters, never empty", () => {

@@ -94,10 +94,10 @@ export class AtlasPicture {
     if (layout.model) {
       pen.textAlign = "center";
       const every = Math.ceil(15 / size);
-      for (let n = 0; n < layout.columns; n += every) pen.fillText(String(n + 1), left + (n + 0.5) * size, 7);
+      for (let n = 0; n < layout.columns; n += every) pen.fillText(String(n), left + (n + 0.5) * size, 7);
       pen.textAlign = "right";
       for (let n = 0; n < layout.rows; n += Math.ceil(12 / size))
-        pen.fillText(String(n + 1), left - 5, top + (n + 0.5) * size);
+        pen.fillText(String(n), left - 5, top + (n + 0.5) * size);
     }
     const dark = isDark(canvas);
     const picture = state.show === "mass" || state.show === "max";

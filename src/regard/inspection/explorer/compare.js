@@ -128,12 +128,12 @@ function compareBuild(host, source, state) {
       calls = traces[a].calls;
     optionsOf(
       layer,
-      calls.map((call, n) => `${n + 1} · ${call.name}`),
+      calls.map((call, n) => `${n} · ${call.name}`),
       c,
     );
     optionsOf(
       head,
-      Array.from({ length: calls[c]?.heads ?? 0 }, (_, n) => String(n + 1)),
+      Array.from({ length: calls[c]?.heads ?? 0 }, (_, n) => String(n)),
       h,
     );
     pickA.querySelector("select").value = String(a);
@@ -273,8 +273,8 @@ function compareBuild(host, source, state) {
       unit: "bits",
       xLabel: "head",
       yLabel: "layer",
-      xText: (n) => String(n + 1),
-      yText: (n) => String(n + 1),
+      xText: (n) => String(n),
+      yText: (n) => String(n),
       height: Math.min(320, Math.max(60, 22 * found.length)),
       note: "Mean over rows, on at most 64 × 64 blocks; a click opens the head. Grey: nothing to compare.",
       onPick: (c, h) => state.set({ c, h }),

@@ -87,9 +87,9 @@ export function commonLevels(source, [a, b], c, h, channel) {
 export function reasonApart(source, [a, b], c, h) {
   const one = source.document.traces[a]?.calls[c],
     other = source.document.traces[b]?.calls[c];
-  if (!one || !other) return `${one ? "B" : "A"} has no layer ${c + 1}.`;
+  if (!one || !other) return `${one ? "B" : "A"} has no layer ${c}.`;
   if (h >= one.heads || h >= other.heads)
-    return `A has ${one.heads} heads here and B ${other.heads}: there is no head ${h + 1} to compare.`;
+    return `A has ${one.heads} heads here and B ${other.heads}: there is no head ${h} to compare.`;
   if (one.rows !== other.rows || one.keys !== other.keys) {
     const sizes = `A holds ${one.rows} queries × ${one.keys} keys and B ${other.rows} × ${other.keys}`;
     return `${sizes}: their cells do not correspond, so there is no difference.`;

@@ -79,7 +79,7 @@ export function insideBrush(brush, entropy, distance) {
 /** @returns {string} a head in words: place, numbers, labels */
 export function headSentence(trace, c, h, shown) {
   const call = trace.calls[c];
-  const parts = [`layer ${c + 1} head ${h + 1}`];
+  const parts = [`layer ${c} head ${h}`];
   const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
   for (const name of names) {
     const { title, unit } = numberOf(name);

@@ -148,7 +148,7 @@ export class MapPicture {
         layout.width / 2,
         layout.height / 2,
       );
-      this.words.textContent = call ? `Layer ${state.c + 1} head ${state.h + 1}` : "";
+      this.words.textContent = call ? `Layer ${state.c} head ${state.h}` : "";
       this.lock.hidden = true;
       return;
     }

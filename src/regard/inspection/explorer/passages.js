@@ -196,5 +196,5 @@ export function tokenOf(n, size, count, offset) {
 
 /** A head as every list counts it, from 1. @param {number} c @param {number} h @returns {string} */
 export function headName(c, h) {
-  return `layer ${c + 1} head ${h + 1}`;
+  return `layer ${c} head ${h}`;
 }

@@ -14,7 +14,6 @@ const positionScope = (place, calls) =>
           ? "every layer"
           : `layer ${place.calls
               .slice(0, 8)
-              .map((n) => n + 1)
               .join(", ")}`
       }`
     : "";
@@ -115,7 +114,7 @@ export function mountPositions(host, source, state) {
       note: every > 1 ? `Every ${every}th of ${shape[0]} heads.` : "",
       markers: markerAt(place.trained_length),
       series: heads.map((n) => ({
-        name: `head ${n + 1}`,
+        name: `head ${n}`,
         x: place.distances,
         y: values.subarray(n * shape[1], (n + 1) * shape[1]),
       })),

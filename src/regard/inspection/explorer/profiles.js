@@ -154,7 +154,7 @@ export function mountProfiles(host, source, state) {
           { length: bins },
           (_, n) => (call.query_offset ?? 0) + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
         );
-        return { call, name: `head ${a + 1}.${b + 1}`, mass: mass?.values ?? [], of, x, bin };
+        return { call, name: `head ${a}.${b}`, mass: mass?.values ?? [], of, x, bin };
       }),
     );
     const coverage = await profileCoverage(source, t, c, h);

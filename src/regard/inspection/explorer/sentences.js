@@ -117,11 +117,11 @@ export function mapSentence({
 }) {
   const names = heads
     .slice(0, 6)
-    .map(([c, h]) => `${c + 1}.${h + 1}`)
+    .map(([c, h]) => `${c}.${h}`)
     .join(", ");
   const who =
     heads.length === 1
-      ? `Layer ${heads[0][0] + 1} head ${heads[0][1] + 1}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
+      ? `Layer ${heads[0][0]} head ${heads[0][1]}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
       : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
   const exact = level.queryBlock === 1 && level.keyBlock === 1;
   const what = exact

@@ -24,7 +24,7 @@ export function layerNames(calls) {
     const own = name.slice(front, name.length - back);
     const short = own.length > 24 ? `…${own.slice(-23)}` : own;
     const more = calls.length > 1 && !/^\d*$/.test(own) ? ` · ${short}` : "";
-    return `${n + 1}${more}${calls[n].kind === "cross" ? " (cross)" : ""}`;
+    return `${n}${more}${calls[n].kind === "cross" ? " (cross)" : ""}`;
   });
 }
 
@@ -167,7 +167,7 @@ export function mountTools(host, source, state) {
     if (head.select.length !== heads) {
       clear(head.select).append(
         ...Array.from({ length: heads }, (_, n) =>
-          element("option", { value: String(n), text: String(n + 1) }),
+          element("option", { value: String(n), text: String(n) }),
         ),
       );
     }
