@@ -40,23 +40,25 @@ FOLDERS = {
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
-    "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
-    " operands tile_scores flash primitives dense tuning tiled registry explanation",
+    "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
+    " tiles operands tile_scores flash primitives dense tuning tiled registry explanation",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
-    " checkpoints runs loop",
-    "inspection": "palette canvas cells heatmaps matrices curves patches figures words",
+    " checkpoints runs heads history loop",
+    "inspection": "palette canvas cells heatmaps matrices curves patches atlases head_curves figures words"
+    " tokens codes budgets mask_outlines head_records position_curves documents payload shell thumbnails"
+    " pages tiles server examples calls recipes trace_files transcripts traces owners sequences captures",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
     "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " inspecting demonstration diagnosis explaining generating benchmarking",
+    " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

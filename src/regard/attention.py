@@ -9,6 +9,7 @@ from regard.axes import Array, ArrayLike
 from regard.engine.explanation import Explanation, describe
 from regard.engine.posing import pose
 from regard.engine.registry import BACKENDS, choose
+from regard.engine.watching import report
 from regard.masks import Mask
 from regard.scores import Score
 
@@ -113,7 +114,9 @@ def attend(
         heads=heads,
         precision=precision,
     )
-    output, extra = BACKENDS[choose(problem, backend).name].run(problem)
+    chosen = choose(problem, backend).name
+    output, extra = BACKENDS[chosen].run(problem)
+    report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 
 

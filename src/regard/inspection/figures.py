@@ -4,10 +4,15 @@ Nothing here touches pyplot: no window opens and no figure stays behind. `save(d
 `.svg` or `.pdf`, writes a file that is the same every time.
 """
 
+from regard.inspection.atlases import head_atlas as head_atlas
+from regard.inspection.atlases import head_map as head_map
 from regard.inspection.canvas import Drawing as Drawing
 from regard.inspection.canvas import render as render
 from regard.inspection.canvas import save as save
 from regard.inspection.curves import training_curves as training_curves
+from regard.inspection.head_curves import distance_profile as distance_profile
+from regard.inspection.head_curves import entropy_profile as entropy_profile
+from regard.inspection.head_curves import head_history as head_history
 from regard.inspection.heatmaps import attention_heatmap as attention_heatmap
 from regard.inspection.heatmaps import head_grid as head_grid
 from regard.inspection.matrices import mask_picture as mask_picture
