@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from regard import attend, inspection, masks
-from regard.inspection.codes import unpack
-from regard.inspection.shell import Shell
+from regard.inspection.explorer.codes import unpack
+from regard.inspection.explorer.shell import Shell
 
 BARE = Shell(
     '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT--></script>\n<!--CHUNKS-->',

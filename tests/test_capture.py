@@ -11,7 +11,8 @@ from flax import linen, nnx
 
 from regard import attend, inspection, masks, positions, scores
 from regard.engine import watching
-from regard.inspection import examples, owners, tokens
+from regard.inspection import tokens
+from regard.inspection.traces import examples, owners
 from regard.interop.flax import attention_fn
 from regard.layers import MultiHeadAttention
 from regard.models import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.inspection import codes
+from regard.inspection.explorer import codes
 
-EXPLORER = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer"
+WEB = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer" / "web"
 HALF = 2 ** (12 / 254)  # a factor of half a step of log8
 NODE = shutil.which("node")
 
@@ -129,7 +129,7 @@ def test_the_page_reads_what_is_packed(tmp_path):
     given = tmp_path / "chunks.json"
     given.write_text(json.dumps([{"entry": entry, "hex": data.hex()} for entry, data in made]))
     program = f"""
-      import {{ decodeChunk }} from "{EXPLORER.as_uri()}/codes.js";
+      import {{ decodeChunk }} from "{WEB.as_uri()}/codes.js";
       import {{ readFileSync }} from "node:fs";
       const out = [];
       for (const one of JSON.parse(readFileSync({json.dumps(str(given))}))) {{

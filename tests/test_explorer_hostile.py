@@ -10,7 +10,7 @@ import pytest
 
 from explorer_pages import long_case, make_case, run, trace_of, walk
 from regard import attend, inspection, masks
-from regard.inspection.server import serve
+from regard.inspection.explorer.server import serve
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser

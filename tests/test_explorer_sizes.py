@@ -5,8 +5,8 @@ import pytest
 
 from explorer_pages import fast, huge_trace, long_case, make_case, many_heads, trace_of, walk
 from regard import masks
-from regard.inspection import pages
-from regard.inspection.payload import collect
+from regard.inspection.explorer import pages
+from regard.inspection.explorer.payload import collect
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser

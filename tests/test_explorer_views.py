@@ -7,7 +7,7 @@ import pytest
 
 from explorer_pages import WORDS, make_case, trace_of, walk
 from regard import masks, scores
-from regard.inspection import pages
+from regard.inspection.explorer import pages
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser

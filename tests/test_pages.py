@@ -13,9 +13,9 @@ import pytest
 
 from page_traces import BARE, opened, small, watch
 from regard import attend, inspection, masks, scores
-from regard.inspection import pages, payload, thumbnails
-from regard.inspection.budgets import Plan, degrade
-from regard.inspection.mask_outlines import draw_tiles, find_band, find_borders
+from regard.inspection.explorer import pages, payload, thumbnails
+from regard.inspection.explorer.budgets import Plan, degrade
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
 from regard.inspection.tokens import Tokens
 from regard.positions import Rotary, YaRN
 

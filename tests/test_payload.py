@@ -11,9 +11,9 @@ import pytest
 
 from page_traces import BARE, opened, small, watch
 from regard import masks, scores
-from regard.inspection import pages, payload
+from regard.inspection.explorer import pages, payload
 
-EXPLORER = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer"
+WEB = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer" / "web"
 NODE = shutil.which("node")
 HALF = 2 ** (12 / 254) * (1 + 1e-5)  # half a step of log8, and float32
 
@@ -236,7 +236,7 @@ def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
     given = {"document": data.document, "chunks": {k: v.hex() for k, v in data.chunks.items()}}
     (tmp_path / "page.json").write_text(json.dumps(given))
     program = f"""
-      import {{ Source }} from "{EXPLORER.as_uri()}/source.js";
+      import {{ Source }} from "{WEB.as_uri()}/source.js";
       import {{ readFileSync }} from "node:fs";
       const {{ document, chunks }} = JSON.parse(readFileSync({json.dumps(str(tmp_path / "page.json"))}));
       const source = new Source(document, async (name) => Uint8Array.from(Buffer.from(chunks[name], "hex")));

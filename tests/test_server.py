@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from regard import attend, inspection, masks, scores
-from regard.inspection import server, tiles
-from regard.inspection.server import serve
+from regard.inspection.explorer import server, tiles
+from regard.inspection.explorer.server import serve
 
 H, T, S, D = 2, 300, 331, 7
 OFFSET = S - T

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from regard.inspection.shell import detach_module, load_shell, shorten_script, shorten_style
+from regard.inspection.explorer.shell import detach_module, load_shell, shorten_script, shorten_style
 
 NODE = shutil.which("node")
 LARGEST = 100_000

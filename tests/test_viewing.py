@@ -318,7 +318,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
 
 
 def test_ports_that_cannot_be_are_refused(kept, capsys):
-    from regard.inspection.server import serve
+    from regard.inspection.explorer.server import serve
 
     assert main(["view", str(kept / "copy.regard"), "--port", "65536"]) == 2
     assert "port: expected a number in 0..65535" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { constants, deflateSync } from "node:zlib";
 import test from "node:test";
-import { inflateNow } from "../../src/regard/inspection/explorer/boot.js";
+import { inflateNow } from "../../src/regard/inspection/explorer/web/boot.js";
 
 function returns(bytes, options) {
   const found = inflateNow(new Uint8Array(deflateSync(bytes, options)));

@@ -8,7 +8,7 @@ import {
   encodeLog8,
   inflate,
   log8Table,
-} from "../../src/regard/inspection/explorer/codes.js";
+} from "../../src/regard/inspection/explorer/web/codes.js";
 
 test("log8 codes are steps from 2^-24 to the unit", () => {
   const table = log8Table();

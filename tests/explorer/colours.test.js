@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { colourOf, diverging, divergingDark, fromUnit, limitsFor, missing, oklab, ramp, rgbOfHex, rgbOfOklab, sequential, sequentialDark,
-  toUnit, unitOf } from "../../src/regard/inspection/explorer/colours.js";
+  toUnit, unitOf } from "../../src/regard/inspection/explorer/web/colours.js";
 
 const colours = (table) => Array.from({ length: 256 }, (_, code) => Array.from(table.subarray(3 * code, 3 * code + 3)));
 const MAPS = { sequential, sequentialDark, diverging, divergingDark };

@@ -7,8 +7,8 @@ import {
   headDivergences,
   reasonApart,
   rowDivergence,
-} from "../../src/regard/inspection/explorer/divergences.js";
-import { tokensApart } from "../../src/regard/inspection/explorer/compare.js";
+} from "../../src/regard/inspection/explorer/web/divergences.js";
+import { tokensApart } from "../../src/regard/inspection/explorer/web/compare.js";
 
 test("divergence of rows known by hand", () => {
   assert.equal(rowDivergence([0.5, 0.5], [0.5, 0.5]), 0);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import test from "node:test";
-import { chooseLevel, readExcerpt } from "../../src/regard/inspection/explorer/excerpts.js";
+import { chooseLevel, readExcerpt } from "../../src/regard/inspection/explorer/web/excerpts.js";
 import {
   csvText,
   describeExcerpt,
@@ -9,8 +9,8 @@ import {
   pythonText,
   safeName,
   xmlText,
-} from "../../src/regard/inspection/explorer/formats.js";
-import { svgText } from "../../src/regard/inspection/explorer/exporting.js";
+} from "../../src/regard/inspection/explorer/web/formats.js";
+import { svgText } from "../../src/regard/inspection/explorer/web/exporting.js";
 
 test("file names hold nothing that a file system refuses", () => {
   assert.equal(safeName("../../etc/passwd\u0000", "csv"), "etc-passwd.csv");

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { KEYS, meaningOf } from "../../src/regard/inspection/explorer/keys.js";
-import { State } from "../../src/regard/inspection/explorer/state.js";
+import { KEYS, meaningOf } from "../../src/regard/inspection/explorer/web/keys.js";
+import { State } from "../../src/regard/inspection/explorer/web/state.js";
 
 const SHAPES = [[{ heads: 3, rows: 11, keys: 13 }, { heads: 2, rows: 11, keys: 13 }]];
 const press = (state, key) => meaningOf({ key }, { typing: false, place: "page" }).run(state);

@@ -1,15 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { sequential } from "../../src/regard/inspection/explorer/colours.js";
+import { sequential } from "../../src/regard/inspection/explorer/web/colours.js";
 import { cellAt, drawnView, followCell, hasSquareCells, levelToDraw, MaskTiles, panView, pixelOf, placeAt, wholeTicks,
-  zoomView } from "../../src/regard/inspection/explorer/geometry.js";
-import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/map_layers.js";
-import { minimapRect } from "../../src/regard/inspection/explorer/map_marks.js";
-import { areRounded, cellSentence, mapSentence, rankIn, readCell } from "../../src/regard/inspection/explorer/sentences.js";
-import { combineTiles, hiddenBlocks, ranksInRows, TILE, tilePixels, TileStore, withoutFirst } from "../../src/regard/inspection/explorer/tiles.js";
-import { headSentence, insideBrush, numberNames, numberRange, sortHeads } from "../../src/regard/inspection/explorer/heads.js";
-import { layerNames } from "../../src/regard/inspection/explorer/tools.js";
-import { shown } from "../../src/regard/inspection/explorer/dom.js";
+  zoomView } from "../../src/regard/inspection/explorer/web/geometry.js";
+import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/web/map_layers.js";
+import { minimapRect } from "../../src/regard/inspection/explorer/web/map_marks.js";
+import { areRounded, cellSentence, mapSentence, rankIn, readCell } from "../../src/regard/inspection/explorer/web/sentences.js";
+import { combineTiles, hiddenBlocks, ranksInRows, TILE, tilePixels, TileStore, withoutFirst } from "../../src/regard/inspection/explorer/web/tiles.js";
+import { headSentence, insideBrush, numberNames, numberRange, sortHeads } from "../../src/regard/inspection/explorer/web/heads.js";
+import { layerNames } from "../../src/regard/inspection/explorer/web/tools.js";
+import { shown } from "../../src/regard/inspection/explorer/web/dom.js";
 
 const PLOT = { x: 31, y: 17, w: 600, h: 400 };
 const SHAPE = { rows: 1009, keys: 997 };

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { seriesTable } from "../../src/regard/inspection/explorer/plots.js";
+import { seriesTable } from "../../src/regard/inspection/explorer/web/plots.js";
 import {
   formatNumber,
   linePath,
@@ -9,9 +9,9 @@ import {
   makeAxis,
   nearestIndex,
   rangeOf,
-} from "../../src/regard/inspection/explorer/scales.js";
-import { heatPixels } from "../../src/regard/inspection/explorer/heats.js";
-import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/colours.js";
+} from "../../src/regard/inspection/explorer/web/scales.js";
+import { heatPixels } from "../../src/regard/inspection/explorer/web/heats.js";
+import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/web/colours.js";
 
 test("numbers are short and keep whole positions whole", () => {
   const cases = [

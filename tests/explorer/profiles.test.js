@@ -6,9 +6,9 @@ import {
   distanceText,
   distancesOf,
   shareServed,
-} from "../../src/regard/inspection/explorer/profiles.js";
-import { smoothed } from "../../src/regard/inspection/explorer/training.js";
-import { wavelengths } from "../../src/regard/inspection/explorer/positions.js";
+} from "../../src/regard/inspection/explorer/web/profiles.js";
+import { smoothed } from "../../src/regard/inspection/explorer/web/training.js";
+import { wavelengths } from "../../src/regard/inspection/explorer/web/positions.js";
 
 test("bins of distances tile the whole numbers", () => {
   let next = -(2 ** 31) + 1;

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { blockOf, levelFor, reduceMass, reduceMax } from "../../src/regard/inspection/explorer/pyramid.js";
+import { blockOf, levelFor, reduceMass, reduceMax } from "../../src/regard/inspection/explorer/web/pyramid.js";
 
 function close(found, expected, message) {
   assert.equal(found.length, expected.length, message);

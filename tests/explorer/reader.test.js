@@ -10,7 +10,7 @@ import {
   layoutLines,
   rankEdges,
   tokenOf,
-} from "../../src/regard/inspection/explorer/passages.js";
+} from "../../src/regard/inspection/explorer/web/passages.js";
 
 test("hostile tokens become visible and short", () => {
   assert.equal(displayToken("a\u0000b\u001b[31m").text, "a␀b␛[31m");

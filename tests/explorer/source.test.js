@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { encodeLog8, log8Table } from "../../src/regard/inspection/explorer/codes.js";
-import { Source } from "../../src/regard/inspection/explorer/source.js";
+import { encodeLog8, log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
+import { Source } from "../../src/regard/inspection/explorer/web/source.js";
 
 const T = 300;
 const S = 5;

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { State } from "../../src/regard/inspection/explorer/state.js";
+import { State } from "../../src/regard/inspection/explorer/web/state.js";
 
 const SHAPES = [
   [{ heads: 3, rows: 11, keys: 11 }, { heads: 5, rows: 11, keys: 11 }, { heads: 2, rows: 7, keys: 1300 }],

@@ -13,7 +13,7 @@ from regard.cli.console import Console, UsageError
 from regard.cli.specimens import watch_run
 from regard.cli.training import expected_errors
 from regard.inspection import Trace
-from regard.inspection.server import serve
+from regard.inspection.explorer.server import serve
 from regard.training import runs
 from regard.training.history import training_document
 

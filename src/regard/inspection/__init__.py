@@ -9,20 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.inspection.calls import Call as Call
-    from regard.inspection.captures import capture as capture
-    from regard.inspection.captures import record as record
     from regard.inspection.tokens import Tokens as Tokens
-    from regard.inspection.traces import Trace as Trace
-    from regard.inspection.traces import load as load
+    from regard.inspection.traces.calls import Call as Call
+    from regard.inspection.traces.captures import capture as capture
+    from regard.inspection.traces.captures import record as record
+    from regard.inspection.traces.trace import Trace as Trace
+    from regard.inspection.traces.trace import load as load
 
 _HOMES = {
-    "Call": "calls",
+    "Call": "traces",
     "Tokens": "tokens",
     "Trace": "traces",
-    "capture": "captures",
+    "capture": "traces",
     "load": "traces",
-    "record": "captures",
+    "record": "traces",
 }
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.inspection.documents import FORMAT, Payload
-from regard.inspection.payload import collect
-from regard.inspection.shell import load_shell
-from regard.inspection.thumbnails import draw_png, draw_text
+from regard.inspection.explorer.documents import FORMAT, Payload
+from regard.inspection.explorer.payload import collect
+from regard.inspection.explorer.shell import load_shell
+from regard.inspection.explorer.thumbnails import draw_png, draw_text
 
 NOTEBOOK_MB = 4.0
 _LOG = logging.getLogger(__name__)  # without a handler, on stderr

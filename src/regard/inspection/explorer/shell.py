@@ -1,4 +1,4 @@
-"""The page without its data: HTML, style and script, joined from the files of `explorer` and made small."""
+"""The page without its data: HTML, style and script, joined from the files in `web` and made small."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Shell:
 @cache
 def load_shell() -> Shell:
     """Join the files, those of order.txt and, before each, what it imports; they are read once."""
-    folder = resources.files("regard.inspection") / "explorer"
+    folder = resources.files("regard.inspection.explorer") / "web"
 
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
@@ -117,7 +117,7 @@ def detach_module(text: str) -> str:
         The text.
 
     Example:
-        >>> from regard.inspection.shell import detach_module
+        >>> from regard.inspection.explorer.shell import detach_module
         >>> detach_module('import { a } from "./b.js";\\nexport const c = a;\\n')
         'const c = a;\\n'
     """
@@ -138,7 +138,7 @@ def shorten_script(text: str) -> str:
         JavaScript that does the same.
 
     Example:
-        >>> from regard.inspection.shell import shorten_script
+        >>> from regard.inspection.explorer.shell import shorten_script
         >>> shorten_script('const a = b / 2;  // half\\n\\n  f("// no", /[/]\\\\//);\\n')
         'const a=b / 2;\\nf("// no",/[/]\\\\//);\\n'
     """

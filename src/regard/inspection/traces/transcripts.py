@@ -11,9 +11,9 @@ import numpy as np
 
 from regard.engine.posing import pose
 from regard.engine.problem import Problem
-from regard.inspection import recipes
-from regard.inspection.calls import Call
 from regard.inspection.tokens import Tokens, same_tokens
+from regard.inspection.traces import recipes
+from regard.inspection.traces.calls import Call
 from regard.readouts import Readout
 from regard.readouts.reading import pose_readable
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.inspection.budgets import TOP_K
-from regard.inspection.position_curves import split_scores
+from regard.inspection.explorer.budgets import TOP_K
+from regard.inspection.explorer.position_curves import split_scores
 
 SIDE = 256  # blocks of a tile along each axis
 CHANNELS = ("mass", "max")
@@ -35,7 +35,7 @@ class Tiles:
     Example:
         >>> import jax.numpy as jnp
         >>> from regard import attend, inspection, masks
-        >>> from regard.inspection.tiles import Tiles
+        >>> from regard.inspection.explorer.tiles import Tiles
         >>> x = jnp.eye(4)[None]
         >>> with inspection.capture() as trace:
         ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)

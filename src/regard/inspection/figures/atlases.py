@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
     add_colorbar,
@@ -20,8 +20,14 @@ from regard.inspection.canvas import (
     set_title,
     whole_figure,
 )
-from regard.inspection.cells import LONGEST_SIDE, WEIGHT_LABEL, mark_positions, matrix_aspect, name_axes
-from regard.inspection.palette import KEPT, MASKED, weight_colors
+from regard.inspection.figures.cells import (
+    LONGEST_SIDE,
+    WEIGHT_LABEL,
+    mark_positions,
+    matrix_aspect,
+    name_axes,
+)
+from regard.inspection.figures.palette import KEPT, MASKED, weight_colors
 from regard.readouts import Readout
 
 THUMBNAIL, LARGEST = 0.62, 8.0  # inches

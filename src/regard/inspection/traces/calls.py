@@ -13,8 +13,8 @@ import numpy as np
 
 from regard import readouts
 from regard.engine.problem import Problem
-from regard.inspection.examples import take_heads
 from regard.inspection.tokens import Tokens, number_tokens
+from regard.inspection.traces.examples import take_heads
 from regard.masks import Mask
 from regard.readouts import Readout
 from regard.scores import Score

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from regard import readouts
-from regard.inspection.budgets import TOP_K, Plan
-from regard.inspection.codes import Entry, pack
-from regard.inspection.mask_outlines import draw_tiles, find_band, find_borders
+from regard.inspection.explorer.budgets import TOP_K, Plan
+from regard.inspection.explorer.codes import Entry, pack
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
 
 ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
 PINNED_BLOCKS = 512

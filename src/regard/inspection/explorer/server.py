@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard.inspection.payload import collect
-from regard.inspection.shell import load_shell
-from regard.inspection.tiles import Tiles
+from regard.inspection.explorer.payload import collect
+from regard.inspection.explorer.shell import load_shell
+from regard.inspection.explorer.tiles import Tiles
 
 ADDRESS = "127.0.0.1"
 LARGEST_NUMBER = 2**31 - 1
@@ -104,7 +104,7 @@ def serve(
     Example:
         >>> import jax.numpy as jnp, urllib.request
         >>> from regard import attend, inspection, masks
-        >>> from regard.inspection.server import serve
+        >>> from regard.inspection.explorer.server import serve
         >>> x = jnp.eye(4)[None]
         >>> with inspection.capture() as trace:
         ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.inspection.calls import Call as Call
 from regard.inspection.tokens import Tokens as Tokens
-from regard.inspection.trace_files import MOST_BYTES, read_archive, write_archive
-from regard.inspection.transcripts import Reader, Writer, entry
+from regard.inspection.traces.calls import Call as Call
+from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
+from regard.inspection.traces.transcripts import Reader, Writer, entry
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,14 +113,14 @@ class Trace:
         training: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a page that shows the trace, one HTML file that needs nothing else: see `pages.write`."""
-        from regard.inspection import pages
+        from regard.inspection.explorer import pages
 
         return pages.write(
             self, path, compare=compare, title=title, max_mb=max_mb, pinned=pinned, training=training
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        from regard.inspection import pages
+        from regard.inspection.explorer import pages
 
         return pages.bundle(self)
 

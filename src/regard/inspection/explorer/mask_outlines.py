@@ -32,7 +32,7 @@ def draw_tiles(
 
     Example:
         >>> from regard import masks
-        >>> from regard.inspection.mask_outlines import draw_tiles
+        >>> from regard.inspection.explorer.mask_outlines import draw_tiles
         >>> draw_tiles(masks.causal(), 2, 2)[0].tolist()
         [[2, 0], [2, 2]]
     """

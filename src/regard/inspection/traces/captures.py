@@ -14,9 +14,9 @@ import regard
 from regard.engine.problem import Problem
 from regard.engine.registry import BACKENDS, choose
 from regard.engine.watching import Sighting, watch
-from regard.inspection.calls import Call
-from regard.inspection.examples import count_examples, take_example
-from regard.inspection.owners import (
+from regard.inspection.traces.calls import Call
+from regard.inspection.traces.examples import count_examples, take_example
+from regard.inspection.traces.owners import (
     Positions,
     is_linen,
     name_itself,
@@ -24,8 +24,8 @@ from regard.inspection.owners import (
     number_layers,
     own_linen_calls,
 )
-from regard.inspection.sequences import Sequences
-from regard.inspection.traces import Trace
+from regard.inspection.traces.sequences import Sequences
+from regard.inspection.traces.trace import Trace
 from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 

@@ -74,7 +74,7 @@ def write_png(pixels: np.ndarray) -> bytes:
 
     Example:
         >>> import numpy as np
-        >>> from regard.inspection.thumbnails import write_png
+        >>> from regard.inspection.explorer.thumbnails import write_png
         >>> write_png(np.zeros((1, 1, 3), np.uint8))[:4]
         b'\\x89PNG'
     """

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.inspection.budgets import LARGEST_EXACT, LARGEST_HALF, TARGET_BYTES, TOP_K, Plan, degrade
-from regard.inspection.documents import Payload, Writer
-from regard.inspection.head_records import CallRecords
+from regard.inspection.explorer.budgets import LARGEST_EXACT, LARGEST_HALF, TARGET_BYTES, TOP_K, Plan, degrade
+from regard.inspection.explorer.documents import Payload, Writer
+from regard.inspection.explorer.head_records import CallRecords
 from regard.readouts import LABELS, average, label
 
 

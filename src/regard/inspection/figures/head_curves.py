@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
     add_colorbar,
@@ -20,8 +20,8 @@ from regard.inspection.canvas import (
     set_title,
     whole_figure,
 )
-from regard.inspection.cells import QUERY_LABEL, mark_positions
-from regard.inspection.palette import QUIET, series_colors, weight_colors
+from regard.inspection.figures.cells import QUERY_LABEL, mark_positions
+from regard.inspection.figures.palette import QUIET, series_colors, weight_colors
 from regard.readouts import Readout
 
 PANEL_SIZE = (3.6, 2.3)  # inches

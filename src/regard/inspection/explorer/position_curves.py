@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.engine.excerpt import score_cells
-from regard.inspection.mask_outlines import find_band
+from regard.inspection.explorer.mask_outlines import find_band
 from regard.masks.algebra import And
 from regard.masks.positional import Causal
 from regard.positions import Rotary, Scaling
@@ -36,7 +36,7 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
         and kernel, one number for each.
 
     Example:
-        >>> from regard.inspection.position_curves import rotary_curve
+        >>> from regard.inspection.explorer.position_curves import rotary_curve
         >>> from regard.positions import Rotary, Scaling
         >>> [f"{value:.3f}" for value in rotary_curve(Rotary(), 2, 2)["kernel"]]
         ['1.000', '0.540', '-0.416']
@@ -105,7 +105,7 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
 
     Example:
         >>> import numpy as np
-        >>> from regard.inspection.position_curves import table_picture
+        >>> from regard.inspection.explorer.position_curves import table_picture
         >>> table_picture("learned", np.eye(2))["similarity"].tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from regard import __version__
-from regard.inspection.budgets import Plan
-from regard.inspection.codes import Entry, pack
-from regard.inspection.head_records import ROW_STATS, CallRecords, Packed, number
-from regard.inspection.position_curves import bias_curves, rotary_curve, split_scores, table_picture
+from regard.inspection.explorer.budgets import Plan
+from regard.inspection.explorer.codes import Entry, pack
+from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
+from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
 from regard.inspection.tokens import Tokens, same_tokens
 from regard.positions import Rotary
 
