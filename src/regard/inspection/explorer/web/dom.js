@@ -1,13 +1,5 @@
 // Elements from data: text always becomes a text node, so no token can turn into markup.
 
-let domSerial = 0;
-
-/** @returns {string} an id that no other element of any explorer on the page has */
-export function uniqueId(stem = "node") {
-  domSerial += 1;
-  return `regard-${stem}-${domSerial}`;
-}
-
 /**
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag

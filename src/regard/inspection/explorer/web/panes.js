@@ -30,6 +30,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   const stem = `regard-token-${(textPane.serial = (textPane.serial ?? 0) + 1)}`;
   const pen = element("canvas").getContext("2d"),
     widths = new Map();
+  lines.style.setProperty("--gap", `${gap}px`);
   let starts = new Int32Array(0),
     marks = {},
     planned = false,

@@ -50,7 +50,7 @@ function plotTable(details, spec) {
   const caption = element(
     "caption",
     {},
-    every > 1 ? `${spec.title}: every ${every}th of ${rows.length} rows` : spec.title,
+    every > 1 ? `${spec.title}: one of every ${every} of ${rows.length} rows` : spec.title,
   );
   details.append(
     element(

@@ -91,6 +91,10 @@ async function readEdges(source, t, c, h) {
   return rankEdges(keys, weights, 4, { shift });
 }
 
+/** Pixels between tokens: some where none brings white space of its own, as numbers and pieces of words do. */
+const gapOf = ({ kind, tokens }) =>
+  kind === "index" || (tokens.length > 1 && !tokens.some((text) => /^\s|\s$/.test(text))) ? 8 : 2;
+
 /**
  * @param {HTMLElement} host
  * @param {import("./source.js").Source} source
@@ -166,7 +170,7 @@ export function mountReader(host, source, state) {
     body.append(box);
     const options = { tokens: side.tokens, label, onChoose: choose(which) };
     const grid = side.kind === "patches" && side.about.patch_grid;
-    if (!grid) return textPane(box, { ...options, gap: side.kind === "index" ? 8 : 2 });
+    if (!grid) return textPane(box, { ...options, gap: gapOf(side) });
     const picture = side.about.picture ? await source.chunk(side.about.picture) : null;
     return patchPane(box, { ...options, grid, first: side.about.first_patch ?? 0, picture });
   };
