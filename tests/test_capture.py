@@ -12,7 +12,7 @@ from flax import linen, nnx
 from regard import attend, inspection, masks, positions, scores
 from regard.engine import watching
 from regard.inspection import tokens
-from regard.inspection.traces import examples, owners
+from regard.inspection.traces import captures, examples, owners
 from regard.interop.flax import attention_fn
 from regard.layers import MultiHeadAttention
 from regard.models import (
@@ -296,20 +296,20 @@ def test_readouts_are_counted_once_and_heads_are_checked():
 
 def test_trust_and_output_error_tell_of_another_computation(monkeypatch):
     arrays, options = inputs(CASES["causal"])
-    run = inspection.captures.BACKENDS["dense"].run
+    run = captures.BACKENDS["dense"].run
 
     def wrong(problem):
         out, rows = run(problem)
         return out * 1.5, {**rows, "lse": rows["lse"] + 0.125} if "lse" in rows else rows
 
-    monkeypatch.setattr(inspection.captures.BACKENDS["dense"], "run", wrong)
+    monkeypatch.setattr(captures.BACKENDS["dense"], "run", wrong)
     with inspection.capture() as trace:
         out = attend(*arrays, backend="dense", **options)
     monkeypatch.undo()
     # The lse is that of the backend, and the readout is not made with it.
     np.testing.assert_allclose(trace.calls[0].readout().trust, 1 - np.exp(-0.125), rtol=1e-5)
     monkeypatch.setattr(
-        inspection.captures.BACKENDS["dense"], "run", lambda p: (out * 2, {}) if not p.aux else run(p)
+        captures.BACKENDS["dense"], "run", lambda p: (out * 2, {}) if not p.aux else run(p)
     )
     with inspection.capture() as trace:
         attend(*arrays, backend="dense", **options)

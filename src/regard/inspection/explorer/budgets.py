@@ -16,7 +16,7 @@ class Plan:
     """What a page carries.
 
     Example:
-        >>> from regard.inspection import budgets
+        >>> from regard.inspection.explorer import budgets
         >>> budgets.Plan(pinned=8).atlas
         64
     """
@@ -45,7 +45,7 @@ def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
         Pairs of a plan and a sentence.
 
     Example:
-        >>> from regard.inspection import budgets
+        >>> from regard.inspection.explorer import budgets
         >>> [(plan.bins, plan.atlas, plan.pinned) for plan, _ in budgets.degrade(budgets.Plan(pinned=2))]
         [(512, 64, 2), (128, 64, 2), (128, 32, 2), (128, 32, 2), (128, 32, 2), (128, 32, 1), (128, 32, 0)]
     """

@@ -28,7 +28,7 @@ def encode_log8(values: Any, unit: float = 1.0) -> np.ndarray:
         uint8 array of the same shape.
 
     Example:
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> codes.encode_log8([0.0, 1e-9, 0.5, 1.0]).tolist()
         [0, 1, 244, 255]
     """
@@ -53,7 +53,7 @@ def decode_log8(codes: np.ndarray, unit: float = 1.0) -> np.ndarray:
 
     Example:
         >>> import numpy as np
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> codes.decode_log8(np.array([0, 255], np.uint8), unit=2.0).tolist()
         [0.0, 2.0]
     """
@@ -75,7 +75,7 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
         uint8 array of the same shape.
 
     Example:
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> codes.encode_linear8([0.0, 5.0, 10.0, float("nan")], 0.0, 10.0).tolist()
         [1, 128, 255, 0]
     """
@@ -102,7 +102,7 @@ def decode_linear8(codes: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
     Example:
         >>> import numpy as np
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> codes.decode_linear8(np.array([1, 255, 0], np.uint8), -1.0, 1.0).tolist()
         [-1.0, 1.0, nan]
     """
@@ -128,7 +128,7 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
         ValueError: another code.
 
     Example:
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> entry, data = codes.pack([[0.5, 0.25]], "f16")
         >>> entry, data.hex()
         ({'dtype': 'f16', 'shape': [1, 2], 'code': 'plain', 'bytes': 4}, '00380034')
@@ -167,7 +167,7 @@ def unpack(entry: Entry, data: bytes) -> Any:
         What json wrote; else an array: float64 from log8 and linear8, or of the kept dtype.
 
     Example:
-        >>> from regard.inspection import codes
+        >>> from regard.inspection.explorer import codes
         >>> codes.unpack(*codes.pack([1.0, 0.0], "log8")).tolist()
         [1.0, 0.0]
     """

@@ -59,7 +59,7 @@ def write(
     Example:
         >>> import jax.numpy as jnp, tempfile
         >>> from regard import attend, inspection, masks
-        >>> from regard.inspection import pages
+        >>> from regard.inspection.explorer import pages
         >>> x = jnp.eye(4)[None]
         >>> with inspection.capture() as trace:
         ...     _ = attend(x, x, x, mask=masks.causal())
