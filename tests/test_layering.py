@@ -35,7 +35,7 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture verdicts algebra data positional predicates keys documents stored conventions"
+    "masks": "grid picture verdicts algebra data positional predicates keys stored documents conventions"
     " notation",
     "positions": "angles tables scaling rotation",
     "scores": "cells score pointwise distances metrics",
