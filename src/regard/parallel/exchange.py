@@ -85,3 +85,9 @@ def move(tree: Any, division: Division, steps: int) -> Any:
         return tree
     route = [(i, (i + steps) % ring) for i in range(ring)]
     return jax.tree.map(lambda array: jax.lax.ppermute(array, division.ring, route), tree)
+
+
+def moved_halves(division: Division) -> float:
+    """The share of what a device has that balance sends elsewhere, on average."""
+    routes = _routes(division)
+    return sum(here != there for route in routes for here, there in route) / sum(map(len, routes))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
@@ -21,8 +20,6 @@ from regard.parallel import ring
 from regard.parallel.division import Division
 from regard.parallel.exchange import bring_in, bring_out
 from regard.parallel.shard import Call, Shard
-
-_LONG = ("query", "key", "value")
 
 
 @partial(jax.jit, static_argnames="division")
@@ -42,6 +39,7 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
         leading,
         problem.dropout_rate,
         problem.precision,
+        problem.query.dtype if problem.sinks is None else problem.accumulation,
     )
     query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
     arrays = Inputs(
@@ -52,7 +50,8 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
         None,
         parameters,
     )
-    output, log_total, peak = (division.cut(rows, division.queries) for rows in _attend(division, arrays, call))
+    found: tuple[Array, Array, Array] = _attend(division, arrays, call)
+    output, log_total, peak = (division.cut(rows, division.queries) for rows in found)
     lse = jax.lax.stop_gradient(peak) + log_total
     if problem.sinks is not None:
         sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse))
@@ -72,82 +71,93 @@ def _attend(division: Division, arrays: Inputs, call: Call) -> tuple[Array, Arra
     return _forward(division, arrays, call)[0]
 
 
-def _forward(division: Division, arrays: Inputs, call: Call) -> tuple[tuple[Array, ...], Any]:
+def _forward(division: Division, arrays: Inputs, call: Call) -> tuple[tuple[Array, Array, Array], Any]:
     moved = division.size(division.exchange) > 1 or division.layout == "balanced"
-    specs = {name: division.outside(getattr(arrays, name)) for name in _LONG}
-    rest = arrays._replace(query=None, key=None, value=None)
+
+    def local(arrays: Inputs, call: Call) -> Any:
+        arrays = _long(lambda array: bring_in(array, division), arrays)
+        rows = _as_columns(ring.forward(Shard.here(division, call), arrays))
+        if not moved:
+            return rows, ()
+        leaving = rows._replace(output=rows.output.astype(call.output_dtype))
+        return jax.tree.map(lambda array: bring_out(array, division), leaving), (arrays, rows)
+
     shapes = _row_shapes(arrays, call)
-    outside = {name: division.outside(shape) for name, shape in shapes.items()}
-    inside = {name: division.inside(shape) for name, shape in shapes.items()}
-
-    def local(long: Mapping[str, Array], rest: Inputs, call: Call) -> Any:
-        long = {name: bring_in(array, division) for name, array in long.items()}
-        found = ring.forward(Shard.here(division, call), rest._replace(**long))
-        rows = _columns(found)
-        return {name: bring_out(array, division) for name, array in rows.items()}, (long, rows) if moved else ()
-
-    long_inside = {name: division.inside(getattr(arrays, name)) for name in _LONG}
-    whole = PartitionSpec()
+    inside = _specs(division.inside, arrays), jax.tree.map(division.inside, shapes)
     rows, kept = jax.shard_map(
         local,
         mesh=division.mesh,
-        in_specs=(specs, whole, whole),
-        out_specs=(outside, (long_inside, inside) if moved else ()),
+        in_specs=(_specs(division.outside, arrays), PartitionSpec()),
+        out_specs=(jax.tree.map(division.outside, shapes), inside if moved else ()),
         check_vma=False,
-    )({name: getattr(arrays, name) for name in _LONG}, rest, call)
-    kept = kept or ({name: getattr(arrays, name) for name in _LONG}, rows)
-    return (rows["output"], rows["log_total"], rows["peak"]), (kept, rest, call)
+    )(arrays, call)
+    return (rows.output, rows.log_total, rows.peak), (kept or (arrays, rows), call)
 
 
-def _backward(division: Division, residuals: Any, pulls: tuple[Array, ...]) -> tuple[Inputs, None]:
-    (long, rows), rest, call = residuals
-    specs = {name: division.inside(array) for name, array in long.items()}
-    row_specs = {name: division.inside(array) for name, array in rows.items()}
-    pulls_by_name = dict(zip(("output", "log_total"), pulls, strict=False))
-    pull_specs = {name: division.outside(array) for name, array in pulls_by_name.items()}
-    whole = PartitionSpec()
+def _backward(division: Division, residuals: Any, pulls: Any) -> tuple[Inputs, None]:
+    (arrays, rows), call = residuals
+    specs = _specs(division.inside, arrays)
+    output_pull, log_pull, _ = pulls
 
-    def local(long: Any, rows: Any, pulls: Any, rest: Inputs, call: Call) -> Any:
-        arrays = rest._replace(**long)
-        pulls = _results({name: bring_in(pull, division) for name, pull in pulls.items()})
-        grads = ring.backward(Shard.here(division, call), arrays, _results(rows), pulls)
-        named, made = arrays.named(), {}
+    def local(arrays: Inputs, rows: Results, pulls: Results, call: Call) -> Inputs:
+        pulls = jax.tree.map(lambda array: bring_in(array, division), pulls)
+        pulls = _as_rows(pulls._replace(output=pulls.output.astype(rows.output.dtype)))
+        grads = ring.backward(Shard.here(division, call), arrays, _as_rows(rows), pulls)
+        named, placed = arrays.named(), specs.named()
         for name, grad in grads.items():
-            spec = specs.get(name, whole)
-            apart = tuple(axis for axis in division.along(spec) if division.size(axis) > 1)
+            # Where an array is whole and the work is not, each device has a part of the gradient.
+            apart = tuple(axis for axis in division.along(placed[name]) if division.size(axis) > 1)
             grad = jax.lax.psum(grad, apart) if apart else grad
-            grad = grad.astype(named[name].dtype)
-            made[name] = bring_out(grad, division) if name in _LONG else grad
-        return Inputs.from_named(made)
+            grads[name] = grad.astype(named[name].dtype)
+        return _long(lambda grad: bring_out(grad, division), Inputs.from_named(grads))
 
-    out_specs = rest.named().keys()
+    pulls = Results(output_pull, log_pull)
     grads = jax.shard_map(
         local,
         mesh=division.mesh,
-        in_specs=(specs, row_specs, pull_specs, whole, whole),
-        out_specs=Inputs.from_named({name: division.outside(array) for name, array in long.items()} | dict.fromkeys(out_specs, whole)),
+        in_specs=(
+            specs,
+            jax.tree.map(division.inside, rows),
+            jax.tree.map(division.outside, pulls),
+            PartitionSpec(),
+        ),
+        out_specs=_specs(division.outside, arrays),
         check_vma=False,
-    )(long, rows, pulls_by_name, rest, call)
+    )(arrays, rows, pulls, call)
     return grads, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _row_shapes(arrays: Inputs, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
+def _long(function: Callable[[Any], Any], arrays: Inputs) -> Inputs:
+    """Apply a function to what is as long as the sequence."""
+    return arrays._replace(**{name: function(getattr(arrays, name)) for name in ("query", "key", "value")})
+
+
+def _specs(place: Callable[[Any], PartitionSpec], arrays: Inputs) -> Any:
+    """Where arrays lie: what is not long is whole on every device."""
+    rest = jax.tree.map(lambda _: PartitionSpec(), arrays)
+    return rest._replace(**{name: place(getattr(arrays, name)) for name in ("query", "key", "value")})
+
+
+def _row_shapes(arrays: Inputs, call: Call) -> Results:
     """What there is per query, with a last axis."""
-    length = arrays.query.shape[-2]
-    widths = {"output": arrays.value.shape[-1], "log_total": 1, "peak": 1}
-    return {
-        name: jax.ShapeDtypeStruct((*call.leading, length, width), np.float32) for name, width in widths.items()
-    }
+    rows = (*call.leading, arrays.query.shape[-2])
+
+    def column(width: int, dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((*rows, width), dtype)
+
+    narrow = column(1, jnp.float32)
+    return Results(column(arrays.value.shape[-1], call.output_dtype), narrow, peak=narrow)
 
 
-def _columns(found: Results) -> dict[str, Array]:
-    return {"output": found.output, "log_total": found.log_total[..., None], "peak": found.peak[..., None]}
+def _as_columns(rows: Results) -> Results:
+    """Numbers per query with a last axis, so that they move as arrays do."""
+    return rows._replace(log_total=rows.log_total[..., None], peak=rows.peak[..., None])
 
 
-def _results(rows: Mapping[str, Array]) -> Results:
-    return Results(
-        **{"log_total": None} | {name: array if name == "output" else array[..., 0] for name, array in rows.items()}
-    )
+def _as_rows(columns: Results) -> Results:
+    """The inverse."""
+    peak = None if columns.peak is None else columns.peak[..., 0]
+    return columns._replace(log_total=columns.log_total[..., 0], peak=peak)

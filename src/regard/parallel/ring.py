@@ -1,7 +1,8 @@
-"""The trip of the keys around the ring: forward, and a second one, with their gradients, for the backward pass."""
+"""The trip of the keys around the ring, and the second one, with their gradients, of the backward pass."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ def forward(shard: Shard, arrays: Inputs) -> Results:
     parts, dtype = shard.division.parts, _accumulation(arrays)
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
     rows = _rows(arrays)
-    empty = Running.empty((parts, *rows, query.shape[-2]), arrays.value.shape[-1], dtype, moment=False, argmax=False)
+    empty = Running.empty(
+        (parts, *rows, query.shape[-2]), arrays.value.shape[-1], dtype, moment=False, argmax=False
+    )
 
     def visit(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
         def meet(state: Running, pair: Any) -> Running:
@@ -49,11 +52,18 @@ def backward(shard: Shard, arrays: Inputs, results: Results, pulls: Results) -> 
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
     cut = {"output": -2, "log_total": -1, "peak": -1}
     found, pull = (
-        {name: _split(getattr(rows, name), parts, axis) for name, axis in cut.items() if getattr(rows, name) is not None}
+        {
+            name: _split(getattr(rows, name), parts, axis)
+            for name, axis in cut.items()
+            if getattr(rows, name) is not None
+        }
         for rows in (results, pulls)
     )
     small = {name: array for name, array in arrays.named().items() if name not in ("query", "key", "value")}
-    state = jnp.zeros(query.shape, dtype), {name: jnp.zeros(array.shape, dtype) for name, array in small.items()}
+    state = (
+        jnp.zeros(query.shape, dtype),
+        {name: jnp.zeros(array.shape, dtype) for name, array in small.items()},
+    )
 
     def visit(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
         def meet(carry: Any, pair: Any) -> Any:
@@ -63,7 +73,10 @@ def backward(shard: Shard, arrays: Inputs, results: Results, pulls: Results) -> 
             )
             inputs, context, layout = shard.prepare(piece, pair, shard.owner(number))
             shapes = {name: array.shape for name, array in inputs.named().items()}
-            own, pulled = (Results(**{name: _take(array, pair[0]) for name, array in rows.items()}) for rows in (found, pull))
+            own, pulled = (
+                Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
+                for rows in (found, pull)
+            )
             grads = flash.backward(inputs, context, own, pulled, shapes, layout)
             query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])
             key_grads = tuple(
@@ -92,12 +105,11 @@ def travel(division: Division, keys: Any, visit: Visit, state: Any) -> tuple[Any
     stops = division.rounds
     if not stops:
         return state, None
-    hops = [stops[0].number, *(b.number - a.number for a, b in zip(stops, stops[1:], strict=False))]
+    hops = [stops[0].number, *(b.number - a.number for a, b in itertools.pairwise(stops))]
     keys = move(keys, division, hops[0])
     pairs = tuple(sorted({pair for stop in stops for pair in stop.pairs}))
     rolled = len(stops) > _UNROLLED and len(set(hops[1:])) == 1
     gains = None
-    number: Any = 0
 
     def stop(state: Any, keys: Any, gains: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
         ahead = move(keys, division, leave)
@@ -118,7 +130,8 @@ def travel(division: Division, keys: Any, visit: Visit, state: Any) -> tuple[Any
         hop = hops[1]
 
         def step(carry: Any, number: Any) -> tuple[Any, None]:
-            return stop(*carry, number, pairs, hop, hop), None
+            state, keys, gains = carry
+            return stop(state, keys, gains, number, pairs, hop, hop), None
 
         numbers = jnp.asarray([here.number for here in stops[1:-1]], jnp.int32)
         (state, keys, gains), _ = jax.lax.scan(step, (state, keys, gains), numbers)
@@ -130,7 +143,9 @@ def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, i
     """carry = meet(carry, pair) for every pair, compiled once."""
     if len(pairs) == 1:
         return meet(carry, pairs[0])
-    return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, jnp.asarray(pairs, jnp.int32))[0]
+    return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, jnp.asarray(pairs, jnp.int32))[
+        0
+    ]
 
 
 def _as_running(found: Results) -> Running:

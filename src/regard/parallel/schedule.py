@@ -91,13 +91,9 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
     if problem.mask is None:
         return tiles[0] * tiles[1]
     with jax.ensure_compile_time_eval():
-        grid = Grid.tile(
-            Run(first, size), Run(0, problem.S), problem.query_offset, axes, problem.key_offset
-        )
+        grid = Grid.tile(Run(first, size), Run(0, problem.S), problem.query_offset, axes, problem.key_offset)
         codes = problem.mask.piece(grid).verdicts(
-            Blocks.cover(
-                size, problem.S, side, side, problem.query_offset + first, axes, problem.key_offset
-            )
+            Blocks.cover(size, problem.S, side, side, problem.query_offset + first, axes, problem.key_offset)
         )
     codes = np.asarray(codes)
     return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != Tile.EMPTY).sum())
@@ -122,3 +118,13 @@ def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         codes = mask.verdicts(cover())
     return np.asarray(codes) if is_concrete(codes) else unknown
+
+
+def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
+    """Pairs of chunks that may have work, on each member of the ring."""
+    held = chunk_codes(problem, division) != Tile.EMPTY
+    parts = range(division.parts)
+    return tuple(
+        int(sum(held[division.chunk_of(part, member)].sum() for part in parts))
+        for member in range(division.size(division.ring))
+    )

@@ -1,4 +1,4 @@
-"""Shard: one device's share of a call, and the pieces of it that are ordinary calls at their own positions."""
+"""Shard: one device's share of a call, in pieces that are ordinary calls at their own positions."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Call:
     leading: tuple[int, ...] = static()  # of the whole call, heads last
     dropout_rate: float = static()
     precision: Any = static()
+    output_dtype: Any = static()  # in which the output travels
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,16 @@ class Shard:
     @classmethod
     def here(cls, division: Division, call: Call) -> Shard:
         """The share of the device that runs this."""
-        heads = (*division.heads, division.exchange) if division.exchange else division.heads
+        heads = division.heads if division.exchange is None else (*division.heads, division.exchange)
 
         def first(axes: tuple[str, ...], count: int) -> Any:
             size = division.size(*axes)
             return 0 if size == 1 or count == 1 else jax.lax.axis_index(axes) * (count // size)
 
         member = 0 if division.size(division.ring) == 1 else jax.lax.axis_index(division.ring)
-        batch = first(division.batch, call.leading[0]) if len(call.leading) > 1 else 0
-        return cls(division, call, member, batch, first(heads, call.leading[-1]))
+        *rows, head_count = call.leading
+        batch = first(division.batch, rows[0]) if rows else 0
+        return cls(division, call, member, batch, first(heads, head_count))
 
     @property
     def num_heads(self) -> int:
@@ -73,7 +75,11 @@ class Shard:
             heads = axis == rank - 1
             first = self.first_head if heads else self.first_batch if axis == 0 else 0
             if data.shape[axis] > 1 and not isinstance(first, int):
-                size = self.num_heads if heads else self.call.leading[0] // self.division.size(*self.division.batch)
+                size = (
+                    self.num_heads
+                    if heads
+                    else self.call.leading[0] // self.division.size(*self.division.batch)
+                )
                 data = jax.lax.dynamic_slice_in_dim(data, first, size, axis, allow_negative_indices=False)
         return data
 
@@ -82,9 +88,7 @@ class Shard:
         ring = self.division.size(self.division.ring)
         return 0 if ring == 1 else jax.lax.rem(self.member - number + ring, jnp.int32(ring))
 
-    def prepare(
-        self, arrays: Inputs, pair: tuple[Any, Any], owner: Any
-    ) -> tuple[Inputs, Context, Layout]:
+    def prepare(self, arrays: Inputs, pair: tuple[Any, Any], owner: Any) -> tuple[Inputs, Context, Layout]:
         """A chunk of queries against a chunk of keys, as a call in tiles."""
         division, call = self.division, self.call
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
@@ -135,11 +139,9 @@ class Shard:
             if queries.padded == queries.length and keys.padded == keys.length:
                 grid = Grid.tile(rows, columns, query_offset, axes, key_offset)
             else:
-                inside = (
-                    jnp.minimum(run.members, whole.length - 1)
-                    for run, whole in ((rows, queries), (columns, keys))
-                )
-                grid = Grid.at(*inside, query_offset, axes, key_offset)
+                row = jnp.minimum(rows.members, queries.length - 1)
+                column = jnp.minimum(columns.members, keys.length - 1)
+                grid = Grid.at(row, column, query_offset, axes, key_offset)
             mask = mask.narrow(self.narrow, axes).piece(grid)
         if keys.padded > keys.length:
             real = lengths(jnp.asarray(keys.length if key_offset is None else keys.length + key_offset))
