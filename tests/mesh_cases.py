@@ -26,7 +26,11 @@ def spawn(code, devices=8, **environment):
     } | environment
     code = f"from mesh_cases import *\nmake_strict()\n{code}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert not done.returncode, done.stderr[-4000:]
     return done.stdout
@@ -78,6 +82,16 @@ WAYS = {
         {"seq": 4, "heads": 2},
         {"axis": "heads", "ring_axis": "seq", "layout": "balanced"},
     ),
+    "ring of shards": (
+        parallel.ring_attend,
+        {"data": 2, "seq": 2, "model": 2},
+        {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
+    ),
+    "heads of shards": (
+        parallel.all_to_all_attend,
+        {"data": 2, "model": 2, "heads": 2},
+        {"axis": "heads", "batch_axis": "data", "head_axis": "model"},
+    ),
 }
 
 
@@ -128,7 +142,9 @@ def coarse(inputs, spelled, dtype):
     """One device's own result, whose products round their factors."""
     options = {} if spelled["keep"] is None else {"mask": masks.from_array(spelled["keep"])}
     call = lambda *arrays: attend(*arrays, backend="dense", **options)
-    found = evaluate(call, [jnp.asarray(array, dtype) for array in inputs], jnp.asarray(spelled["cotangent"], jnp.float32))
+    found = evaluate(
+        call, [jnp.asarray(array, dtype) for array in inputs], jnp.asarray(spelled["cotangent"], jnp.float32)
+    )
     return dict(zip(PARTS, found, strict=True))
 
 
@@ -140,7 +156,9 @@ def check_against_one_device(way, arrays, options, rtol=2e-5, atol=5e-6):
         return lambda *arrays: function(*arrays[:3], **options(*arrays[3:]))
 
     found = evaluate(call(lambda *arrays, **options: run(way, *arrays, **options)), arrays, cotangent)
-    expected = evaluate(call(lambda *arrays, **options: attend(*arrays, backend="dense", **options)), arrays, cotangent)
+    expected = evaluate(
+        call(lambda *arrays, **options: attend(*arrays, backend="dense", **options)), arrays, cotangent
+    )
     for place, (one, other) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=f"{way}, result {place}")
     return found

@@ -100,6 +100,8 @@ def _backward(division: Division, residuals: Any, pulls: Any) -> tuple[Inputs, N
     output_pull, log_pull, _ = pulls
 
     def local(arrays: Inputs, rows: Results, pulls: Results, call: Call) -> Inputs:
+        # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
+        arrays = jax.lax.optimization_barrier(arrays)
         pulls = jax.tree.map(lambda array: bring_in(array, division), pulls)
         pulls = _as_rows(pulls._replace(output=pulls.output.astype(rows.output.dtype)))
         grads = ring.backward(Shard.here(division, call), arrays, _as_rows(rows), pulls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,11 +14,9 @@ from regard.axes import Array
 from regard.engine import flash
 from regard.engine.online_softmax import Running
 from regard.engine.operands import Inputs, Results
-from regard.parallel.division import Division, Round
+from regard.parallel.division import Division
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard
-
-_UNROLLED = 4  # stops written out one by one; more become a loop, if they are alike
 
 Visit = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
@@ -90,13 +89,15 @@ def backward(shard: Shard, arrays: Inputs, results: Results, pulls: Results) -> 
         *state, gains = _each(meet, (*state, gains), pairs)
         return tuple(state), gains
 
-    (query_grad, small_grads), key_grads = travel(shard.division, keys, visit, state)
+    (query_grad, small_grads), key_grads = travel(shard.division, keys, visit, state, gaining=True)
     key_grads = key_grads or tuple(jnp.zeros(array.shape, dtype) for array in keys)
     named = dict(zip(("query", "key", "value"), (query_grad, *key_grads), strict=True))
     return {name: _join(grad, -2) for name, grad in named.items()} | small_grads
 
 
-def travel(division: Division, keys: Any, visit: Visit, state: Any) -> tuple[Any, Any]:
+def travel(
+    division: Division, keys: Any, visit: Visit, state: Any, *, gaining: bool = False
+) -> tuple[Any, Any]:
     """state, gain = visit(state, keys, round, pairs) at every stop; the gains travel along, and home.
 
     What is sent on is sent before the stop's work is done, and gains that were sent after the last stop are
@@ -105,38 +106,37 @@ def travel(division: Division, keys: Any, visit: Visit, state: Any) -> tuple[Any
     stops = division.rounds
     if not stops:
         return state, None
-    hops = [stops[0].number, *(b.number - a.number for a, b in itertools.pairwise(stops))]
+    hops = [stops[0].number, *(b.number - a.number for a, b in itertools.pairwise(stops)), 0]
     keys = move(keys, division, hops[0])
-    pairs = tuple(sorted({pair for stop in stops for pair in stop.pairs}))
-    rolled = len(stops) > _UNROLLED and len(set(hops[1:])) == 1
-    gains = None
 
-    def stop(state: Any, keys: Any, gains: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+    def stop(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+        state, keys, gains = carry
         ahead = move(keys, division, leave)
         arrived = None if gains is None else move(gains, division, arrive)
         state, gained = visit(state, keys, number, pairs)
         return state, ahead, gained if arrived is None else jax.tree.map(jnp.add, arrived, gained)
 
-    def walk(stops: tuple[Round, ...], hops: list[int], state: Any, keys: Any, gains: Any) -> Any:
-        for place, here in enumerate(stops):
-            leave = hops[place + 1] if place + 1 < len(hops) else 0
-            state, keys, gains = stop(state, keys, gains, here.number, here.pairs, hops[place], leave)
-        return state, keys, gains
-
-    if not rolled:
-        state, _, gains = walk(stops, hops, state, keys, gains)
-    else:
-        state, keys, gains = walk(stops[:1], hops[:2], state, keys, gains)
-        hop = hops[1]
-
-        def step(carry: Any, number: Any) -> tuple[Any, None]:
-            state, keys, gains = carry
-            return stop(state, keys, gains, number, pairs, hop, hop), None
-
-        numbers = jnp.asarray([here.number for here in stops[1:-1]], jnp.int32)
-        (state, keys, gains), _ = jax.lax.scan(step, (state, keys, gains), numbers)
-        state, _, gains = walk(stops[-1:], hops[-1:], state, keys, gains)
+    carry, place = (state, keys, None), 0
+    while place < len(stops):
+        arrive, leave = hops[place : place + 2]
+        first = gaining and place == 0
+        count = 1 if first or (gaining and arrive != leave) else _alike(hops[place + 1 :])
+        some = stops[place : place + count]
+        pairs = tuple(sorted({pair for one in some for pair in one.pairs}))
+        go = partial(stop, pairs=pairs, arrive=arrive, leave=leave)
+        if count == 1:
+            carry = go(carry, some[0].number)
+        else:
+            numbers = jnp.asarray([one.number for one in some], jnp.int32)
+            carry, _ = jax.lax.scan(lambda carry, number, go=go: (go(carry, number), None), carry, numbers)
+        place += count
+    state, _, gains = carry
     return state, None if gains is None else move(gains, division, -stops[-1].number)
+
+
+def _alike(hops: list[int]) -> int:
+    """How many stops that leave by these hops are one loop."""
+    return max(len(list(itertools.takewhile(lambda hop: hop == hops[0] != 0, hops))), 1)
 
 
 def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
