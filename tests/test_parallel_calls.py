@@ -1,5 +1,6 @@
 """What else goes over a mesh: scores, sinks, dropout, statistics, bfloat16, divided batches and heads."""
 
+import functools
 import sys
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from mesh_cases import (
+    AUTO,
     check_against_definition,
     check_against_one_device,
     draw,
@@ -159,6 +161,35 @@ def layers(way):
     assert "collective-permute" not in forward.lower(state, hidden).compile().as_text()
 
 
+def divided_arrays(way):
+    """Arrays that are divided already stay so, whether their types say it or not: nothing is gathered."""
+    del way
+    arrays = draw((2, 4, 16, 7), (2, 2, 16, 7), (2, 2, 16, 5))
+    ids = jnp.arange(32).reshape((2, 16)) // 7
+
+    def loss(function, ids, *arrays):
+        options = {"sinks": jnp.ones(4), "dropout_rate": 0.3, "rng": jax.random.key(5), "aux": ("lse",)}
+        output, aux = function(*arrays, mask=masks.segments(ids) & masks.causal(), **options)
+        return jnp.sum(output**2) + jnp.sum(aux["lse"]), output
+
+    def step(function):
+        return jax.jit(jax.grad(functools.partial(loss, function), (1, 2, 3), has_aux=True))
+
+    expected = step(functools.partial(attend, backend="dense"))(ids, *arrays)
+    for kind in (AUTO, jax.sharding.AxisType.Explicit):
+        mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(kind,) * 2)
+        spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None, "seq"))
+        divided = [jax.device_put(array, spec) for array in arrays]
+        options = {"mesh": mesh, "axis": "seq", "batch_axis": "data", "layout": "balanced"}
+        program = step(functools.partial(parallel.ring_attend, **options))
+        with jax.set_mesh(mesh):
+            found = program(ids, *divided)
+            assert "all-gather" not in program.lower(ids, *divided).compile().as_text()
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+            assert one.sharding.is_equivalent_to(spec, 4)
+
+
 CHECKS = {
     "call_with_scores": "both, ring of shards",
     "call_with_sinks_and_dropout": "balanced, heads of shards",
@@ -168,6 +199,7 @@ CHECKS = {
     "spoiled": "ring",
     "narrow": "ring, both",
     "layers": "any",
+    "divided_arrays": "any",
 }
 
 

@@ -46,7 +46,7 @@ def ring_attend(
     their way, and joins the result to what it has by the rules of sums of exponentials. The backward pass is
     a second trip, on which the gradients of keys and values travel along and then home. Rounds in which the
     mask, as far as it is known before tracing, leaves no device any work are not made. Nothing of size T x S
-    exists, and nothing of size T or S on one device but what is per token in the mask.
+    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each.
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.

@@ -120,6 +120,14 @@ class Division:
         leading = (first or None, *rest) if batch else ()
         return PartitionSpec(*leading, (heads or None) if head_count > 1 else None, sequence or None, None)
 
+    def result(self, leading: tuple[int, ...]) -> PartitionSpec:
+        """Of the output, on axes that divide it: `leading`, sequence, width."""
+        rank = len(leading)
+        whole = jax.ShapeDtypeStruct((*(leading or (1,)), 1, 1), jnp.float32)
+        *_, sequence, width = spec = self.outside(whole)
+        sequence = sequence if self.num_queries % self.size(self.ring, self.exchange) == 0 else None
+        return PartitionSpec(*spec[:rank], sequence, width)
+
     def along(self, spec: PartitionSpec) -> Axes:
         """Axes that work is divided along while an array of this spec is whole there."""
         used = {name for entry in spec if entry for name in ((entry,) if isinstance(entry, str) else entry)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
 from regard.engine.problem import Problem
@@ -44,6 +45,7 @@ class MeshPlacement:
     heads: Axes
     layout: str | None
     plan: str | None
+    explicit: Any = None  # the mesh as it was given, if its axes are part of arrays' types
 
     @classmethod
     def check(
@@ -78,8 +80,9 @@ class MeshPlacement:
         every = (*axes, *batch, *heads)
         if len(set(every)) < len(every):
             raise ValueError(f"axis, batch_axis, head_axis: expected different axes of the mesh, got {named}")
+        given = None
         if isinstance(mesh, Mesh) and any(kind == AxisType.Explicit for kind in mesh.axis_types):
-            mesh = Mesh(mesh.devices, mesh.axis_names)
+            mesh, given = Mesh(mesh.devices, mesh.axis_names), mesh
         if layout not in (None, *LAYOUTS):
             raise ValueError(
                 f"layout: expected one of {', '.join(LAYOUTS)}, or None to choose; got {layout!r}"
@@ -92,14 +95,21 @@ class MeshPlacement:
             raise ValueError(
                 f"axis: expected two names for plan 'both', of keys that travel and of heads; got {axes}"
             )
-        return cls(mesh, axes, batch, heads, layout, plan)
+        return cls(mesh, axes, batch, heads, layout, plan, given)
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         """Run a call as planned."""
         plan = self.choose(problem)
         if plan.name == "whole":
             return BACKENDS[choose(problem).name].run(problem)
-        return run(problem, plan.division)
+        if self.explicit is None:
+            return run(problem, plan.division)
+        # Where arrays' types say how they are divided, that is left to shard_map in between.
+        spec = plan.division.result(problem.leading)
+        output = NamedSharding(self.explicit, spec)
+        lse = {"lse": NamedSharding(self.explicit, PartitionSpec(*spec[:-1]))} if problem.aux else {}
+        within: Any = jax.sharding.auto_axes(partial(run, division=plan.division), out_sharding=(output, lse))
+        return within(problem)
 
     def explain(self, problem: Problem) -> Account:
         """What `run` would do."""

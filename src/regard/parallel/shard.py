@@ -95,8 +95,8 @@ class Shard:
         first_key = division.chunk_of(pair[1], owner) * division.keys.chunk
         score = None
         if call.scoring is not None:
-            first = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
-            score = Sharded(call.scoring.join(arrays.parameters), *first, self.num_heads)
+            head, batch = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
+            score = Sharded(call.scoring.join(arrays.parameters), head, batch, self.num_heads)
         query_offset, key_offset = (
             offset if offset is None or jnp.ndim(offset) == 0 else self.narrow(offset, 0)
             for offset in (call.query_offset, call.key_offset)
