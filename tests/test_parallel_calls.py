@@ -80,16 +80,14 @@ def statistics(way):
 
 def repeated(way):
     """The same bits, from the same program and from one compiled again; dropout and shared keys included."""
-    arrays = draw((2, 4, 19, 7), (2, 1, 19, 7), (19, 5)) if way == "ring of shards" else draw(*SHAPES)
+    arrays = draw((2, 4, 19, 7), (2, 1, 19, 7), (19, 5))
     (cotangent,) = draw((2, 4, 19, 5))
     options = {"mask": masks.causal(), "dropout_rate": 0.2, "rng": jax.random.key(1)}
-
-    def once():
-        return evaluate(lambda *arrays: run(way, *arrays, **options), arrays, cotangent)
-
-    first = once()
-    for found in (once(), once()):
-        for one, other in zip(found, first, strict=True):
+    loss = lambda *arrays: jnp.vdot(run(way, *arrays, **options), cotangent)
+    programs = [jax.jit(jax.value_and_grad(loss, (0, 1, 2))) for _ in range(2)]
+    first = programs[0](*arrays)
+    for found in (programs[0](*arrays), programs[1](*arrays)):
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(first), strict=True):
             np.testing.assert_array_equal(one, other)
 
 
@@ -125,7 +123,6 @@ def spoiled(way):
 def narrow(way):
     shapes = ((2, 4, 19, 7), (2, 2, 19, 7), (2, 2, 19, 5))
     check_against_definition(way, shapes, masks.causal(), jnp.bfloat16)
-    check_against_definition(way, shapes, None, jnp.bfloat16)
 
 
 def layers(way):
@@ -194,7 +191,7 @@ CHECKS = {
     "call_with_scores": "both, ring of shards",
     "call_with_sinks_and_dropout": "balanced, heads of shards",
     "statistics": "both balanced",
-    "repeated": "ring, ring of shards",
+    "repeated": "ring of shards",
     "shared_keys": "ring of shards",
     "spoiled": "ring",
     "narrow": "ring, both",

@@ -288,16 +288,20 @@ def temporary(devices, layout):
     return step.lower(array, array, array).compile().memory_analysis().temp_size_in_bytes
 
 print(*(temporary(devices, "contiguous") for devices in (2, 4, 8)))
-print(0, *(temporary(devices, "zigzag") for devices in (4, 8)))
 """
 
 
 def test_memory_falls_as_devices_are_added():
-    contiguous, zigzag = (map(int, line.split()) for line in spawn(MEMORY).splitlines())
-    two, four, eight = contiguous
+    two, four, eight = map(int, spawn(MEMORY).split())
     assert four < two
     assert eight < 0.5 * two
     # From 4 devices to 8 the program is the same; what does not shrink are its tiles.
     assert eight < 0.6 * four
-    _, four, eight = zigzag
-    assert eight < 0.6 * four
+
+
+def test_very_long_sequences_are_counted_in_larger_tiles():
+    long = account(CAUSAL, length=1 << 20, plan="ring", layout="zigzag")
+    assert long.counted == "512 x 512"
+    assert long.tiles == (2048 * 2049 // 2 // 8,) * 8
+    unknown = account(masks.predicate(lambda q, k: q >= k), length=1 << 20, plan="ring", layout="contiguous")
+    assert (unknown.counted, unknown.tiles) == ("chunk", (8,) * 8)

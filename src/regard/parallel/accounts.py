@@ -10,7 +10,7 @@ from regard.engine.explanation import scaled
 from regard.engine.problem import Problem
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
-from regard.parallel.schedule import chunk_counts, tile_counts
+from regard.parallel.schedule import chunk_counts, tile_counts, tile_side
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Account:
     tiles: tuple[int, ...]
     """Tiles of the score matrix with work, on each member of the ring, in one head where heads are alike."""
     counted: str
-    """What a tile is: "128 x 128", less where a device has less, or "chunk", where the mask is not known."""
+    """What a tile is: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
+    mask is not known."""
 
     @property
     def balance(self) -> float:
@@ -114,7 +115,8 @@ def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
     counts = tile_counts(problem, division)
     if counts is None:
         return chunk_counts(problem, division), "chunk"
-    return counts, "128 x 128"
+    side = tile_side(problem, division)
+    return counts, f"{side} x {side}"
 
 
 def _local_bytes(problem: Problem, division: Division, array: Any) -> int:

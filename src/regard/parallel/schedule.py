@@ -16,7 +16,7 @@ from regard.masks.stored import FromArray
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at
-_SIDE = 128
+_SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, at most so many along an axis
 
 
 def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
@@ -66,12 +66,21 @@ def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     return tuple(rounds)
 
 
+def tile_side(problem: Problem, division: Division) -> int:
+    """How large the tiles are that `tile_counts` counts."""
+    side = _SIDE
+    while max(problem.T, problem.S) > side * _MOST_TILES:
+        side *= 2
+    return min(side, division.queries.chunk)
+
+
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
-    """Tiles of 128 x 128 with work, on each member of the ring; None where the mask is not known now."""
+    """Square tiles with work, on each member of the ring; None where the mask is not known now."""
     if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return None
-    queries = division.queries
-    side = min(_SIDE, queries.chunk)
+    if _must_look(problem.mask) and problem.T * problem.S > _MOST_CELLS:
+        return None
+    queries, side = division.queries, tile_side(problem, division)
     counts = []
     for member in range(queries.ring):
         total = 0
@@ -110,14 +119,22 @@ def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
     if isinstance(mask, Not):
         return np.int8(Tile.FULL) - _evaluate(mask.operand, cover, problem)
     unknown = np.full(ones, Tile.PARTIAL, np.int8)
-    looks = isinstance(mask, FromArray | Predicate | HoistedPredicate)
-    if looks and problem.T * problem.S > _MOST_CELLS:
+    if _must_look(mask) and problem.T * problem.S > _MOST_CELLS:
         return unknown
     if not is_concrete((mask, problem.query_offset, problem.key_offset)):
         return unknown
     with jax.ensure_compile_time_eval():
         codes = mask.verdicts(cover())
     return np.asarray(codes) if is_concrete(codes) else unknown
+
+
+def _must_look(mask: Mask | None) -> bool:
+    """Whether verdicts come from looking at every cell."""
+    if isinstance(mask, And | Or):
+        return _must_look(mask.left) or _must_look(mask.right)
+    if isinstance(mask, Not):
+        return _must_look(mask.operand)
+    return isinstance(mask, FromArray | Predicate | HoistedPredicate)
 
 
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
