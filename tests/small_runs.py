@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from regard.training import loop, presets, runs, tasks
 
 SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
-CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7)
+CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
 
 
 @pytest.fixture(scope="module", autouse=True)

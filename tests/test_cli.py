@@ -86,7 +86,7 @@ def read_help(capsys, *words):
 def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     text = read_help(capsys)
     examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
-    assert len(examples) == 8
+    assert len(examples) == 9
     for example in examples:
         words = shlex.split(example)
         parsed = commands.parse_arguments(words[1:])
@@ -132,13 +132,13 @@ def test_flags_reach_the_settings():
         (["train", "copy", "--sed", "3"], ["--sed", "--seed"]),
         (["train", "copy", "--learning-rat", "3"], ["--learning-rate"]),
         (["train", "coppy"], ["threshold, copy, reverse, digits"]),
-        (["trian"], ["demo, train, generate, plot, inspect, explain, bench, doctor"]),
+        (["trian"], ["demo, train, generate, plot, inspect, view, explain, bench, doctor"]),
         (["train", "copy", "--steps", "many"], ["--steps", "many"]),
         (["train", "copy", "--norm", "both"], ["norm", "pre", "post"]),
         (["train", "copy", "--d-model", "7"], ["num_heads must divide d_model, got", "d_model=7"]),
         (["train", "digits", "--held-out-fraction", "1"], ["held_out_fraction must be in (0, 1)"]),
         (["explain"], ["--shape"]),
-        ([], ["demo, train, generate, plot, inspect, explain, bench, doctor"]),
+        ([], ["demo, train, generate, plot, inspect, view, explain, bench, doctor"]),
     ],
 )
 def test_mistakes_exit_with_2_and_name_what_is_near(capsys, arguments, words):
@@ -207,7 +207,7 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, ca
     assert capsys.readouterr().out.startswith("naïve tides")
     assert main(["plot", str(tmp_path / "run")]) == 0
     names = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
-    assert names == {"curves", "attention", "attention-heads"}
+    assert names == {"curves", "attention", "attention-heads", "heads-entropy", "heads-max-score"}
 
 
 @pytest.mark.parametrize(
@@ -428,6 +428,7 @@ def test_plot_writes_curves_and_attention(finished, tmp_path, capsys):
     one = shutil.copytree(finished[0], tmp_path / "one")
     assert main(["plot", str(one), "--format", "svg"]) == 0
     names = ["attention-heads", "attention", "curves", "sinusoidal-positions"]
+    names += ["heads-entropy", "heads-max-score"]
     assert sorted(path.name for path in (one / "figures").iterdir()) == sorted(
         f"{name}.svg" for name in names
     )

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from regard.inspection import figures, palette
+from regard.inspection import figures
+from regard.inspection.figures import palette
 
 RUN = [
     {"step": 2, "loss": 0.5, "accuracy": 0.5, "seconds": 0.1},

@@ -19,8 +19,12 @@ FIGURES = {
     "copy-attention",
     "copy-attention-heads",
     "copy-curves",
+    "copy-heads-entropy",
+    "copy-heads-max-score",
     "digits-attention-heads",
     "digits-curves",
+    "digits-heads-entropy",
+    "digits-heads-max-score",
     "digits-learned-position-similarity",
     "digits-learned-positions",
     "digits-scans",
@@ -32,10 +36,14 @@ FIGURES = {
     "reverse-cross-attention",
     "reverse-cross-attention-heads",
     "reverse-curves",
+    "reverse-heads-entropy",
+    "reverse-heads-max-score",
     "sinusoidal-positions",
     "threshold-attention",
     "threshold-attention-heads",
     "threshold-curves",
+    "threshold-heads-entropy",
+    "threshold-heads-max-score",
 }
 
 
@@ -58,6 +66,11 @@ def check_summary(out):
         assert entry["held_out"][goal.metric] == entry["value"]
     assert summary["seconds"] > 0
     assert {figure.removeprefix("figures/").removesuffix(".png") for figure in summary["figures"]} == FIGURES
+    assert summary["pages"] == ["explorer.html", "explorer-copy.html"]
+    for page, title in zip(summary["pages"], ("digits: a scan of", "copy: what each position"), strict=True):
+        text = (out / page).read_text()
+        assert 'id="regard-document"' in text
+        assert f"<title>{title}" in text
     for figure in summary["figures"]:
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
     return summary
@@ -84,6 +97,7 @@ def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
     assert "goals are not checked" in text
     assert "regard train copy" in text, "what to try next"
     assert f"regard plot {smoke / 'copy'}" in text
+    assert text.rstrip().splitlines()[-2:] == [f"  {smoke / page}" for page in second["pages"]]
 
 
 def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):

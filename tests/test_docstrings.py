@@ -11,6 +11,7 @@ from regard import cache, layers, linear, masks, models, parallel, positions, re
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
 from regard.models import sampling
+from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
 
 
 def public_names():
@@ -30,6 +31,14 @@ def public_names():
         sampling,
         figures,
         onnx_ops,
+        bilinear,
+        gibbs,
+        gradients,
+        heads,
+        hebbian,
+        hopfield,
+        notation,
+        steps,
     ):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
@@ -47,6 +56,12 @@ RECORDS = (
     "regard.inspection.figures.Drawing",
     "regard.interop.onnx_ops.AttentionOutputs",
     "regard.interop.onnx_ops.LinearAttentionOutputs",
+    "regard.theory.bilinear.MetricReport",
+    "regard.theory.gibbs.Equilibrium",
+    "regard.theory.gradients.Gradients",
+    "regard.theory.hebbian.Recall",
+    "regard.theory.hopfield.Retrieval",
+    "regard.theory.steps.HeadSteps",
 )
 
 

@@ -8,8 +8,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from regard import masks
-from regard.inspection import figures, palette
-from regard.inspection.cells import grid_shape
+from regard.inspection import figures
+from regard.inspection.figures import palette
+from regard.inspection.figures.cells import grid_shape
 
 RNG = np.random.default_rng(11)
 

@@ -39,7 +39,7 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     assert code == 0
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [(line["layer"], line["head"]) for line in lines] == [(n, h) for n in range(2) for h in range(3)]
-    reading = inspecting.read_words(huggingface.load(folder), TEXT)
+    reading = inspecting.watch_text(huggingface.load(folder), TEXT)[0]
     assert reading.words == (
         "[CLS]", "The", "cat", "sat", "because", "it", "was", "unseen", ".", "[SEP]",
     )  # fmt: skip
@@ -49,7 +49,9 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
         row[[0, 5, 9]] = 0  # special tokens and the word itself
         assert line["reads"] == reading.words[row.argmax()]
         assert line["share"] == pytest.approx(row.max(), rel=1e-6)
-    assert sorted(path.name for path in out.iterdir()) == ["heads-layer-1.png", "reads.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "atlas.png", "explorer.html", "heads-layer-1.png", "reads.png",
+    ]  # fmt: skip
 
 
 def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
@@ -60,7 +62,9 @@ def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
     assert "2 layers of 3 heads; 10 words" in printed
     assert 'the word that "unseen" reads most' in printed
     assert "head  layer 0" in printed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads-layer-0.svg", "reads.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "atlas.svg", "explorer.html", "heads-layer-0.svg", "reads.svg",
+    ]  # fmt: skip
 
 
 def test_without_it_the_last_word_is_looked_at(folder, tmp_path, capsys):

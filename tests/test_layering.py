@@ -38,9 +38,10 @@ FOLDERS = {
     "masks": "grid picture verdicts algebra data positional predicates keys stored documents conventions"
     " notation",
     "positions": "angles tables scaling rotation",
+    "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
-    "engine": "problem posing scoring sinks dropout exponential online_softmax excerpt sparsity tiles"
-    " operands tile_scores flash primitives dense tuning tiled registry explanation placement",
+    "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
+    " tiles operands tile_scores flash primitives dense tuning tiled registry explanation placement",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring execution accounts placements calls",
     "linear": "features halving state inputs chunks attention",
@@ -48,15 +49,22 @@ FOLDERS = {
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
-    " checkpoints runs loop",
-    "inspection": "palette canvas cells heatmaps matrices curves patches figures words",
+    " checkpoints runs heads history loop",
+    "inspection": "words tokens"
+    " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
+    " figures.patches figures.atlases figures.head_curves figures"
+    " explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"
+    " explorer.documents explorer.payload explorer.shell explorer.thumbnails explorer.pages explorer.tiles"
+    " explorer.server explorer"
+    " traces.examples traces.calls traces.recipes traces.files traces.transcripts traces.trace traces.owners"
+    " traces.sequences traces.captures traces",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
     "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " inspecting demonstration diagnosis explaining generating benchmarking",
+    " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")
@@ -68,9 +76,12 @@ def modules():
 
 
 def place(path):
-    """('engine', 'dense') for src/regard/engine/dense.py; an __init__ has an empty second part."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return (parts[0], "") if len(parts) == 1 or parts[1] == "__init__" else parts[:2]
+    """('engine', 'dense') for src/regard/engine/dense.py; a folder's __init__ has an empty second part.
+
+    Rooms of a folder within a folder have two names: ('inspection', 'figures.canvas').
+    """
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return folder, ".".join(part for part in rest if part != "__init__")
 
 
 def imports(source):
@@ -86,7 +97,7 @@ def imports(source):
                 found += [[*base, alias.name] for alias in node.names]
     # `import regard` and `from regard import attend` reach as high as attention.
     top = ("attend", "explain")
-    return [["attention"] if len(name) == 1 or name[1] in top else name[1:3] for name in found]
+    return [["attention"] if len(name) == 1 or name[1] in top else name[1:4] for name in found]
 
 
 def violations(path, source):
@@ -101,7 +112,8 @@ def violations(path, source):
                 yield f"{folder} (floor {FLOORS[folder]}) imports {target} (floor {FLOORS[target]})"
             continue
         order = FOLDERS.get(folder, "").split()
-        inner = rest[0] if rest and rest[0] in order else None
+        names = (".".join(rest[:count]) for count in (2, 1))
+        inner = next((name for name in names if name and name in order), None)
         if module and inner and order.index(inner) >= order.index(module):
             yield f"{folder}.{module} imports {folder}.{inner}, which is listed after it"
 
@@ -123,6 +135,10 @@ def test_the_guard_sees_a_violation():
     assert list(violations(up, "from regard import attend"))
     assert list(violations(up, "import regard"))
     assert not list(violations(up, "from regard.axes import Array"))
+    room = ROOT / "inspection" / "explorer" / "codes.py"
+    assert list(violations(room, "from regard.inspection.explorer import pages"))
+    assert list(violations(room, "from regard.inspection.traces.calls import Call"))
+    assert not list(violations(room, "from regard.inspection.figures import palette"))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: ".".join(place(p)))

@@ -451,6 +451,32 @@ def test_an_lse_of_the_callers():
     np.testing.assert_allclose(lost.trust[0, 0], 1)
 
 
+@pytest.mark.parametrize("side", [16, 512])
+def test_a_query_that_meets_nan_counts_for_nothing(side, monkeypatch):
+    monkeypatch.setattr(tallies, "SIDE", side)
+    case = CASES["causal"]
+    query, key = map(jnp.asarray, case.operands())
+    met = 41  # causal: the queries before it are sound
+    options = {"mask": case.mask, "query_offset": 0, "grid": case.grid, "top_k": TOP}
+    found = readouts.read(query, key.at[..., met, :].set(jnp.nan), **options)
+    sound = readouts.read(query[..., :met, :], key, **options)
+    for name in ("entropy", "max_weight", "previous_mass", "top_keys", "distance"):
+        rows = np.asarray(getattr(found, name))
+        assert np.isnan(rows[..., met:]).all() if name != "top_keys" else (rows[..., met:, :] == -1).all(), (
+            name
+        )
+        kept = rows[..., :met, :] if name == "top_keys" else rows[..., :met]
+        np.testing.assert_allclose(kept, getattr(sound, name), rtol=1e-5, atol=1e-6, err_msg=name)
+    for name in ("key_mass", "key_max"):
+        np.testing.assert_allclose(getattr(found, name), getattr(sound, name), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.distance_mass, sound.distance_mass, rtol=1e-5, atol=1e-6)
+    assert not np.isnan(found.block_mass).any()
+    assert int(found.block_rows[0, 0].sum()) == met
+    assert np.isnan(found.trust).all()
+    means = readouts.average(found)
+    np.testing.assert_allclose(means["entropy"], np.mean(sound.entropy, -1), rtol=1e-5)
+
+
 def test_traced_data_and_no_gradient():
     case = CASES["grouped, more keys"]
     query, key = case.operands()

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from regard import positions as positions
     from regard import readouts as readouts
     from regard import scores as scores
+    from regard import theory as theory
     from regard.attention import attend as attend
     from regard.attention import explain as explain
     from regard.cache import KVCache as KVCache
     from regard.cache import PagedKVCache as PagedKVCache
+    from regard.theory.notation import explain_einsum as explain_einsum
 
 __version__ = "0.1.0"
 
@@ -23,12 +25,14 @@ _HOMES = {
     "PagedKVCache": "regard.cache",
     "attend": "regard.attention",
     "explain": "regard.attention",
+    "explain_einsum": "regard.theory.notation",
     "linear": "regard.linear",
     "masks": "regard.masks",
     "parallel": "regard.parallel",
     "positions": "regard.positions",
     "readouts": "regard.readouts",
     "scores": "regard.scores",
+    "theory": "regard.theory",
 }
 
 

@@ -10,6 +10,7 @@ from regard.engine.explanation import Explanation, describe
 from regard.engine.placement import active
 from regard.engine.posing import pose
 from regard.engine.registry import BACKENDS, choose
+from regard.engine.watching import report
 from regard.masks import Mask
 from regard.scores import Score
 
@@ -115,8 +116,9 @@ def attend(
         precision=precision,
     )
     placement = active() if backend is None else None
-    serves = BACKENDS[choose(problem, backend).name] if placement is None else placement
-    output, extra = serves.run(problem)
+    chosen = choose(problem, backend).name  # under a placement, what one device would take
+    output, extra = (placement or BACKENDS[chosen]).run(problem)
+    report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 
 

@@ -30,7 +30,7 @@ from regard.benchmarking import (
 from regard.cli.commands import Bench, Tune
 from regard.cli.console import Console, UsageError
 from regard.cli.training import expected_errors
-from regard.inspection import canvas
+from regard.inspection.figures import canvas
 from regard.training import metrics
 
 RESULTS = "results.json"

@@ -27,7 +27,7 @@ TaskChoice = (
 
 @dataclass(frozen=True)
 class Demo:
-    """Train four small tasks, draw what the models attend to, and check the goals.
+    """Train four small tasks, draw what the models attend to, make pages of it, and check the goals.
 
     Finished runs in the output directory are reused; --force trains them again.
 
@@ -112,7 +112,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw the curves and the attention of finished or running runs; several runs are also compared.
+    """Draw the curves, the heads and the attention of finished or running runs; several are also compared.
 
     Example: regard plot out/copy
     """
@@ -125,25 +125,55 @@ class Plot:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Say which word a word reads most, in every head of a pretrained model, and draw who reads whom.
+    """Look into every head of a model at work: a table, figures, and a page to look around in.
 
-    Without a model it takes all-MiniLM-L6-v2, a small BERT, from the package that `make pretrained` installs.
+    Of a pretrained model of text, the table says which word a word reads most; of a run, how each head
+    reads an example that it was not trained on. Without a model it takes all-MiniLM-L6-v2, a small BERT, from
+    the package that `make pretrained` installs.
 
     Example: regard inspect --text 'The cat sat on the mat because it was tired.'
     """
 
-    model: Annotated[tyro.conf.Positional[Path | None], _option("DIRECTORY", "MiniLM")] = None
-    """Folder with a Hugging Face model of text: config.json, safetensors, tokenizer.json."""
-    text: Annotated[str, _option("TEXT")] = "The cat sat on the mat because it was tired."
-    """What to read."""
+    model: Annotated[tyro.conf.Positional[Path | None], _option("RUN|DIR", "MiniLM")] = None
+    """A run of `regard train`, or a folder with a Hugging Face model of text: config.json, safetensors,
+    tokenizer.json."""
+    text: Annotated[str | None, _option("TEXT", "a sentence, or held-out text")] = None
+    """What to read, by a pretrained model or a run of text."""
     word: Annotated[str | None, _option("WORD", "it, or the last word")] = None
     """Whose reading is printed."""
     layer: Annotated[int | None, _option("N", "the last")] = None
     """Layer whose heads are drawn."""
-    out: Annotated[Path | None, _option("DIR", "out/inspect")] = None
-    """Where figures go."""
+    out: Annotated[Path | None, _option("DIR", "out/inspect, or RUN/figures")] = None
+    """Where figures and the page, explorer.html, go."""
     format: Literal["png", "svg", "pdf"] = "png"
     """Kind of figures."""
+    save: Annotated[Path | None, _option("FILE.regard", "nothing is kept")] = None
+    """Keep what was seen in a file, for `regard view` and `regard.inspection.load`."""
+    keep_qk: bool = False
+    """Keep queries and keys in it too: then every zoom is exact, and much of the text can be guessed."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Look around in what a model attends to, in the browser, exactly at every zoom; Ctrl-C ends it.
+
+    The page is served to this machine alone, at an address that holds a secret.
+
+    Example: regard view out/digits
+    """
+
+    source: Annotated[tyro.conf.Positional[Path], _option("FILE|RUN")]
+    """A file of `regard inspect --save` or `Trace.save`, or a run, of which a held-out example is watched."""
+    compare: Annotated[Path | None, _option("FILE|RUN", "nothing")] = None
+    """Another one, to be laid beside it."""
+    port: Annotated[int, _option("N", "one that is free")] = 0
+    """Where to serve."""
+    no_browser: bool = False
+    """Print the address only."""
     quiet: bool = False
     """Print errors only."""
     json: bool = False
@@ -230,7 +260,7 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Generate | Plot | Inspect | Explain | Bench | Doctor
+Command = Demo | Train | Generate | Plot | Inspect | View | Explain | Bench | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
@@ -238,6 +268,7 @@ CommandChoice = (
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | Annotated[View, tyro.conf.subcommand("view")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

@@ -15,10 +15,13 @@ from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
+from regard.cli.specimens import watch_run
 from regard.cli.training import advance_run, expected_errors
 from regard.training import loop, metrics, presets, runs, tasks
+from regard.training.history import training_document
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
+PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,17 @@ def run_demonstration(command: Demo, console: Console) -> int:
         entries.append(Entry(task, run, outcome))
     console.say("drawing figures ...")
     figures = draw_figures(entries, out / "figures")
+    console.say("writing pages ...")
+    pages = write_pages(entries, out)
     seconds = time.perf_counter() - start
-    write_summary(out / "summary.json", entries, figures, seconds, smoke=command.smoke)
+    write_summary(out / "summary.json", entries, figures, pages, seconds, smoke=command.smoke)
     console.emit("end", **json.loads((out / "summary.json").read_text()))
     code = report(console, out, entries, figures, seconds, smoke=command.smoke)
     if not command.smoke:
-        show_pretrained(console, out / "pretrained")
+        pages += show_pretrained(console, out)
+    console.say("\nTo look around in what the models attend to, open in a browser:")
+    for page in pages:
+        console.say(f"  {page}")
     return code
 
 
@@ -106,8 +114,21 @@ def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
     return pictures.save_pictures(itertools.chain(draw_all(), common), folder, "png")
 
 
+def write_pages(entries: list[Entry], out: Path) -> list[Path]:
+    """Writes the explorer's page of every task that has one; returns the files."""
+    written = []
+    for entry in entries:
+        if entry.task.name in PAGES:
+            directory = entry.run.directory
+            trace = watch_run(entry.task, runs.load_model(entry.task, directory))
+            page = out / PAGES[entry.task.name]
+            with expected_errors():
+                written.append(trace.explore(page, training=training_document(directory)))
+    return sorted(written, key=lambda page: list(PAGES.values()).index(page.name))
+
+
 def write_summary(
-    path: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool
+    path: Path, entries: list[Entry], figures: list[Path], pages: list[Path], seconds: float, *, smoke: bool
 ) -> None:
     """Writes summary.json in one move."""
     summary = {
@@ -115,13 +136,14 @@ def write_summary(
         "seconds": round(seconds, 3),
         "smoke": smoke,
         "figures": [str(figure.relative_to(path.parent)) for figure in figures],
+        "pages": [str(page.relative_to(path.parent)) for page in pages],
         "versions": runs.read_versions(),
     }
     metrics.replace_text(path, json.dumps(summary, indent=2) + "\n")
 
 
-def show_pretrained(console: Console, out: Path) -> None:
-    """What a trained model reads in a sentence; or how to get one."""
+def show_pretrained(console: Console, out: Path) -> list[Path]:
+    """What a trained model reads in a sentence, with a page; or how to get one."""
     from regard.interop import huggingface
 
     console.say()
@@ -129,8 +151,10 @@ def show_pretrained(console: Console, out: Path) -> None:
         huggingface.find_minilm()
     except FileNotFoundError:
         console.say("To look into a trained model (90 MB): make pretrained, then regard inspect")
-        return
-    run_inspecting(Inspect(out=out), console)
+        return []
+    page = out / "explorer-minilm.html"
+    run_inspecting(Inspect(out=out / "pretrained"), console, page)
+    return [page]
 
 
 def report(
@@ -163,6 +187,7 @@ def report(
         "\nNext:\n"
         "  regard train copy --seed 1 --out out/copy-1\n"
         f"  regard plot {out / 'copy'} out/copy-1\n"
+        f"  regard view {out / 'reverse'}\n"
         "  regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'"
     )
     missed = [entry for entry in entries if not entry.reached]

@@ -1,5 +1,7 @@
-"""`regard inspect`: what every head of a pretrained model reads in a text, in words, and as figures."""
+"""`regard inspect`: what every head of a model reads, as a table, as figures and as a page."""
 
+import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,32 +10,38 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from regard import inspection, readouts
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError
-from regard.cli.pictures import Picture, save_pictures
+from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
+from regard.cli.specimens import watch_run
 from regard.cli.training import expected_errors
-from regard.inspection import figures
+from regard.inspection import Call, Tokens, Trace, figures
 from regard.inspection.words import WordReading, join_pieces
-from regard.training.compilation import run_once
+from regard.training import runs
+from regard.training.history import training_document
 
+DEFAULT_TEXT = "The cat sat on the mat because it was tired."
 DEFAULT_WORD = "it"
 CELL_WIDTH = 14  # of the table: a word and its share
 TOKENS_SHOWN = 40  # more would not be legible in a figure
 TITLE_LENGTH = 80
 
 
-def run_inspecting(command: Inspect, console: Console) -> int:
-    """Reads a text with a model, prints who reads what, and draws it."""
-    if not command.text.strip():
+def run_inspecting(command: Inspect, console: Console, page: Path | None = None) -> int:
+    """Looks into a run or a pretrained model; the page goes beside the figures unless said otherwise."""
+    _check_arguments(command)
+    if command.model is not None and runs.is_run(command.model):
+        return _inspect_run(command, command.model, console, page)
+    if command.text is not None and not command.text.strip():
         raise UsageError("--text is empty; give a sentence")
     directory, out = command.model, command.out or Path("out") / "inspect"
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; give another --out")
+    text = DEFAULT_TEXT if command.text is None else command.text
     with expected_errors():
         from regard.interop import huggingface
 
         loaded = huggingface.load(huggingface.find_minilm() if directory is None else directory)
-        reading = read_words(loaded, command.text)
+        reading, trace = watch_text(loaded, text)
         reader = reading.find(_choose_word(command.word, reading))
     word = reading.words[reader]
     drawn = len(reading.weights) - 1 if command.layer is None else command.layer
@@ -55,16 +63,16 @@ def run_inspecting(command: Inspect, console: Console) -> int:
         read = reading.words[best[layer, head]]
         amount = f"{share[layer, head]:.2f} in layer {layer}, head {head}"
         console.say(f'most of all, "{word}" reads "{read}": {amount}')
-    for path in save_pictures(_draw(reading, reader, drawn, command.text), out, command.format):
-        console.say(f"written: {path}")
+    drawings = itertools.chain(_draw(reading, reader, drawn, text), draw_trace(trace))
+    _write(command, console, trace, drawings, out, page)
     for layer, head in np.ndindex(best.shape):
         read = None if best[layer, head] < 0 else reading.words[best[layer, head]]
         console.emit("head", layer=layer, head=head, word=word, reads=read, share=float(share[layer, head]))
     return 0
 
 
-def read_words(loaded: Any, text: str) -> WordReading:
-    """The attention of an encoder or a decoder over a text, in words: weights `(L, H, words, words)`.
+def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
+    """The attention of an encoder or a decoder over a text: in words `(L, H, words, words)`, and whole.
 
     Raises:
         ValueError: when the model has no tokenizer, reads no single text, or the text is too long for it.
@@ -76,10 +84,90 @@ def read_words(loaded: Any, text: str) -> WordReading:
     encoding = loaded.tokenizer.encode(text)
     if not encoding.ids:
         raise ValueError("text: expected at least one token, got none")
-    tokens = jnp.asarray([encoding.ids], jnp.int32)
-    _, seen = run_once(lambda tokens: loaded.model(tokens, aux=("weights",)), tokens)
-    weights = np.stack([np.asarray(block["weights"][0]) for block in seen["blocks"]])
-    return join_pieces(weights, encoding.tokens, encoding.offsets, text)
+    tokens = Tokens(encoding.tokens, ids=encoding.ids, spans=encoding.offsets)
+    title = text if len(text) <= TITLE_LENGTH else f"{text[: TITLE_LENGTH - 1]}…"
+    with inspection.capture(loaded.model, tokens=tokens, title=title) as trace:
+        loaded.model(jnp.asarray([encoding.ids], jnp.int32))
+    weights = np.stack([call.window() for call in trace.calls])
+    return join_pieces(weights, encoding.tokens, encoding.offsets, text), trace
+
+
+def _check_arguments(command: Inspect) -> None:
+    """Raises for what would be noticed only after the work is done."""
+    if command.out is not None and command.out.exists() and not command.out.is_dir():
+        raise UsageError(f"{command.out} is a file; give another --out")
+    if command.keep_qk and command.save is None:
+        raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
+    if command.save is not None and not command.save.parent.is_dir():
+        raise UsageError(f"--save: there is no folder {command.save.parent}")
+
+
+def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path | None) -> int:
+    """How each head of a run's model reads an example."""
+    if command.word is not None or command.layer is not None:
+        raise UsageError("--word and --layer are for pretrained models of text, not for runs")
+    with expected_errors():
+        task, model = runs.load_run(directory)
+        trace = watch_run(task, model, command.text)
+        training = training_document(directory)
+    layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
+    console.say(f"{trace.title}: {type(model).__name__}, {layers}")
+    console.say()
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("attention", no_wrap=True)
+    for header in ("head", "entropy", "largest logit"):
+        table.add_column(header, justify="right")
+    table.add_column("reads")
+    for call in trace.calls:
+        for row in _describe_heads(call):
+            table.add_row(
+                shorten_name(call.name) if row["head"] == 0 else "",
+                str(row["head"]),
+                *(f"{row[name]:.2f}" for name in ("entropy_nats", "max_score")),
+                ", ".join(f"{name} {value:.2f}" for name, value in row["labels"].items()),
+            )
+            console.emit("head", attention=call.name, **row)
+    console.say(table)
+    console.say()
+    out = command.out or directory / "figures"
+    _write(command, console, trace, draw_trace(trace), out, page, training)
+    return 0
+
+
+def _describe_heads(call: Call) -> Iterator[dict[str, Any]]:
+    """Entropy, largest logit and labels of every head; None where no query may attend to anything."""
+    readout = call.readout()
+    entropies, labels = np.asarray(readouts.average(readout)["entropy"]), readouts.label(readout)
+    for head in range(call.heads):
+        largest = float(call.max_score[head].max(initial=-math.inf))
+        found = {label.name: float(label.value) for label in labels[(head,)]}
+        yield {
+            "head": head,
+            "entropy_nats": float(entropies[head]),
+            "max_score": largest,
+            "labels": found,
+        }
+
+
+def _write(
+    command: Inspect,
+    console: Console,
+    trace: Trace,
+    drawings: Iterator[Picture],
+    out: Path,
+    page: Path | None,
+    training: dict[str, Any] | None = None,
+) -> None:
+    """Writes figures, the page and, if asked for, the trace; says where."""
+    with expected_errors():
+        written = save_pictures(drawings, out, command.format)
+        written.append(trace.explore(page or out / "explorer.html", training=training))
+        if command.save is not None:
+            written.append(trace.save(command.save, keep="qk" if command.keep_qk else "statistics"))
+    for path in written:
+        console.say(f"written: {path}")
+    if command.save is not None:
+        console.say(f"next: regard view {command.save}")
 
 
 def _choose_word(asked: str | None, reading: WordReading) -> str:

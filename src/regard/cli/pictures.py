@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import masks, positions
-from regard.inspection import figures
+from regard.inspection import Call, Trace, figures
 from regard.training import metrics, tasks
 from regard.training.compilation import run_once
+from regard.training.heads import read_heads
 
 Picture = tuple[str, figures.Drawing]
 NUM_SCANS = 12
@@ -26,9 +27,25 @@ def draw_run(task: tasks.Task, model: Any, lines: list[metrics.Line]) -> Iterato
     """Draws every picture of one run, one at a time: a name and a drawing."""
     if lines:
         yield "curves", figures.training_curves(lines, title=f"{task.name}: training and held-out data")
+    yield from _draw_histories(task, lines)
     yield from _PAINTERS[type(task)](task, model)
     if task.config.positions == "learned":
         yield from _draw_learned_positions(task, model)
+
+
+def draw_trace(trace: Trace) -> Iterator[Picture]:
+    """Draws all heads of a trace as thumbnails, those of one kind of sequence in a picture."""
+    groups: dict[tuple[str, int, int], list[Call]] = {}
+    for call in trace.calls:
+        groups.setdefault((call.kind, call.rows, call.keys), []).append(call)
+    for number, ((_, rows, keys), calls) in enumerate(groups.items()):
+        if calls[0].heads and rows > 1 and keys > 1:
+            drawing = figures.head_atlas(
+                [call.readout() for call in calls],
+                layer_labels=[shorten_name(call.name) for call in calls],
+                title=trace.title,
+            )
+            yield f"atlas-{number}" if number else "atlas", drawing
 
 
 def draw_comparison(runs: Mapping[str, list[metrics.Line]]) -> figures.Drawing:
@@ -57,6 +74,23 @@ def draw_sinusoids(d_model: int) -> Iterator[Picture]:
     table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
     title = f"Sinusoidal positions, d_model = {d_model}"
     yield "sinusoidal-positions", figures.position_table(table, title=title)
+
+
+def _draw_histories(task: tasks.Task, lines: list[metrics.Line]) -> Iterator[Picture]:
+    """What became of every head in training, where the run looked at them."""
+    labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
+    for name, label in labels.items():
+        steps, heads, values = read_heads(lines, name)
+        if steps:
+            title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
+            drawing = figures.head_history(steps, heads, values, label=label, title=title)
+            yield f"heads-{name.replace('_', '-')}", drawing
+
+
+def shorten_name(name: str) -> str:
+    """encoder.blocks.3 for encoder.stack.blocks.3.attention."""
+    parts = (part.removesuffix("_attention") for part in name.split("."))
+    return ".".join(part for part in parts if part not in ("stack", "attention", "trunk")) or name
 
 
 def _draw_learned_positions(task: tasks.Task, model: Any) -> Iterator[Picture]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from flax.nnx.nn.dtypes import promote_dtype as promote
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
+from regard.engine.watching import called_by
 from regard.interop import layouts
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
@@ -126,16 +128,17 @@ def attention_fn(
             f"dropout_rng: expected a random key because dropout_rate = {rate}, got None; pass one, or"
             " deterministic=True"
         )
-    result = attend(
-        *arrays,
-        mask=kept,
-        bias=layouts.align_bias("bias", bias, full),
-        dropout_rate=rate,
-        rng=dropout_rng,
-        query_offset=0,
-        precision=precision,
-        aux=() if module is None else ("weights",),
-    )
+    with nullcontext() if module is None else called_by(module):
+        result = attend(
+            *arrays,
+            mask=kept,
+            bias=layouts.align_bias("bias", bias, full),
+            dropout_rate=rate,
+            rng=dropout_rng,
+            query_offset=0,
+            precision=precision,
+            aux=() if module is None else ("weights",),
+        )
     out, aux = (result, {}) if module is None else result
     if module is not None:
         weights = aux["weights"] if force_fp32_for_softmax else aux["weights"].astype(arrays[0].dtype)

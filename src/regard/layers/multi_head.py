@@ -12,6 +12,7 @@ from flax import nnx
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
+from regard.engine.watching import called_by
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.normalisation import EPSILON, build_norm
@@ -198,6 +199,7 @@ class MultiHeadAttention(nnx.Module):
         """
         if key is None and value is not None:
             raise ValueError("key: expected an array where value is given, got None; pass key=")
+        kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
         if cache is not None:
             self._check_decoding(query, cache, key is not None or query_offset is not None)
@@ -226,21 +228,22 @@ class MultiHeadAttention(nnx.Module):
             query_offset, cache = cache.lengths, cache.append(*memory, counts)
             memory, key_offset = Memory(cache.key, cache.value), cache.start
         rate, rng = draw_dropout(self.dropout, deterministic, rngs)
-        out = attend(
-            heads,
-            *memory,
-            mask=place_mask(mask, leading, query.shape[-2], memory.key.shape[-2]),
-            bias=place_bias(bias, leading),
-            score=score,
-            scale=self.scale,
-            sinks=None if self.sinks is None else self.sinks[...],
-            dropout_rate=rate,
-            rng=rng,
-            query_offset=query_offset,
-            key_offset=key_offset,
-            aux=aux,
-            precision=self.precision,
-        )
+        with called_by(self, kind):
+            out = attend(
+                heads,
+                *memory,
+                mask=place_mask(mask, leading, query.shape[-2], memory.key.shape[-2]),
+                bias=place_bias(bias, leading),
+                score=score,
+                scale=self.scale,
+                sinks=None if self.sinks is None else self.sinks[...],
+                dropout_rate=rate,
+                rng=rng,
+                query_offset=query_offset,
+                key_offset=key_offset,
+                aux=aux,
+                precision=self.precision,
+            )
         out, seen = unpack(out, aux)
         out = merge_heads(out)
         if self.output_projection is not None:

@@ -186,11 +186,13 @@ class _Counting:
         tiling = self.tiling
         window = tiling.window(line.here.leading, line.here.first_query, start)
         scores = tiling.align(tiling.scores(line.query, line.scale, window, partly), window, -jnp.inf)
-        logs = line.norm.logs(scores)
+        # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
+        sound = line.norm.is_sound()
+        logs = jnp.where(sound, line.norm.logs(scores), -jnp.inf)
         weights = exp(logs)
         place = tiling.place(window)
 
-        tops = scores.reshape((-1, CHUNK, scores.shape[-1])).max(1)
+        tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
         leaders = leaders.meet(scores, tops, start)
         if self.certain and tiling.layout.masked:
             full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
@@ -252,7 +254,7 @@ class _Counting:
         if height % CHUNK:
             peaks = own.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
-            logs = line.own_norm.logs(tops)
+            logs = jnp.where(line.norm.is_sound(), line.own_norm.logs(tops), -jnp.inf)
             peaks = exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
         peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), window)
         peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)

@@ -83,7 +83,8 @@ def label(
         thresholds: least means by name, instead of those in `LABELS`; a name at infinity is never given.
 
     Returns:
-        For each index on the leading axes *B, its labels, the most certain first; often none.
+        For each index on the leading axes *B, its labels, the most certain first and the narrower among
+        equals; often none.
 
     Raises:
         TypeError: a readout inside a trace.
@@ -96,8 +97,8 @@ def label(
         >>> uniform = readouts.read(x, x, scale=0.0, first=1, local=2)
         >>> [str(found) for found in readouts.label(uniform)[()]]
         ['uniform 1.00']
-        >>> readouts.label(readouts.read(x, x, scale=100.0))[()][0]
-        Label(name='self', value=1.0, threshold=0.4)
+        >>> str(readouts.label(readouts.read(x, x, scale=100.0))[()][0])
+        'self 1.00'
     """
     thresholds = dict(thresholds or {})
     unknown = [name for name in thresholds if name not in LABELS]
@@ -107,7 +108,8 @@ def label(
         raise TypeError(
             "readout: expected concrete arrays, got a readout inside a trace; label it outside jit"
         )
-    means = {name: np.asarray(mean) for name, mean in average(readout).items() if name in LABELS}
+    averages = average(readout)
+    means = {name: np.asarray(averages[name]) for name in LABELS if name in averages}
     least = {name: float(thresholds.get(name, LABELS[name][1])) for name in means}
     found = {}
     for index in np.ndindex(*readout.entropy.shape[:-1]):
@@ -116,7 +118,8 @@ def label(
             for name, mean in means.items()
             if mean[index] >= least[name]
         ]
-        found[index] = tuple(sorted(given, key=lambda one: -one.value))
+        # Among equals the narrower name, which stands first in LABELS, comes first; sums are exact to 1e-6.
+        found[index] = tuple(sorted(given, key=lambda one: -round(one.value, 5)))
     return found
 
 
@@ -125,7 +128,7 @@ def _average(readout: Readout) -> dict[str, Array]:
     rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
     rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
     rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
-    alive = readout.keys > 0
+    alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
     # Of one key, there is no telling how evenly a query attends.
     counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
     return {

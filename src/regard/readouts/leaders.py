@@ -56,7 +56,8 @@ class Leaders(NamedTuple):
             place = jnp.where(left & (held == best[None]), index, count * CHUNK).min(0)
             rest = jnp.where(left & (index != place[None]), held, -jnp.inf).max(0)
             leaders = leaders.insert(best, first_key + place)
-            tops = jnp.where(numbers == chunk[None], rest[None], tops)
+            # A row without candidates keeps none, whatever its chunks hold.
+            tops = jnp.where((numbers == chunk[None]) & (best > -jnp.inf)[None], rest[None], tops)
             return leaders, tops, find(tops), (best, place)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)

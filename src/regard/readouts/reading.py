@@ -76,8 +76,9 @@ def read(
     Returns:
         A `Readout`, in the accumulation dtype: float32, float64 for float64. It is constant under
         differentiation. A query that may attend to nothing has `keys` 0, all its numbers are 0, its lse -inf
-        (or the sink's logit) and its top keys -1. T = 0 and S = 0 are allowed. NaN in a key that no query may
-        attend to reaches nothing.
+        (or the sink's logit) and its top keys -1. T = 0 and S = 0 are allowed. A query whose scores hold NaN
+        has NaN for its own numbers and no top keys, and no part in sums and means over queries; `trust` is
+        NaN then. NaN in a key that no query may attend to reaches nothing.
 
     Raises:
         TypeError: as `attend`; tokens that are not integers.
@@ -186,7 +187,8 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
     nothing = 0 in (*problem.leading, problem.T, problem.S)
     found = _find_nothing(problem, plan) if nothing else sweep(problem, lse, tokens, plan)
     norm, rows, dtype = found.norm, found.rows, problem.accumulation
-    alive = found.keys > 0
+    sound = norm.is_sound()
+    alive = (found.keys > 0) & sound
     sunk, sunk_surprise = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
     if problem.sinks is not None:
         logs = norm.logs(sink_logits(problem))
@@ -205,7 +207,10 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
     )
     block_rows = padded.reshape((*problem.leading, blocks, plan.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
-    off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
+    off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), jnp.where(sound, 0.0, jnp.nan).astype(dtype))
+    rows = PerQuery(*(jnp.where(sound, row, jnp.nan) for row in rows))
+    entropy = jnp.where(sound, entropy, jnp.nan)
+    top = jnp.where(sound[..., None], top, jnp.nan)
     return Readout(
         lse=norm.peak + norm.rest,
         keys=found.keys,

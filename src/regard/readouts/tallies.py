@@ -41,6 +41,10 @@ class Norm(NamedTuple):
         """Logs of the weights; of no keys, -inf."""
         return scores - jnp.where(self.peak == -jnp.inf, jnp.inf, self.peak) - self.rest
 
+    def is_sound(self) -> Array:
+        """Where neither is NaN."""
+        return ~jnp.isnan(self.peak + self.rest)
+
     def expand(self) -> Norm:
         """For several scores per query."""
         return Norm(self.peak[..., None], self.rest[..., None])

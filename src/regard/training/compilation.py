@@ -5,13 +5,15 @@ from typing import Any
 
 import jax
 
+# Optimized, a small program would take several times longer to compile than the run can win back.
+LITTLE_WORK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+
 
 def run_once(function: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a function compiled with hardly any optimization.
 
     For work done once, such as drawing parameters or one example's attention: op by op, every shape would be
-    compiled by itself; optimized, compiling would take several times longer than the run can win back.
+    compiled by itself.
     """
-    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
-    compiled = jax.jit(function).lower(*arguments).compile(options)
+    compiled = jax.jit(function).lower(*arguments).compile(LITTLE_WORK)
     return compiled(*arguments)

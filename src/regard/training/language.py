@@ -135,6 +135,9 @@ class TextTask(Task[presets.Text]):
         documents = number_documents(inputs, self.vocabulary.mark)
         return model(inputs, mask=masks.segments(documents, documents), aux=aux)
 
+    def look(self, model: Any, batch: Batch, aux: tuple[str, ...]) -> Any:
+        return self.read(model, batch["inputs"], aux)[1]
+
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         return _average(self._add_up(model, batch))
 

@@ -18,12 +18,14 @@ import numpy as np
 import optax
 from flax import nnx
 
-from regard.training import checkpoints, metrics
-from regard.training.compilation import run_once
+from regard.training import checkpoints, heads, metrics
+from regard.training.compilation import LITTLE_WORK, run_once
 from regard.training.presets import Optimization
 from regard.training.progress import Progress, Silent
 from regard.training.runs import Run
 from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
+
+FEW_LOOKS = 100
 
 
 class State(NamedTuple):
@@ -40,6 +42,7 @@ class Program:
     initial: State
     update: Callable[..., tuple[State, Metrics]]
     evaluate: Callable[[Any, Batch], Metrics]
+    look: Callable[[Any, Batch], heads.Looks]
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ def make_program(task: Task, seed: int) -> Program:
     def evaluate(params: Any, batch: Batch) -> Metrics:
         return task.evaluate(nnx.merge(resting, params, rest), batch)
 
-    return Program(State(params, optimizer.init(params)), update, evaluate)
+    def look(params: Any, batch: Batch) -> heads.Looks:
+        return heads.measure_heads(task, nnx.merge(resting, params, rest), batch)
+
+    return Program(State(params, optimizer.init(params)), update, evaluate, look)
 
 
 def train(
@@ -185,6 +191,7 @@ class _Session:
         self.elapsed_before: float = own.get("elapsed_seconds", 0.0)
         self.held_out: dict[str, float] = own.get("held_out", {})
         self.pending: list[tuple[int, Metrics]] = []
+        self.looks: list[tuple[int, heads.Looks]] = []
         self.settled = (self.first, self.seconds)
 
     def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
@@ -196,10 +203,14 @@ class _Session:
             "train step", jax.jit(program.update, donate_argnums=0), state, np.int32(0), training_data
         )
         evaluate = self._compile("evaluation", jax.jit(program.evaluate), state.params, self.task.held_out)
+        look = self._prepare_look(program, state)
         self.mark = time.perf_counter()
+        if self.first == 0:
+            look(0, state)
         for step in range(self.first + 1, steps + 1):
             state, measured = update(state, np.int32(step - 1), training_data)
             self.pending.append((step, measured))
+            look(step, state)
             last = stop() or step == steps
             if step % cadence.evaluate_every == 0 or step == steps:
                 self._evaluate(step, evaluate, state)
@@ -212,18 +223,36 @@ class _Session:
                 break
         return Outcome("finished" if step == steps else "interrupted", step, **record)
 
-    def _compile(self, what: str, function: Any, *arguments: Any) -> Callable[..., Any]:
+    def _prepare_look(self, program: Program, state: State) -> Callable[[int, State], None]:
+        """What looks at the heads at the steps that are due; it waits for nothing."""
+        every, steps = self.task.preset.cadence.heads_every, self.task.preset.optimization.steps
+        if not every:
+            return lambda step, state: None
+        probe = self.task.probe
+        # A few looks are over before an optimized program would be compiled.
+        options = LITTLE_WORK if steps < FEW_LOOKS * every else None
+        measure = self._compile("heads", jax.jit(program.look), state.params, probe, options=options)
+
+        def look(step: int, state: State) -> None:
+            if step % every == 0 or step == steps:
+                self.looks.append((step, measure(state.params, probe)))
+
+        return look
+
+    def _compile(
+        self, what: str, function: Any, *arguments: Any, options: dict[str, Any] | None = None
+    ) -> Callable[..., Any]:
         """Compiles ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):
-            compiled = function.lower(*arguments).compile()
+            compiled = function.lower(*arguments).compile(options)
         self.compile_seconds += time.perf_counter() - start
         return compiled
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Waits for the steps under way, then stops the clock of training."""
-        jax.block_until_ready(self.pending)
+        jax.block_until_ready((self.pending, self.looks))
         self.seconds += time.perf_counter() - self.mark
         self.mark = math.nan
         yield
@@ -241,6 +270,8 @@ class _Session:
         ready = [entry for entry in self.pending if entry[0] <= last]
         self.pending = self.pending[len(ready) :]
         for step, measured in ready:
+            while self.looks and self.looks[0][0] <= step:
+                metrics.append(self.run.metrics_path, [heads.describe_looks(*self.looks.pop(0))])
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
             bad = metrics.first_not_finite(values)
             due = step == 1 or step % self.task.preset.cadence.log_every == 0 or bool(extra and step == last)

@@ -1,4 +1,7 @@
-"""metrics.jsonl: one JSON object per logged step, appended while training and cut back when a run resumes."""
+"""metrics.jsonl: one JSON object per logged step, appended while training and cut back when a run resumes.
+
+Lines with a "split" are about something else than training and held-out data: see `regard.training.heads`.
+"""
 
 import json
 import math
@@ -90,8 +93,13 @@ def replace_text(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _finite(line: Mapping[str, Any]) -> Line:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+def _finite(value: Any) -> Any:
+    """What JSON can say of a value, in lists and mappings too."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse(path: Path, number: int, line: bytes) -> Line:

@@ -189,7 +189,7 @@ PRESETS: dict[str, type[Preset]] = {
 SMOKE: dict[str, dict[str, int]] = {
     "model": {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1},
     "optimization": {"steps": 20, "batch_size": 16, "warmup_steps": 0},
-    "cadence": {"log_every": 5, "evaluate_every": 10, "checkpoint_every": 10},
+    "cadence": {"log_every": 5, "evaluate_every": 10, "checkpoint_every": 10, "heads_every": 5},
     "": {"held_out_size": 64},
 }
 
@@ -224,6 +224,18 @@ def to_settings(preset: Preset) -> dict[str, Any]:
     """Returns the preset as nested dictionaries of plain values, ready for JSON."""
     settings = dataclasses.asdict(preset)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def complete_settings(settings: Any) -> Any:
+    """Returns what an older version's `to_settings` wrote, with the settings that came later at default.
+
+    Example:
+        >>> complete_settings({"cadence": {"log_every": 3}})
+        {'cadence': {'heads_every': 20, 'log_every': 3}}
+    """
+    if not isinstance(settings, dict) or not isinstance(settings.get("cadence"), dict):
+        return settings
+    return settings | {"cadence": {"heads_every": Cadence().heads_every} | settings["cadence"]}
 
 
 def from_settings(name: str, settings: dict[str, Any]) -> Preset:

@@ -95,7 +95,8 @@ class Run:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
             metrics.append(self.metrics_path, history)
-        metrics.cut(self.metrics_path, self.start.step if self.start else 0)
+        # A new run may have left a line about step 0 before it was killed.
+        metrics.cut(self.metrics_path, self.start.step if self.start else -1)
 
     def _describe(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -187,6 +188,15 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     return task, load_model(task, directory)
 
 
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run, sound or damaged, by what its config.json says."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and {"task", "settings", "seed"} <= config.keys()
+
+
 def load_model(task: tasks.Task, directory: Path) -> Any:
     """Builds a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
@@ -235,6 +245,7 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
+        config["settings"] = presets.complete_settings(config["settings"])
         presets.from_settings(config["task"], config["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(

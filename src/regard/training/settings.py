@@ -150,6 +150,9 @@ class Cadence:
     """Steps between two evaluations on held-out data."""
     checkpoint_every: int = 200
     """Steps between two checkpoints."""
+    heads_every: int = 20
+    """Steps between two looks at the entropy and the largest logit of every head; 0 never looks."""
 
     def __post_init__(self) -> None:
         demand_at_least(self, 1, "log_every", "evaluate_every", "checkpoint_every")
+        demand_at_least(self, 0, "heads_every")

@@ -22,6 +22,7 @@ PresetT = TypeVar("PresetT", bound=presets.Preset)
 
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
+PROBE_SIZE = 8  # examples: a hundredth of a step's work where steps are many and batches are large
 
 
 def make_stream(seed: int, stream: int) -> jax.Array:
@@ -66,6 +67,11 @@ class Task(abc.ABC, Generic[PresetT]):
         with jax.ensure_compile_time_eval():  # whoever asks first may be tracing
             return self.make_held_out()
 
+    @functools.cached_property
+    def probe(self) -> Batch:
+        """The first few held-out examples, on which the heads are watched."""
+        return jax.tree.map(lambda values: values[:PROBE_SIZE], self.held_out)
+
     @abc.abstractmethod
     def make_held_out(self) -> Batch:
         """Draws the held-out examples."""
@@ -81,6 +87,10 @@ class Task(abc.ABC, Generic[PresetT]):
     @abc.abstractmethod
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Returns the mean loss on a batch, and metrics; the model's mode decides about dropout."""
+
+    def look(self, model: Any, batch: Batch, aux: tuple[str, ...]) -> Any:
+        """Returns what the attention layers say of a batch beside the output; names as in `attend`."""
+        return model(batch["inputs"], aux=aux)[1]
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         """Returns the model's kinds of attention: numbers of queries and keys, and the mask."""

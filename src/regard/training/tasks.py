@@ -182,6 +182,9 @@ class ReverseTask(Task[presets.Reverse]):
         given = jnp.pad(batch["target"][:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token)
         return model(batch["source"], given, source_lengths=lengths, target_lengths=lengths + 1, aux=aux)
 
+    def look(self, model: Any, batch: Batch, aux: tuple[str, ...]) -> Any:
+        return self.read(model, batch, aux)[1]
+
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """As measured, but sequences count as right only when greedy generation writes them alone."""
         loss, _ = self.measure(model, batch)

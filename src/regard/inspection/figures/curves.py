@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 from numpy.typing import NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
     fit_sheet,
@@ -23,7 +23,7 @@ from regard.inspection.canvas import (
     set_sheet_title,
     whole_figure,
 )
-from regard.inspection.palette import QUIET, SERIES, series_colors
+from regard.inspection.figures.palette import QUIET, SERIES, series_colors
 
 Records = Sequence[Mapping[str, Any]]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]

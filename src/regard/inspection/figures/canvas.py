@@ -215,7 +215,7 @@ def add_colorbar(
     axes: Sequence[Axes],
     label: str,
     height: float,
-    extend: Literal["max", "neither"] = "neither",
+    extend: Literal["max", "min", "neither"] = "neither",
 ) -> Colorbar:
     """A thin colour bar beside `axes`, as tall as they are: `height` inches."""
     sheet = axes[0].figure

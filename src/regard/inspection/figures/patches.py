@@ -11,7 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     ROW_GAP,
     TICK_SIZE,
     TITLE_SIZE,
@@ -26,8 +26,8 @@ from regard.inspection.canvas import (
     set_title,
     whole_figure,
 )
-from regard.inspection.cells import WEIGHT_LABEL, grid_shape
-from regard.inspection.palette import scan_greys, veil_colors
+from regard.inspection.figures.cells import WEIGHT_LABEL, grid_shape
+from regard.inspection.figures.palette import scan_greys, veil_colors
 
 PatchGrid = tuple[int, int]
 

@@ -10,7 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.text import Text
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     LABEL_SIZE,
     ROW_GAP,
     TICK_SIZE,
@@ -25,7 +25,7 @@ from regard.inspection.canvas import (
     set_title,
     whole_figure,
 )
-from regard.inspection.cells import (
+from regard.inspection.figures.cells import (
     KEY_LABEL,
     QUERY_LABEL,
     WEIGHT_LABEL,
@@ -36,7 +36,7 @@ from regard.inspection.cells import (
     name_axes,
     separate_cells,
 )
-from regard.inspection.palette import readable_ink, weight_colors
+from regard.inspection.figures.palette import readable_ink, weight_colors
 
 ANNOTATED = 16  # numbers are written into matrices up to this many rows and columns
 SMALLEST_NUMBER = 4.5  # points; smaller ones are left out

@@ -9,7 +9,7 @@ from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
-from regard.inspection.canvas import literal, set_title
+from regard.inspection.figures.canvas import literal, set_title
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
 LONGEST_SIDE, SHORTEST_SIDE, CELL = 4.6, 1.2, 0.42  # inches

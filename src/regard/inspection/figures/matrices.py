@@ -6,7 +6,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.canvas import (
+from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
     add_colorbar,
@@ -19,8 +19,14 @@ from regard.inspection.canvas import (
     set_title,
     whole_figure,
 )
-from regard.inspection.cells import mark_positions, matrix_aspect, matrix_size, name_axes, separate_cells
-from regard.inspection.palette import KEPT, MASKED, signed_colors
+from regard.inspection.figures.cells import (
+    mark_positions,
+    matrix_aspect,
+    matrix_size,
+    name_axes,
+    separate_cells,
+)
+from regard.inspection.figures.palette import KEPT, MASKED, signed_colors
 from regard.masks import Mask
 
 TABLE_SIZE = (5.2, 2.3)  # inches; tables are of any shape, so the picture's is fixed

@@ -1,0 +1,72 @@
+"""How much of a trace a page carries, and what is left out first when it would be too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+TARGET_BYTES = 5_000_000  # what is only a comfort is carried up to here
+LARGEST_EXACT = 2_000_000  # cells in all of a trace whose weights are carried one by one
+LARGEST_HALF = 500_000  # and of one where they are float16
+TOP_K = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a page carries.
+
+    Example:
+        >>> from regard.inspection.explorer import budgets
+        >>> budgets.Plan(pinned=8).atlas
+        64
+    """
+
+    pinned: int
+    """How many heads, the first of those chosen, are carried in detail."""
+    exact: bool = True
+    """Each weight of short calls; False, of pinned heads alone."""
+    top_k: bool = True
+    """The largest weights of each row of every head; False, of pinned heads alone."""
+    bins: int = 512
+    """Most entries of a profile along the rows or the keys."""
+    atlas: int = 64
+    """Most blocks along each axis of the level that every head has."""
+    largest: bool = True
+    """The largest weight of each block of every head; False, of pinned heads alone."""
+
+
+def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Yield smaller and smaller plans, each with what the step to it leaves out, in an order that is fixed.
+
+    Args:
+        plan: the first one, which is not yielded.
+
+    Returns:
+        Pairs of a plan and a sentence.
+
+    Example:
+        >>> from regard.inspection.explorer import budgets
+        >>> [(plan.bins, plan.atlas, plan.pinned) for plan, _ in budgets.degrade(budgets.Plan(pinned=2))]
+        [(512, 64, 2), (128, 64, 2), (128, 32, 2), (128, 32, 2), (128, 32, 2), (128, 32, 1), (128, 32, 0)]
+    """
+    if plan.top_k:
+        plan = replace(plan, top_k=False)
+        yield plan, f"the {TOP_K} largest weights of each row are listed for pinned heads alone"
+    if plan.bins > 128:
+        plan = replace(plan, bins=128)
+        yield plan, "profiles along rows and keys have 128 entries instead of 512"
+    if plan.atlas > 32:
+        plan = replace(plan, atlas=32)
+        yield plan, "the atlas has 32 x 32 blocks for each head instead of 64 x 64"
+    if plan.largest:
+        plan = replace(plan, largest=False)
+        yield plan, "the largest weight of each block is there for pinned heads alone"
+    if plan.exact:
+        plan = replace(plan, exact=False)
+        yield plan, "weights one by one are there for pinned heads alone"
+    while plan.pinned:
+        plan = replace(plan, pinned=plan.pinned // 2)
+        some = (
+            f"only {plan.pinned} heads are" if plan.pinned > 1 else f"{('no', 'only 1')[plan.pinned]} head is"
+        )
+        yield plan, f"{some} pinned"

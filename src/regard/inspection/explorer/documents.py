@@ -1,0 +1,326 @@
+"""The page's document, that JSON can hold, and the chunks that it names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from regard import __version__
+from regard.inspection.explorer.budgets import Plan
+from regard.inspection.explorer.codes import Entry, pack
+from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
+from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
+from regard.inspection.tokens import Tokens, same_tokens
+from regard.positions import Rotary
+
+FORMAT, VERSION = "regard-page", 1
+LARGEST_PICTURE = 512  # pixels along a side
+MOST_POINTS = 20_000  # of a curve
+MOST_BIASES = 8
+_BLOCK = 1 << 20  # characters of chunks in one element, of which a page should have few
+_LONGEST_KERNEL = 4096
+
+
+@dataclass
+class Chunks:
+    """Named bytes; what is the same is kept once."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    data: dict[str, bytes] = field(default_factory=dict)
+    _known: dict[bytes, str] = field(default_factory=dict)
+
+    def add(self, packed: Packed) -> str:
+        """Keep a chunk of `codes.pack`, and give its name."""
+        entry, data = packed
+        mark = hashlib.sha256(json.dumps(entry).encode() + b"\n" + data).digest()
+        if mark not in self._known:
+            name = f"c{len(self.data)}"
+            self._known[mark], self.entries[name], self.data[name] = name, entry, data
+        return self._known[mark]
+
+    def cost(self) -> int:
+        """Bytes of the chunks in a page, at most."""
+        lines = sum(4 * -(-len(data) // 3) + len(name) + 2 for name, data in self.data.items())
+        return lines + 64 * (lines // _BLOCK + 1)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A page's data."""
+
+    document: dict[str, Any]
+    """What JSON can hold."""
+    chunks: dict[str, bytes]
+    """By name."""
+
+    def json(self) -> str:
+        """The document as it is written between tags: no character in it is special to HTML or a script."""
+        text = json.dumps(self.document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+        for special in "<>&":
+            text = text.replace(special, f"\\u{ord(special):04x}")
+        return text
+
+    def blocks(self) -> Iterator[str]:
+        """The chunks as elements of the page, with a line `name:base64` for each."""
+        lines, size = [], 0
+        for name, data in self.chunks.items():
+            lines.append(f"{name}:{base64.b64encode(data).decode()}")
+            size += len(lines[-1])
+            if size > _BLOCK:
+                yield _block(lines)
+                lines, size = [], 0
+        if lines:
+            yield _block(lines)
+
+
+class Writer:
+    """Writes the document for one plan after another."""
+
+    def __init__(
+        self,
+        traces: Sequence[Any],
+        records: Sequence[Sequence[CallRecords]],
+        chosen: Sequence[tuple[int, int]],
+        title: str | None,
+        training: Mapping[str, Any] | None,
+        positions: Mapping[str, Any] | None,
+        served: bool,
+    ) -> None:
+        """The traces, their calls as read, heads to pin, and what else the page shows."""
+        self.traces, self.records, self.chosen = traces, records, chosen
+        self.title = traces[0].title if title is None else title
+        self.training, self.served = training, served
+        self.remarks: list[str] = []
+        self.places = self._places(positions or {})
+        self._packed: dict[Any, Packed] = {}
+
+    def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
+        """The payload, and its bytes in a page."""
+        chunks = Chunks()
+        pinned = set(self.chosen[: plan.pinned])
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "title": self.title,
+            "made_with": {"regard": __version__, "jax": metadata.version("jax")},
+            "exact": "served" if self.served else self._exact(),
+            "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
+            "traces": [
+                self._trace(trace, calls, plan, pinned, chunks)
+                for trace, calls in zip(self.traces, self.records, strict=True)
+            ],
+            "training": None if self.training is None else self._curves(self.training, chunks),
+            "positions": [self._place(place, chunks) for place in self.places],
+            "chunks": chunks.entries,
+        }
+        # Only now is all of it known.
+        document["notes"] = [*dict.fromkeys(self.remarks), *notes]
+        payload = Payload(document, chunks.data)
+        return payload, len(payload.json()) + chunks.cost()
+
+    def _exact(self) -> str:
+        exact = any(call.weights_code for calls in self.records for call in calls)
+        return "embedded" if exact else "none"
+
+    def _trace(
+        self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
+    ) -> dict[str, Any]:
+        sequences: list[Tokens] = []
+
+        def number_of(tokens: Tokens | None) -> int | None:
+            if tokens is None:
+                return None
+            for index, known in enumerate(sequences):
+                if same_tokens(known, tokens):
+                    return index
+            sequences.append(tokens)
+            return len(sequences) - 1
+
+        written = []
+        for index, record in enumerate(calls):
+            of_rows, of_keys = number_of(record.call.query_tokens), number_of(record.call.key_tokens)
+            heads = [
+                record.head(head, plan, (index, head) in pinned, chunks.add)
+                for head in range(record.call.heads)
+            ]
+            about = {"query_sequence": of_rows, "key_sequence": of_keys}
+            written.append({**self._call(record, chunks), **about, "head": heads})
+        return {
+            "title": trace.title,
+            "model": trace.model,
+            "sequences": [self._sequence(tokens, chunks) for tokens in sequences],
+            "calls": written,
+        }
+
+    def _once(self, name: Any, make: Any, code: str, chunks: Chunks) -> str:
+        if name not in self._packed:
+            self._packed[name] = pack(make(), code)
+        return chunks.add(self._packed[name])
+
+    def _call(self, record: CallRecords, chunks: Chunks) -> dict[str, Any]:
+        call, outline = record.call, record.outline()
+        about = call.describe()
+        tiles = outline.pop("tiles")
+        picture = None
+        if tiles is not None:
+            picture = self._once(("mask", id(record)), lambda: tiles, "u8", chunks)
+        return {
+            "name": call.name,
+            "layer": call.layer,
+            "kind": call.kind,
+            "heads": call.heads,
+            "rows": call.rows,
+            "keys": call.keys,
+            "query_offset": call.query_offset,
+            "key_offset": call.key_offset,
+            **{name: about.get(name) for name in ("mask", "score", "dtype")},
+            "scale": None if about.get("scale") is None else number(about["scale"]),
+            "bias": bool(about.get("bias")),
+            "sinks": bool(about.get("sinks")),
+            "mask_picture": picture,
+            **outline,
+            "trust": [number(trust) for trust in np.asarray(record.readout.trust)],
+            "means": record.means(),
+            "labels": record.labels(),
+            "row_stats": list(ROW_STATS),
+        }
+
+    def _sequence(self, tokens: Tokens, chunks: Chunks) -> dict[str, Any]:
+        picture = None
+        if tokens.picture is not None:
+            shown = _shrink(tokens.picture)
+            if shown.shape[:2] != tokens.picture.shape[:2]:
+                before, after = (f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape))
+                self.remarks.append(f"A picture of {before} pixels is shown in {after}.")
+            picture = self._once(("picture", id(tokens)), lambda: shown, "u8", chunks)
+        return {
+            "tokens": self._once(("tokens", id(tokens)), lambda: list(tokens.texts), "json", chunks),
+            "count": len(tokens),
+            "kind": tokens.kind,
+            "patch_grid": None if tokens.patch_grid is None else list(tokens.patch_grid),
+            "first_patch": tokens.first_patch,
+            "picture": picture,
+        }
+
+    def _places(self, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What is known of positions, each thing once, with the calls that it holds for."""
+        found: list[tuple[int | None, dict[str, Any]]] = []
+        for index, call in enumerate(self.traces[0].calls):
+            known = call.positions or {}
+            turn = known.get("rotary")
+            if isinstance(turn, Rotary):
+                head_dim = call.describe().get("width") or turn.width
+                longest = max(_LONGEST_KERNEL, call.rows, call.keys)
+                if head_dim:
+                    found.append((index, rotary_curve(turn, int(head_dim), longest)))
+            if known.get("table") is not None:
+                kind, length = known.get("table_kind") or "positions", known.get("trained_length")
+                found.append((index, table_picture(str(kind), known["table"], length)))
+            found += [(index, curve) for curve in bias_curves(call)]
+        found += [(None, table_picture(name, table)) for name, table in tables.items()]
+        places = _merge(found)
+        biases = [place for place in places if place["kind"] == "bias"]
+        if len(biases) > MOST_BIASES:
+            self.remarks.append(f"Of {len(biases)} biases by distance, the first {MOST_BIASES} are shown.")
+            dropped = {id(place) for place in biases[MOST_BIASES:]}
+            places = [place for place in places if id(place) not in dropped]
+        return places + self._split()
+
+    def _split(self) -> list[dict[str, Any]]:
+        calls = self.traces[0].calls
+        heads = [*self.chosen, *((index, 0) for index, call in enumerate(calls) if call.heads)]
+        for index, head in heads:
+            found = split_scores(calls[index], head)
+            if found is not None:
+                return [{"kind": "split", "call": index, "head": head, **found}]
+        return []
+
+    def _place(self, place: dict[str, Any], chunks: Chunks) -> dict[str, Any]:
+        def code(name: str) -> str:
+            if name == "similarity":
+                return "linear8"
+            small = place["kind"] == "split" and np.nanmax(np.abs(place[name]), initial=0) < 60_000
+            return "f16" if small else "f32"
+
+        return {
+            name: self._once((name, id(place)), lambda value=value: value, code(name), chunks)
+            if isinstance(value, np.ndarray)
+            else value
+            for name, value in place.items()
+        }
+
+    def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
+        curves, maps = [], []
+        for number_, curve in enumerate(training.get("curves", ())):
+            points = np.asarray(curve["points"], np.float64)
+            if points.ndim != 2 or len(points) != 2:
+                raise ValueError(
+                    f"training: expected the points of {curve['name']!r} as steps and values, shape (2, n),"
+                    f" got {points.shape}"
+                )
+            step = -(-points.shape[1] // MOST_POINTS) or 1
+            if step > 1:
+                self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
+            thinned = points[:, ::step]
+            kept = self._once(("curve", number_), lambda thinned=thinned: thinned, "f32", chunks)
+            curves.append({"unit": None, "split": None, **curve, "points": kept})
+        for number_, chart in enumerate(training.get("maps", ())):
+            values = np.asarray(chart["values"], np.float64)
+            wanted = (len(chart["rows"]), len(chart["steps"]))
+            if values.shape != wanted:
+                raise ValueError(
+                    f"training: expected the values of {chart['name']!r} as (rows, steps), {wanted}, got"
+                    f" {values.shape}"
+                )
+            kept = self._once(("chart", number_), lambda values=values: values, "f32", chunks)
+            steps = [int(step) for step in chart["steps"]]
+            maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
+        return {"title": training.get("title", "training"), "curves": curves, "maps": maps}
+
+
+def _block(lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
+    return f'<script type="text/plain" class="regard-chunks">{text}</script>\n'
+
+
+def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What is the same for several calls, once."""
+    places: list[dict[str, Any]] = []
+    marks: dict[bytes, int] = {}
+    for index, place in found:
+        parts = [
+            value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+            for value in place.values()
+        ]
+        mark = b"\n".join(parts)
+        if mark not in marks:
+            marks[mark] = len(places)
+            places.append({**place, "calls": []})
+        if index is not None:
+            places[marks[mark]]["calls"].append(index)
+    return places
+
+
+def _shrink(picture: Any) -> np.ndarray:
+    """uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
+    pixels = np.asarray(picture)
+    values = (
+        pixels.astype(np.float64) if pixels.dtype == np.uint8 else 255 * np.clip(np.nan_to_num(pixels), 0, 1)
+    )
+    values = np.broadcast_to(values[..., None], (*values.shape, 3)) if values.ndim == 2 else values
+    step = -(-max(values.shape[:2]) // LARGEST_PICTURE)
+    if step > 1:
+        starts = [np.arange(0, size, step) for size in values.shape[:2]]
+        sums = np.add.reduceat(np.add.reduceat(values, starts[0], 0), starts[1], 1)
+        counts = [
+            np.minimum(step, size - start) for size, start in zip(values.shape[:2], starts, strict=True)
+        ]
+        values = sums / (counts[0][:, None] * counts[1])[..., None]
+    return np.rint(values).astype(np.uint8)

@@ -1,0 +1,202 @@
+"""What the page says of each head of a call: means, labels, and arrays packed as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from regard import readouts
+from regard.inspection.explorer.budgets import TOP_K, Plan
+from regard.inspection.explorer.codes import Entry, pack
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
+
+ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
+PINNED_BLOCKS = 512
+_SHARE = 0.9
+Packed = tuple[Entry, bytes]
+
+
+class CallRecords:
+    """Reads a call once, and writes records of its heads for one plan after another."""
+
+    def __init__(self, call: Any, pinned: list[int], weights_code: str | None) -> None:
+        """A call, its heads that may be pinned, and how exact weights are packed (None: they are not)."""
+        self.call, self.pinned = call, pinned
+        self.readout = call.readout(grid=64, top_k=TOP_K)
+        self.alive = np.asarray(self.readout.keys) > 0
+        self.weights = _exact_weights(call, slice(None)) if weights_code else None
+        self.weights_code = weights_code if self.weights is not None else None
+        self.fine = _fine_readout(call, pinned) if pinned and self.weights is None else None
+        self.last = _exact_weights(call, slice(max(call.rows - 1, 0), call.rows))
+        self._packed: dict[tuple[Any, ...], Packed] = {}
+
+    def outline(self) -> dict[str, Any]:
+        """What is drawn of the mask: its tiles (an array, or None) and how large they are, borders, band."""
+        call, mask = self.call, self.call.mask
+        tiles, rows, keys = None, 1, 1
+        if mask is not None:
+            tiles, rows, keys = draw_tiles(mask, call.rows, call.keys, call.query_offset, call.key_offset)
+        return {
+            "tiles": tiles,
+            "tile_rows": rows,
+            "tile_keys": keys,
+            "borders": find_borders(mask, call.query_offset - call.key_offset, call.rows),
+            "window": find_band(mask),
+        }
+
+    def means(self) -> dict[str, list[float | None]]:
+        """Numbers by name, one per head; the largest score is that of all rows."""
+        found = {name: np.asarray(mean) for name, mean in readouts.average(self.readout).items()}
+        scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
+        means = {name: [number(mean) for mean in found[name]] for name in found}
+        means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
+        coverage = self._coverage()
+        return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
+
+    def labels(self) -> list[list[dict[str, Any]]]:
+        """For each head, its labels."""
+        found = readouts.label(self.readout)
+        return [
+            [
+                {"name": one.name, "value": number(one.value), "threshold": one.threshold}
+                for one in found[(head,)]
+            ]
+            for head in range(self.call.heads)
+        ]
+
+    def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
+        """The record of a head; `detailed` where it is pinned under this plan."""
+        exact = self.weights_code if plan.exact or detailed else None
+        record: dict[str, Any] = {"weights": None}
+        if exact is not None:
+            weights = self.weights
+            assert weights is not None
+            record["weights"] = add(self._pack(("weights", head), lambda: weights[head], exact))
+        level, number_ = self.readout.level(0), 0
+        while max(level.mass.shape[-2:]) > plan.atlas:
+            number_ += 1
+            level = self.readout.level(number_)
+        largest = plan.largest or detailed
+        levels = [self._level(("atlas", number_, head), level, head, largest, add)]
+        listed = exact is None and (plan.top_k or detailed)
+        if detailed and exact is None and self.fine is not None:
+            index, fine = self.pinned.index(head), self.fine.level(0)
+            if (fine.query_block, fine.key_block) != (level.query_block, level.key_block):
+                levels.insert(0, self._level(("fine", head), fine, index, True, add))
+        row_bin, key_bin = (-(-size // plan.bins) or 1 for size in (self.call.rows, self.call.keys))
+        last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
+        row_code = "f16" if exact is not None and self._small_distances(head) else "linear8"
+
+        def mass() -> np.ndarray:
+            rows = max(int(self.alive[head].sum()), 1)
+            return _binned(np.asarray(self.readout.key_mass)[head], key_bin, np.add) / rows
+
+        def last() -> np.ndarray:
+            assert self.last is not None
+            return _binned(self.last[head].reshape(-1), last_bin, np.maximum)
+
+        return record | {
+            "levels": levels,
+            "row_stats": add(
+                self._pack(("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code)
+            ),
+            "row_bin": row_bin,
+            "key_mass": add(self._pack(("keys", key_bin, head), mass, "log8")),
+            "key_bin": key_bin,
+            "distance_mass": add(self._pack(("far", head), lambda: self._of("distance_mass", head), "f16")),
+            "last_row": None
+            if self.last is None or not self.call.rows
+            else add(self._pack(("last", last_bin, head), last, "log8")),
+            "last_row_bin": last_bin,
+            "top_keys": add(self._pack(("top_keys", head), lambda: self._of("top_keys", head), "i32"))
+            if listed
+            else None,
+            "top_weights": add(
+                self._pack(("top_weights", head), lambda: self._of("top_weights", head), "log8")
+            )
+            if listed
+            else None,
+        }
+
+    def _of(self, name: str, head: int) -> np.ndarray:
+        return np.asarray(getattr(self.readout, name))[head]
+
+    def _pack(self, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> Packed:
+        known = (*name, code)
+        if known not in self._packed:
+            self._packed[known] = pack(make(), code)
+        return self._packed[known]
+
+    def _level(
+        self, name: tuple[Any, ...], level: Any, head: int, largest: bool, add: Callable[[Packed], str]
+    ) -> dict[str, Any]:
+        def of(channel: str, code: str) -> str:
+            packed = self._pack((*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
+            return add(packed)
+
+        return {
+            "query_block": level.query_block,
+            "key_block": level.key_block,
+            "mass": of("mass", "log8"),
+            "max": of("max", "log8") if largest else None,
+            "rows": of("rows", "i32"),
+        }
+
+    def _rows(self, head: int, size: int) -> np.ndarray:
+        alive = self.alive[head]
+        living = _binned(alive.astype(np.float64), size, np.add)
+        values = [np.where(alive, self._of(name, head), 0).astype(np.float64) for name in ROW_STATS]
+        sums = np.stack([_binned(value, size, np.add) for value in values])
+        return np.where(living > 0, sums / np.maximum(living, 1), np.nan)
+
+    def _small_distances(self, head: int) -> bool:
+        return bool(np.all(np.abs(self._of("distance", head)) < 60_000))
+
+    def _coverage(self) -> list[float | None]:
+        """Mean over rows of how many keys hold 90 % of the weight on keys; None where that is not known."""
+        return [self._cover(head) for head in range(self.call.heads)]
+
+    def _cover(self, head: int) -> float | None:
+        alive = self.alive[head]
+        if not alive.any():
+            return None
+        if self.weights is not None:
+            largest = -np.sort(-self.weights[head].astype(np.float64)[alive], axis=-1)
+            goal = _SHARE * largest.sum(-1)
+        else:
+            largest = self._of("top_weights", head)[alive].astype(np.float64)
+            goal = _SHARE * (1 - self._of("sink_mass", head)[alive].astype(np.float64))
+        held = np.cumsum(largest, axis=-1)
+        # A share reached but for rounding is reached.
+        enough = held >= goal[:, None] - 1e-6
+        if not enough.any(-1).all():
+            return None
+        return number(np.mean(enough.argmax(-1) + 1))
+
+
+def number(value: Any) -> float | None:
+    """A number as JSON has it, to 6 digits; None for what is none."""
+    return float(f"{float(value):.6g}") if np.isfinite(value) else None
+
+
+def _exact_weights(call: Any, rows: slice) -> np.ndarray | None:
+    try:
+        return np.asarray(call.window(rows=rows, columns=slice(None)))
+    except ValueError:  # of a trace without queries and keys
+        return None
+
+
+def _fine_readout(call: Any, heads: list[int]) -> Any:
+    try:
+        return call.readout(grid=PINNED_BLOCKS, top_k=TOP_K, heads=heads)
+    except ValueError:  # statistics from a file are no finer than they were
+        return None
+
+
+def _binned(values: np.ndarray, size: int, combine: np.ufunc) -> np.ndarray:
+    """Neighbours by `size` joined to one; the last may be fewer."""
+    if not len(values):
+        return values.astype(np.float64)
+    return combine.reduceat(values.astype(np.float64), np.arange(0, len(values), size))

@@ -1,0 +1,184 @@
+"""The explorer's page: one HTML file of a trace that runs anywhere, offline, and sends nothing."""
+
+from __future__ import annotations
+
+import base64
+import html as markup
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.inspection.explorer.documents import FORMAT, Payload
+from regard.inspection.explorer.payload import collect
+from regard.inspection.explorer.shell import load_shell
+from regard.inspection.explorer.thumbnails import draw_png, draw_text
+
+NOTEBOOK_MB = 4.0
+_LOG = logging.getLogger(__name__)  # without a handler, on stderr
+
+
+def write(
+    trace: Any,
+    path: str | os.PathLike[str],
+    *,
+    compare: Any = None,
+    title: str | None = None,
+    max_mb: float = 20,
+    pinned: int | Sequence[tuple[int, int]] = 8,
+    training: Mapping[str, Any] | None = None,
+    positions: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a page that shows a trace: one file, which loads nothing and opens without a network.
+
+    Short traces, up to 2 million weights in all, are carried weight by weight. Of longer ones each head has
+    a picture of at most 64 x 64 blocks and profiles; pinned heads also one of at most 512 x 512 blocks and
+    the largest weights of each row. Where that is too much, a fixed order says what goes first; the page and
+    the log say what went. The same trace makes the same bytes.
+
+    Args:
+        trace: of `capture` or `traces.load`.
+        path: of the file; a page that is there is replaced, at once.
+        compare: a second trace, to be laid beside the first.
+        title: None means the trace's.
+        max_mb: how large the file may be, in millions of bytes.
+        pinned: how many heads are carried in detail, those with the clearest labels and the lowest entropy;
+            or which: pairs of a call's number and a head.
+        training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and values,
+            "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}.
+        positions: position tables (positions, width) by name, drawn beside what the calls tell of positions.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileExistsError: what lies at the path is not such a page.
+        ValueError: what cannot be left out is larger than max_mb; a head to pin that does not exist.
+
+    Example:
+        >>> import jax.numpy as jnp, tempfile
+        >>> from regard import attend, inspection, masks
+        >>> from regard.inspection.explorer import pages
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture() as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal())
+        >>> pages.write(trace, tempfile.mkdtemp() + "/page.html").name
+        'page.html'
+    """
+    target = Path(path)
+    _check_target(target)
+    payload, page = _make(
+        trace,
+        compare=compare,
+        title=title,
+        max_mb=max_mb,
+        pinned=pinned,
+        training=training,
+        positions=positions,
+    )
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(page)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    for note in payload.document["notes"]:
+        _LOG.warning("%s: %s", target.name, note)
+    return target
+
+
+def html(trace: Any, **settings: Any) -> str:
+    """The text of the page that `write` writes.
+
+    Args:
+        trace: as in `write`.
+        settings: as in `write`, all but the path; and served=True for a page that asks the server it comes
+            from for its chunks, and for what is finer than they are.
+
+    Returns:
+        HTML.
+
+    Raises:
+        ValueError: as `write`.
+    """
+    return _make(trace, **settings)[1].decode()
+
+
+def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
+    """What a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
+
+    Args:
+        trace: as in `write`.
+        max_mb: how large the page may be; what is left out is said in it.
+
+    Returns:
+        By MIME type: text/html, a frame that may run its own script and nothing else; image/png, where
+        scripts do not run, as base64; text/plain, where pictures are not shown either.
+    """
+    name = markup.escape(_plain(trace.title))
+    try:
+        page = markup.escape(html(trace, max_mb=max_mb, pinned=4))
+        shown = (
+            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{name}"'
+            ' style="width:100%;height:760px;border:1px solid #8884;border-radius:6px"></iframe>'
+        )
+    except ValueError as error:
+        advice = "Write it to a file with explore(path)."
+        shown = f"<p>{name}: too large to be shown here. {advice}<br>{markup.escape(_plain(str(error)))}</p>"
+    picture = base64.b64encode(draw_png(trace)).decode()
+    return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
+
+
+def _make(
+    trace: Any,
+    *,
+    compare: Any = None,
+    title: str | None = None,
+    max_mb: float = 20,
+    pinned: int | Sequence[tuple[int, int]] = 8,
+    training: Mapping[str, Any] | None = None,
+    positions: Mapping[str, Any] | None = None,
+    served: bool = False,
+) -> tuple[Payload, bytes]:
+    if not max_mb > 0:
+        raise ValueError(f"max_mb: expected more than 0, got {max_mb}")
+    shell = load_shell()
+    name = markup.escape(_plain(trace.title if title is None else title))
+    connect = "'self'" if served else "'none'"
+    frame = shell.fill(title=name, document="", chunks="", connect=connect)
+    payload = collect(
+        [trace] if compare is None else [trace, compare],
+        title=title,
+        max_bytes=None if served else int(max_mb * 1e6),
+        shell_bytes=len(frame.encode()),
+        pinned=pinned,
+        training=training,
+        positions=positions,
+        served=served,
+    )
+    page = shell.fill(
+        title=name,
+        document=payload.json(),
+        chunks="" if served else "".join(payload.blocks()),
+        connect=connect,
+    )
+    return payload, page.encode()
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if target.is_dir():
+        raise FileExistsError(f"path: expected a file to write, got the folder {target}; name a file in it")
+    content = target.read_bytes()
+    if content and not (f'"format":"{FORMAT}"'.encode() in content and b'id="regard-document"' in content):
+        raise FileExistsError(
+            f"path: expected no file, or an explorer page to replace, at {target}; what is there is something"
+            " else: name another file, or remove it first"
+        )
+
+
+def _plain(text: str) -> str:
+    """Text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
+    return str(text).encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -1,0 +1,132 @@
+"""The page's data of a trace: what of it is carried, under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.inspection.explorer.budgets import LARGEST_EXACT, LARGEST_HALF, TARGET_BYTES, TOP_K, Plan, degrade
+from regard.inspection.explorer.documents import Payload, Writer
+from regard.inspection.explorer.head_records import CallRecords
+from regard.readouts import LABELS, average, label
+
+
+def collect(
+    traces: Sequence[Any],
+    *,
+    title: str | None = None,
+    max_bytes: int | None = None,
+    shell_bytes: int = 0,
+    pinned: int | Sequence[tuple[int, int]] = 8,
+    training: Mapping[str, Any] | None = None,
+    positions: Mapping[str, Any] | None = None,
+    served: bool = False,
+) -> Payload:
+    """Gather what a page shows of one trace, or of two to compare, in no more bytes than it may have.
+
+    Args:
+        traces: `Trace`s.
+        title: None means that of the first trace.
+        max_bytes: of the page. None: any number.
+        shell_bytes: of the page without data.
+        pinned: how many heads are carried in detail, those with the clearest labels and the lowest entropy;
+            or which: pairs of a call's number and a head.
+        training: title, curves and maps as in the page's document, with arrays where it has chunks.
+        positions: tables (positions, width) by name, to be shown beside what the calls tell of positions.
+        served: whether the page asks a server for what is finer.
+
+    Returns:
+        The document and its chunks. `document["notes"]` says what was left out.
+
+    Raises:
+        ValueError: what cannot be left out is larger than max_bytes; a head to pin that does not exist.
+    """
+    chosen = choose_pinned(traces[0], pinned)
+    cells = sum(call.heads * call.rows * call.keys for trace in traces for call in trace.calls)
+    code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
+    if served and code == "log8":
+        code = None  # the server gives the weights themselves
+    records = [[_read(call, index, chosen, code) for index, call in enumerate(t.calls)] for t in traces]
+    exact = any(one.weights_code for calls in records for one in calls)
+    writer = Writer(traces, records, chosen, title, training, positions, served)
+    notes = _remarks(traces)
+    # Where weights are at hand, in the page or at the server, the largest of them follow.
+    plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served))
+    steps = degrade(plan)
+    listed = sum(call.heads * call.rows for trace in traces for call in trace.calls) * TOP_K
+    hopeless = plan.top_k and listed > TARGET_BYTES
+    while True:
+        if not hopeless:
+            payload, size = writer.write(plan, notes)
+            limit = min(TARGET_BYTES, max_bytes or TARGET_BYTES) if plan.top_k else max_bytes
+            if limit is None or size + shell_bytes <= limit:
+                return payload
+        hopeless = False
+        step = next(steps, None)
+        if step is None:
+            least = -(-(size + shell_bytes) // 100_000) / 10
+            raise ValueError(
+                f"max_mb: expected at least {least:g} for this trace, with all left out that may be, got"
+                f" {(max_bytes or 0) / 1e6:g}; raise max_mb, or capture fewer layers"
+            )
+        plan, left_out = step
+        notes = [*notes, f"To keep the file small, {left_out}."]
+
+
+def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pick heads to carry in detail: the clearest of each label, then those of the lowest entropy.
+
+    Args:
+        trace: a `Trace`.
+        pinned: how many, or which: pairs of a call's number and a head.
+
+    Returns:
+        Pairs of a call's number and a head, without repetition.
+
+    Raises:
+        ValueError: a negative number, or a head that does not exist.
+    """
+    if not isinstance(pinned, int):
+        heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
+        for call, head in heads:
+            if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
+                raise ValueError(
+                    f"pinned: expected pairs of a call in 0..{len(trace.calls) - 1} and one of its heads, got"
+                    f" {(call, head)}"
+                )
+        return heads
+    if pinned < 0:
+        raise ValueError(f"pinned: expected a number of heads of at least 0, got {pinned}")
+    clearest: dict[str, list[tuple[float, int, int]]] = {name: [] for name in LABELS}
+    quiet: list[tuple[float, int, int]] = []
+    for index, call in enumerate(trace.calls if pinned else ()):
+        readout = call.readout(grid=64, top_k=TOP_K)
+        entropy = np.asarray(average(readout)["entropy"])
+        for (head,), labels in label(readout).items():
+            quiet.append((float(entropy[head]), index, head))
+            for one in labels:
+                clearest[one.name].append((-one.value, index, head))
+    ranked = [sorted(heads)[0] for name, heads in clearest.items() if heads and name != "uniform"]
+    order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
+    return list(order)[:pinned]
+
+
+def _read(call: Any, index: int, chosen: list[tuple[int, int]], code: str | None) -> CallRecords:
+    heads = [head for where, head in chosen if where == index and head < call.heads]
+    return CallRecords(call, heads, code)
+
+
+def _remarks(traces: Sequence[Any]) -> list[str]:
+    """What the page should say of the numbers."""
+    remarks = [note for trace in traces for note in getattr(trace, "notes", ())]
+    for trace in traces:
+        if any(call.problem is None for call in trace.calls):
+            remarks.append(
+                f"{trace.title}: saved without queries and keys, so there is nothing finer than these blocks."
+            )
+        for call in trace.calls:
+            if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K).trust)).all():
+                remarks.append(f"{call.name}: some weights are not numbers; they are drawn as 0.")
+    return remarks

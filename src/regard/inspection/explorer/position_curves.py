@@ -1,0 +1,199 @@
+"""What the page draws of positions: rotary kernels, biases by distance, tables, and what a bias adds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.engine.excerpt import score_cells
+from regard.inspection.explorer.mask_outlines import find_band
+from regard.masks.algebra import And
+from regard.masks.positional import Causal
+from regard.positions import Rotary, Scaling
+from regard.scores import Score
+from regard.scores.cells import Picks
+from regard.scores.score import compose
+
+MOST_POINTS = 512
+LARGEST_SPLIT = 256
+
+
+def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
+    """Average q . k over turned copies of one unit vector, by distance.
+
+    kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling
+
+    Args:
+        turn: the layer's rotary settings.
+        head_dim: D.
+        longest: the largest distance asked for.
+
+    Returns:
+        kind, name, head_dim, frequencies (radians per token), trained_length (None: not known), distances,
+        and kernel, one number for each.
+
+    Example:
+        >>> from regard.inspection.explorer.position_curves import rotary_curve
+        >>> from regard.positions import Rotary, Scaling
+        >>> [f"{value:.3f}" for value in rotary_curve(Rotary(), 2, 2)["kernel"]]
+        ['1.000', '0.540', '-0.416']
+    """
+    width = head_dim if turn.width is None else turn.width
+    rule = Scaling() if turn.scaling is None else turn.scaling
+    frequencies, amplitude = rule.frequencies(width, turn.base), rule.amplitude
+    distances = spaced(0, longest)
+    turned = np.cos(distances[:, None] * frequencies).sum(-1)
+    return {
+        "kind": "rotary",
+        "name": f"rotary, base {turn.base:g}",
+        "head_dim": head_dim,
+        "frequencies": [float(f"{frequency:.6g}") for frequency in frequencies],
+        "trained_length": getattr(rule, "trained_length", None),
+        "kernel": (head_dim - width + 2 * amplitude**2 * turned) / head_dim,
+        "distances": distances.tolist(),
+    }
+
+
+def bias_curves(call: Any) -> list[dict[str, Any]]:
+    """Evaluate what each score of a call that only adds by position adds, for every head, by distance."""
+    problem = call.problem
+    if problem is None or problem.score is None or not call.rows or not call.keys:
+        return []
+    query, key = call.query_offset, call.key_offset
+    least, most = query - (key + call.keys - 1), query + call.rows - 1 - key
+    least = max(least, 0) if _is_causal(problem.mask) else least
+    band = find_band(problem.mask)
+    if band is not None:
+        least, most = max(least, -band[1]), min(most, band[0])
+    if least > most:
+        return []
+    distances = spaced(least, most)
+    heads = np.arange(call.heads, dtype=np.int32)[:, None]
+    cells = Picks(
+        jnp.asarray(distances, jnp.int32)[None], jnp.int32(0), jnp.asarray(heads), jnp.zeros((), jnp.int32)
+    )
+    found = []
+    for part in _parts(problem.score):
+        if not (part.adds and part.reads_positions):
+            continue
+        values = part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells)
+        name = part.expression().split("(")[0]
+        found.append(
+            {"kind": "bias", "name": name, "distances": distances.tolist(), "values": np.asarray(values)}
+        )
+    return found
+
+
+def table_picture(name: str, table: Any, trained_length: int | None = None) -> dict[str, Any]:
+    """Compare the rows of a position table, at most 512 of them, evenly spaced.
+
+    similarity_ij = x_i . x_j / (|x_i| |x_j|), not a number where a row is 0
+
+    Args:
+        name: what to call it.
+        table: numbers (positions, M).
+        trained_length: rows that were trained; None means all.
+
+    Returns:
+        kind, name, trained_length, step (from one row taken to the next), similarity and norms.
+
+    Raises:
+        ValueError: a table that is not of rank 2.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection.explorer.position_curves import table_picture
+        >>> table_picture("learned", np.eye(2))["similarity"].tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    rows = np.asarray(table, np.float64)
+    if rows.ndim != 2:
+        raise ValueError(f"positions: expected the table {name!r} as (positions, width), got {rows.shape}")
+    step = -(-len(rows) // MOST_POINTS) or 1
+    taken = rows[::step]
+    norms = np.sqrt((taken**2).sum(-1))
+    unit = taken / np.where(norms > 0, norms, np.nan)[:, None]
+    return {
+        "kind": "table",
+        "name": name,
+        "trained_length": len(rows) if trained_length is None else trained_length,
+        "step": step,
+        "similarity": np.clip(unit @ unit.T, -1, 1),
+        "norms": norms,
+    }
+
+
+def split_scores(
+    call: Any, head: int, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
+) -> dict[str, Any] | None:
+    """Take a head's scores apart: what the features say, and what scores by position and biases add.
+
+    both_ts = content_ts + bias_ts, not a number where the mask lets nothing through
+
+    Args:
+        call: of a trace.
+        head: which query head.
+        rows: the first row, and the first no longer taken. None means the last 256.
+        columns: likewise, of keys.
+
+    Returns:
+        rows, keys (how many), first_row, first_key, content, bias and both; None where queries and keys are
+        not kept or nothing is added.
+    """
+    problem = call.problem
+    if problem is None or not _adds(problem) or not call.rows or not call.keys:
+        return None
+    (top, bottom), (left, right) = (
+        (max(size - LARGEST_SPLIT, 0), size) if span is None else span
+        for span, size in ((rows, call.rows), (columns, call.keys))
+    )
+    places = jnp.arange(top, bottom, dtype=jnp.int32), jnp.arange(left, right, dtype=jnp.int32)
+    which = jnp.asarray([head], jnp.int32)
+    score = compose([part for part in _parts(problem.score) if not part.adds])
+    plain = dataclasses.replace(problem, score=score, bias=None, mask=None)
+    shape = (bottom - top, right - left)
+    content, both = (
+        np.asarray(score_cells(one, *places, which), np.float64).reshape(shape) for one in (plain, problem)
+    )
+    alive = both != -np.inf
+    content, both = (np.where(alive, part, np.nan) for part in (content, both))
+    return {
+        "rows": shape[0],
+        "keys": shape[1],
+        "first_row": top,
+        "first_key": left,
+        "content": content,
+        "bias": both - content,
+        "both": both,
+    }
+
+
+def spaced(least: int, most: int) -> np.ndarray:
+    """Whole numbers between bounds, all or 512: each one near 0, geometrically spaced afar."""
+    if most - least < MOST_POINTS:
+        return np.arange(least, most + 1)
+    half = MOST_POINTS // (2 if least < 0 < most else 1)
+    far = max(abs(least), abs(most))
+    steps = np.unique(np.rint(np.geomspace(1, far, half)).astype(np.int64))
+    dense = np.arange(min(half // 2, far + 1))
+    steps = np.union1d(dense, steps)
+    signed = np.union1d(-steps, steps)
+    return np.union1d(signed[(signed >= least) & (signed <= most)], [least, most])
+
+
+def _adds(problem: Any) -> bool:
+    return problem.bias is not None or any(part.adds for part in _parts(problem.score))
+
+
+def _parts(score: Score | None) -> tuple[Score, ...]:
+    chain = compose(score)
+    return () if chain is None else chain.parts
+
+
+def _is_causal(mask: Any) -> bool:
+    if isinstance(mask, And):
+        return _is_causal(mask.left) or _is_causal(mask.right)
+    return isinstance(mask, Causal)

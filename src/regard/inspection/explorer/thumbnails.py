@@ -1,0 +1,128 @@
+"""Small pictures of all heads where the page cannot run: PNG bytes, and blocks of characters."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+SHADES = " ░▒▓█"
+_MOST_CALLS, _MOST_HEADS = 24, 16
+_SIDE, _GAP = 32, 4  # pixels
+_OCTAVES = 10  # from the darkest colour to none
+# White, and three blues, darker and darker.
+_ANCHORS = np.array([[255, 255, 255], [158, 202, 225], [33, 113, 181], [8, 30, 75]], np.float64)
+
+
+def draw_png(trace: Any) -> bytes:
+    """Draw the heads of a trace, calls downwards and heads across, as the bytes of a PNG file.
+
+    The darker, the larger the largest weight in a block, on a log scale: white is below 2^-10.
+
+    Args:
+        trace: a `Trace`; of many calls or heads, the first ones are drawn.
+
+    Returns:
+        Bytes, the same for the same trace.
+    """
+    calls = trace.calls[:_MOST_CALLS]
+    across = min(max((call.heads for call in calls), default=1), _MOST_HEADS)
+    step = _SIDE + _GAP
+    picture = np.full((max(len(calls), 1) * step + _GAP, max(across, 1) * step + _GAP, 3), 238, np.uint8)
+    for row, call in enumerate(calls):
+        blocks = _blocks(call, _SIDE)
+        for head in range(min(call.heads, across)):
+            top, left = _GAP + row * step, _GAP + head * step
+            picture[top : top + _SIDE, left : left + _SIDE] = _colour(_resize(blocks[head], _SIDE, _SIDE))
+    return write_png(picture)
+
+
+def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
+    """Draw heads in characters: a head is 8 x 4 blocks, the darker the larger its largest weight.
+
+    Args:
+        trace: a `Trace`.
+        heads: how many to draw of each call.
+        calls: how many calls to draw.
+
+    Returns:
+        Lines of text, and what is not drawn.
+    """
+    lines = [repr(trace)]
+    for call in trace.calls[:calls]:
+        blocks = _blocks(call, 8)[:heads]
+        hidden = call.heads - len(blocks)
+        lines.append(f"{call.name}{f', {hidden} more heads not drawn' if hidden else ''}")
+        shades = [np.rint(4 * _depth(_resize(block, 4, 8))).astype(int) for block in blocks]
+        for row in range(4):
+            lines.append("  ".join("|" + "".join(SHADES[cell] for cell in one[row]) + "|" for one in shades))
+    if len(trace.calls) > calls:
+        lines.append(f"{len(trace.calls) - calls} more calls not drawn")
+    return "\n".join(lines)
+
+
+def write_png(pixels: np.ndarray) -> bytes:
+    """The bytes of a PNG file.
+
+    Args:
+        pixels: uint8 (height, width, 3), neither of them 0.
+
+    Returns:
+        Bytes.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection.explorer.thumbnails import write_png
+        >>> write_png(np.zeros((1, 1, 3), np.uint8))[:4]
+        b'\\x89PNG'
+    """
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape((height, -1))], 1)
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = part(b"IDAT", zlib.compress(lines.tobytes(), 9))
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + body + part(b"IEND", b"")
+
+
+def _blocks(call: Any, most: int) -> np.ndarray:
+    """(H, I, J) largest weights of blocks, neither axis above `most` where it can be."""
+    readout = call.readout(grid=64, top_k=8)
+    number = 0
+    while number + 1 < readout.num_levels and max(readout.level(number).max.shape[-2:]) > most:
+        number += 1
+    return np.nan_to_num(np.asarray(readout.level(number).max))
+
+
+def _resize(block: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The largest of the blocks under each cell."""
+    if 0 in block.shape:
+        return np.zeros((height, width))
+    for axis, size in enumerate((height, width)):
+        have = block.shape[axis]
+        block = np.stack(
+            [
+                block.take(range(start * have // size, max(-(-(start + 1) * have // size), 1)), axis).max(
+                    axis
+                )
+                for start in range(size)
+            ],
+            axis,
+        )
+    return block
+
+
+def _depth(weights: np.ndarray) -> np.ndarray:
+    """0 for nothing .. 1 for a weight of 1, on a log scale."""
+    return np.clip(1 + np.log2(np.maximum(weights, 2.0**-60)) / _OCTAVES, 0, 1)
+
+
+def _colour(weights: np.ndarray) -> np.ndarray:
+    place = _depth(weights) * (len(_ANCHORS) - 1)
+    below = np.minimum(place.astype(int), len(_ANCHORS) - 2)
+    share = (place - below)[..., None]
+    return np.rint((1 - share) * _ANCHORS[below] + share * _ANCHORS[below + 1]).astype(np.uint8)

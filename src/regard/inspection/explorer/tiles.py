@@ -1,0 +1,281 @@
+"""Tiles: any part of a trace's weights in blocks of any size, exactly, in the memory of what is shown."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.inspection.explorer.budgets import TOP_K
+from regard.inspection.explorer.position_curves import split_scores
+
+SIDE = 256  # blocks of a tile along each axis
+CHANNELS = ("mass", "max")
+LARGEST_SPLIT = 512  # rows and columns
+CACHE_BYTES = 64 << 20
+_STRIP_CELLS = 1 << 21
+_FEW_CELLS = 1 << 24  # formed within a second
+_COARSE, _FINE = 64, 512  # blocks along an axis of the readouts that coarser tiles are taken from
+
+
+class Tiles:
+    """Cuts tiles, rows and columns out of traces; calls from several threads wait for each other.
+
+    A tile holds 256 x 256 blocks. The mass of a block is the mean over its rows that may attend to something
+    of the sum of the weights on its keys, its max the largest weight; beyond the edge both are NaN. Blocks of
+    one row and one key are the weights themselves. What is not a number is 0.
+
+    Args:
+        traces: `Trace`s.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> from regard.inspection.explorer.tiles import Tiles
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture() as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
+        >>> tile = Tiles([trace]).tile(0, 0, 0, query_block=2, key_block=2, row=0, column=0)
+        >>> tile.shape, [f"{mass:.3f}" for mass in tile[1, :3]]
+        ((256, 256), ['0.583', '0.417', 'nan'])
+    """
+
+    def __init__(self, traces: Sequence[Any]):
+        self._traces = list(traces)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
+        self._bytes = 0
+
+    def tile(
+        self,
+        trace: int,
+        call: int,
+        head: int,
+        *,
+        query_block: int,
+        key_block: int,
+        row: int,
+        column: int,
+        channel: str = "mass",
+    ) -> np.ndarray:
+        """Cut one tile.
+
+        Args:
+            trace: number of the trace.
+            call: number of the call in it.
+            head: of the call.
+            query_block: rows in a block.
+            key_block: keys in a block.
+            row: number of the tile from the top.
+            column: number of the tile from the left.
+            channel: "mass" or "max".
+
+        Returns:
+            float32 (256, 256).
+
+        Raises:
+            LookupError: no such trace, call, head or tile.
+            ValueError: an unknown channel; blocks of less than a row or key; blocks finer than those saved,
+                where queries and keys are not kept.
+        """
+        if channel not in CHANNELS:
+            raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
+        for name, block in (("query_block", query_block), ("key_block", key_block)):
+            if block < 1:
+                raise ValueError(f"{name}: expected at least 1, got {block}")
+        of = self._find(trace, call, head)
+        shape = -(-of.rows // query_block), -(-of.keys // key_block)
+        _demand("tile row", row, -(-shape[0] // SIDE))
+        _demand("tile column", column, -(-shape[1] // SIDE))
+        part = _Part.of(of, head, query_block, key_block, row, column)
+        name = (trace, call, head, query_block, key_block, row, column)
+        return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
+
+    def row(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
+        """The weights of one query, float32 `(S,)`.
+
+        Raises:
+            LookupError: no such trace, call, head or row.
+            ValueError: queries and keys that are not kept.
+        """
+        of = self._find(trace, call, head)
+        _demand("row", index, of.rows)
+        name = (trace, call, head, "row", index)
+        return self._keep(name, lambda: _clean(of.window(rows=[index], heads=[head])[0, 0]))
+
+    def column(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
+        """The weights on one key, float32 `(T,)`.
+
+        Raises:
+            LookupError: no such trace, call, head or column.
+            ValueError: queries and keys that are not kept.
+        """
+        of = self._find(trace, call, head)
+        _demand("column", index, of.keys)
+        name = (trace, call, head, "column", index)
+        return self._keep(name, lambda: _clean(of.window(columns=[index], heads=[head])[0, :, 0]))
+
+    def split(
+        self, trace: int, call: int, head: int, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> np.ndarray:
+        """The scores of a window: what the features say, what positions add, and both together.
+
+        Args:
+            trace: number of the trace.
+            call: number of the call in it.
+            head: of the call.
+            rows: the first row, and the first no longer taken.
+            columns: likewise.
+
+        Returns:
+            float32 `(3, R, C)`, NaN where the mask lets nothing through.
+
+        Raises:
+            LookupError: no such trace, call, head or window.
+            ValueError: a window of more than 512 rows or columns; nothing that could be split.
+        """
+        of = self._find(trace, call, head)
+        for name, (start, stop), size in (("rows", rows, of.rows), ("columns", columns, of.keys)):
+            if not 0 <= start < stop <= size:
+                raise LookupError(f"{name}: expected a part of 0..{size}, got {start}..{stop}")
+            if stop - start > LARGEST_SPLIT:
+                raise ValueError(f"{name}: expected at most {LARGEST_SPLIT}, got {stop - start}")
+
+        def form() -> np.ndarray:
+            parts = split_scores(of, head, rows, columns)
+            if parts is None:
+                raise ValueError("split: nothing is added to the scores of this call, or it is not kept")
+            return np.stack([parts[name] for name in ("content", "bias", "both")]).astype(np.float32)
+
+        return self._keep((trace, call, head, "split", rows, columns), form)
+
+    def _find(self, trace: int, call: int, head: int) -> Any:
+        _demand("trace", trace, len(self._traces))
+        _demand("call", call, len(self._traces[trace].calls))
+        found = self._traces[trace].calls[call]
+        _demand("head", head, found.heads)
+        return found
+
+    def _keep(self, name: tuple[Any, ...], form: Callable[[], np.ndarray]) -> np.ndarray:
+        """What was formed lately, or is formed now: one at a time, as each keeps all cores busy."""
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = form()
+                self._bytes += self._kept[name].nbytes
+            self._kept.move_to_end(name)
+            found = self._kept[name]
+            while self._bytes > CACHE_BYTES and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+            return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows and keys of one head that a tile shows."""
+
+    head: int
+    query_block: int
+    key_block: int
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+
+    @classmethod
+    def of(cls, call: Any, head: int, query_block: int, key_block: int, row: int, column: int) -> _Part:
+        def span(block: int, number: int, size: int) -> tuple[int, int]:
+            return number * SIDE * block, min((number + 1) * SIDE * block, size)
+
+        rows, keys = span(query_block, row, call.rows), span(key_block, column, call.keys)
+        return cls(head, query_block, key_block, rows, keys)
+
+    @property
+    def cells(self) -> int:
+        return (self.rows[1] - self.rows[0]) * (self.keys[1] - self.keys[0])
+
+
+def _cut(call: Any, part: _Part) -> np.ndarray:
+    """Both channels of a tile, float32 (2, 256, 256); from the coarsest blocks that are as fine."""
+    tile = np.full((len(CHANNELS), SIDE, SIDE), np.nan, np.float32)
+    exact = call.problem is not None and part.query_block == part.key_block == 1
+    found = (None if exact else _join_blocks(call, part)) or _join_weights(call, part)
+    for channel, values in zip(tile, found, strict=True):
+        channel[: len(values), : len(values[0])] = _clean(values)
+    return tile
+
+
+def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mass and max from a readout's blocks; None where those are coarser, or weights take less time."""
+    head = part.head
+    # A sweep over the whole head takes as long for each cell as four times forming it.
+    few = part.cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
+    for grid, heads in ((_COARSE, None), (_FINE, [head])):
+        if grid == _FINE and call.problem is not None and few:
+            continue
+        blocks = [1 << (-(-max(size, 1) // grid) - 1).bit_length() for size in (call.rows, call.keys)]
+        if part.query_block % blocks[0] or part.key_block % blocks[1]:
+            continue
+        try:
+            readout = call.readout(grid=grid, top_k=TOP_K, heads=heads)
+        except ValueError:  # of a file that holds coarser ones
+            continue
+        index = head if heads is None else 0
+        across = slice(part.rows[0] // blocks[0], -(-part.rows[1] // blocks[0]))
+        down = slice(part.keys[0] // blocks[1], -(-part.keys[1] // blocks[1]))
+        mass, largest, rows = (
+            np.asarray(array)[index][across]
+            for array in (readout.block_mass, readout.block_max, readout.block_rows)
+        )
+        sums = mass[:, down].astype(np.float64) * rows[:, None]
+        steps = part.query_block // blocks[0], part.key_block // blocks[1]
+        sums, largest = _join(sums, steps, np.add), _join(largest[:, down], steps, np.maximum)
+        living = np.add.reduceat(rows, np.arange(0, len(rows), steps[0]))
+        return sums / np.maximum(living, 1)[:, None], largest
+    return None
+
+
+def _join_weights(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray]:
+    """Mass and max from the weights themselves, formed a strip of rows at a time."""
+    (top, bottom), (left, right) = part.rows, part.keys
+    # Always as many, some of them twice at the edges: windows of one size share one compiled program.
+    width = min(SIDE * part.key_block, call.keys)
+    height = min(max(_STRIP_CELLS // width, 1), SIDE * part.query_block, call.rows)
+    columns = np.minimum(np.arange(left, left + width, dtype=np.int32), call.keys - 1)
+    sums, largest = [], []
+    for start in range(top, bottom, height):
+        rows = np.minimum(np.arange(start, start + height, dtype=np.int32), call.rows - 1)
+        weights = call.window(rows=rows, columns=columns, heads=[part.head])[0]
+        weights = _clean(weights[: bottom - start, : right - left])
+        sums.append(_join(weights, (1, part.key_block), np.add))
+        largest.append(_join(weights, (1, part.key_block), np.maximum))
+    alive = np.asarray(call.max_score)[part.head, top:bottom] != -np.inf
+    steps = part.query_block, 1
+    living = np.add.reduceat(alive.astype(np.int64), np.arange(0, bottom - top, steps[0]))
+    mass = _join(np.concatenate(sums).astype(np.float64), steps, np.add) / np.maximum(living, 1)[:, None]
+    return mass, _join(np.concatenate(largest), steps, np.maximum)
+
+
+def _join(values: np.ndarray, steps: tuple[int, int], combine: np.ufunc) -> np.ndarray:
+    """Neighbours joined along both axes; the last may be fewer."""
+    for axis, size in enumerate(values.shape):
+        step = min(steps[axis], size)
+        if step > 1:
+            # Not reduceat: it adds one after the other, and rounding grows with the number.
+            missing = -values.shape[axis] % step
+            values = np.pad(values, [(0, missing if axis == a else 0) for a in (0, 1)])
+            shape = list(values.shape)
+            shape[axis : axis + 1] = [-1, step]
+            values = combine.reduce(values.reshape(shape), axis=axis + 1)
+    return values
+
+
+def _clean(values: Any) -> np.ndarray:
+    """What is not a number is drawn as 0."""
+    return np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _demand(what: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise LookupError(f"{what}: expected a number in 0..{count - 1}, got {number}")

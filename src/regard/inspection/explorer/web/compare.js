@@ -1,0 +1,316 @@
+import { button, chooser, clear, element } from "./dom.js";
+import { isDark, limitsFor } from "./colours.js";
+import { comparePane } from "./compare_pane.js";
+import { chooseLevel, readBlocks } from "./excerpts.js";
+import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
+import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
+import { headName } from "./passages.js";
+import { formatNumber } from "./scales.js";
+
+const COMPARE_BLOCKS = 512;
+
+/**
+ * How many tokens of two sequences differ, place by place; the length of the longer when the lengths differ.
+ */
+export function tokensApart(one, other) {
+  if (!one || !other || one === other) return 0;
+  if (one.length !== other.length) return Math.max(one.length, other.length);
+  return one.reduce((count, token, n) => count + (token === other[n] ? 0 : 1), 0);
+}
+
+/**
+ * @param {HTMLElement} host
+ * @param {import("./source.js").Source} source
+ * @param {import("./state.js").State} state
+ */
+export function mountCompare(host, source, state) {
+  const traces = source.document.traces;
+  host.classList.add("compare");
+  if (traces.length < 2) {
+    host.append(
+      element(
+        "div",
+        { class: "empty-state" },
+        element("h3", {}, "One trace only"),
+        element(
+          "p",
+          {},
+          "Two checkpoints, prompts, masks or kernels lie side by side here when a page has a second trace:",
+        ),
+        element("pre", {}, 'trace.explore("page.html", compare=other)'),
+      ),
+    );
+    return;
+  }
+  compareBuild(host, source, state);
+}
+
+function compareBuild(host, source, state) {
+  const traces = source.document.traces,
+    most = traces.length - 1,
+    number = (text) => (/^\d+$/.test(String(text)) && Number(text) <= most ? Number(text) : undefined);
+  state.declare("other", { initial: 1, hash: "b", clean: number });
+  state.declare("compareMode", {
+    initial: "swipe",
+    hash: "cmp",
+    clean: (mode) => (["swipe", "side", "difference"].includes(mode) ? mode : undefined),
+  });
+  const name = (n) => traces[n].title || `trace ${n + 1}`,
+    letters = traces.map((_, n) => [String(n), name(n)]);
+  const first = () => (state.other === state.t ? (state.other === 0 ? 1 : 0) : state.t);
+  const modes = [
+    ["swipe", "swipe"],
+    ["side", "side by side"],
+    ["difference", "A − B"],
+  ].map(([mode, text]) => button(text, { press: () => state.set({ compareMode: mode }) }));
+  const swipe = element("input", {
+    type: "range",
+    min: 0,
+    max: 100,
+    value: 50,
+    "aria-label": "Swipe: share of A",
+  });
+  const layer = chooser("Layer", [], "", (c) => state.set({ c: Number(c) })),
+    head = chooser("Head", [], "", (h) => state.set({ h: Number(h) }));
+  const pickA = chooser("A", letters, String(first()), (t) => state.set({ t: Number(t) })),
+    pickB = chooser("B", letters, String(state.other), (t) => state.set({ other: Number(t) }));
+  const steps = element("input", {
+    type: "range",
+    min: 0,
+    max: most,
+    "aria-label": "Checkpoint compared as B",
+  });
+  steps.addEventListener("input", () => state.set({ other: Number(steps.value) }));
+  const channel = chooser(
+    "Shows",
+    [
+      ["mass", "mass of a block"],
+      ["max", "largest weight"],
+    ],
+    state.channel,
+    (value) => state.set({ channel: value }),
+  );
+  const swipeField = element("label", { class: "rg-field" }, element("span", {}, "A | B"), swipe);
+  const bar = element(
+    "div",
+    { class: "compare-bar" },
+    pickA,
+    pickB,
+    most > 1 ? element("label", { class: "rg-field" }, element("span", {}, "checkpoint"), steps) : null,
+    layer,
+    head,
+    channel,
+    element("span", { class: "reader-switch", role: "group", "aria-label": "How to compare" }, ...modes),
+    swipeField,
+  );
+  const told = element("p", { class: "compare-told", role: "status" }),
+    legend = element("div", { class: "plot-legend" });
+  const row = element("div", { class: "compare-row" }),
+    heads = element("div", { class: "compare-heads" });
+  host.append(bar, told, legend, row);
+  const panes = [comparePane(row, state, "A"), comparePane(row, state, "B")];
+  row.append(heads);
+  let now = 0,
+    headPlot = null,
+    headsOf = "";
+
+  const optionsOf = (field, texts, value) => {
+    const select = field.querySelector("select");
+    if (select.length !== texts.length)
+      clear(select).append(...texts.map((text, n) => element("option", { value: String(n), text })));
+    select.value = String(value);
+  };
+  const draw = async () => {
+    const mine = ++now,
+      { c, h, view, other: b, compareMode: mode } = state,
+      a = first(),
+      pair = [a, b],
+      calls = traces[a].calls;
+    optionsOf(
+      layer,
+      calls.map((call, n) => `${n} · ${call.name}`),
+      c,
+    );
+    optionsOf(
+      head,
+      Array.from({ length: calls[c]?.heads ?? 0 }, (_, n) => String(n)),
+      h,
+    );
+    pickA.querySelector("select").value = String(a);
+    pickB.querySelector("select").value = steps.value = String(b);
+    channel.querySelector("select").value = state.channel;
+    const apart = reasonApart(source, pair, c, h),
+      known = pair.map((t) => h < (traces[t].calls[c]?.heads ?? 0));
+    const levels = apart ? [] : commonLevels(source, pair, c, h, state.channel);
+    const read = (t, wanted) => {
+      const list = apart ? source.levels(t, c, h, state.channel) : levels;
+      const { rows, keys } = traces[t].calls[c],
+        here = state.shape(),
+        q = rows / (here.rows || 1),
+        k = keys / (here.keys || 1);
+      const part = wanted ?? view,
+        seen = { q0: part.q0 * q, q1: part.q1 * q, k0: part.k0 * k, k1: part.k1 * k };
+      const level = chooseLevel(list, seen, COMPARE_BLOCKS);
+      return level ? readBlocks(source, t, c, h, seen, state.channel, level) : null;
+    };
+    const parts = await Promise.all(pair.map((t, n) => (known[n] ? read(t, view) : null)));
+    const tokens = await Promise.all(
+      pair.map((t) => source.tokens(t, traces[t].calls[c]?.key_sequence ?? null)),
+    );
+    const whole = apart
+      ? null
+      : await Promise.all(pair.map((t) => read(t, { q0: 0, q1: calls[c].rows, k0: 0, k1: calls[c].keys })));
+    if (mine !== now) return;
+    const linked = !apart && parts[0] && parts[1],
+      difference = linked ? differenceOf(parts[0].values, parts[1].values) : null;
+    const all =
+      whole?.[0] && whole[1]
+        ? { ...differenceOf(whole[0].values, whole[1].values), ...{ whole: whole[0] } }
+        : null;
+    const texts = tokensApart(...tokens),
+      dark = isDark(host);
+    told.textContent = [
+      apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
+      all && compareSentence(all, calls[c]),
+      texts && !apart ? `The texts differ at ${texts} of ${tokens[0].length} tokens.` : "",
+    ]
+      .filter(Boolean)
+      .join(" ");
+    let largest = 0;
+    for (const part of parts) for (const value of part?.values ?? []) if (value > largest) largest = value;
+    const limits = limitsFor(
+      state.scale,
+      Math.max(...pair.map((t) => traces[t].calls[c]?.keys ?? 1)),
+      largest,
+    );
+    const look = { low: limits[0], high: limits[1], scale: state.scale, dark };
+    const bound = difference?.largest || 1e-6,
+      signed = { kind: "diverging", low: -bound, high: bound, dark };
+    const shapeOf = (n) => {
+      const call = traces[pair[n]].calls[c];
+      return {
+        rows: call.rows,
+        keys: call.keys,
+        queryOffset: call.query_offset ?? 0,
+        keyOffset: call.key_offset ?? 0,
+      };
+    };
+    const at = (part, cell) => {
+      const i = Math.floor(cell.row / part.queryBlock) - part.row0,
+        j = Math.floor(cell.key / part.keyBlock) - part.column0;
+      return i >= 0 && j >= 0 && i < part.rows && j < part.columns ? part.values[i * part.columns + j] : NaN;
+    };
+    const tell = (cell) =>
+      parts.every((part) => !part || Number.isNaN(at(part, cell)))
+        ? ""
+        : `query ${cell.row}, key ${cell.key}: ` +
+          parts
+            .map((part, n) => (part ? `${"AB"[n]} ${formatNumber(at(part, cell), 4)}` : ""))
+            .filter(Boolean)
+            .join(", ") +
+          (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : "");
+    const layerOf = (n, place = {}) => ({
+      excerpt: parts[n],
+      picture: heatCanvas(parts[n].values, parts[n].rows, parts[n].columns, look),
+      ...place,
+    });
+    const single = mode !== "side" && linked;
+    modes.forEach((one, n) => {
+      one.disabled = n !== 1 && !linked;
+      one.setAttribute(
+        "aria-pressed",
+        String(single ? ["swipe", "side", "difference"][n] === mode : n === 1),
+      );
+    });
+    swipeField.hidden = !single || mode !== "swipe";
+    legend.replaceChildren(
+      ...heatLegend(
+        single && mode === "difference" ? signed : { ...look },
+        single && mode === "difference" ? "A − B" : `weight, ${state.scale} scale`,
+      ),
+    );
+    panes.forEach((pane, n) => (pane.box.hidden = single ? n === 1 : !parts[n]));
+    if (single) {
+      const share = Number(swipe.value) / 100;
+      const layers =
+        mode === "swipe"
+          ? [layerOf(0, { to: share }), layerOf(1, { from: share })]
+          : [
+              {
+                excerpt: parts[0],
+                picture: heatCanvas(difference.values, parts[0].rows, parts[0].columns, signed),
+              },
+            ];
+      panes[0].show(
+        { layers, shape: shapeOf(0), read: tell },
+        mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
+      );
+    } else
+      panes.forEach(
+        (pane, n) =>
+          parts[n] &&
+          pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: tell }, `${"AB"[n]} ${name(pair[n])}`),
+      );
+    drawHeads(a, b);
+  };
+  const drawHeads = async (a, b) => {
+    if (headsOf === `${a},${b}`) return;
+    headsOf = `${a},${b}`;
+    const found = await headDivergences(source, a, b),
+      columns = Math.max(1, ...found.map((one) => one.length));
+    if (headsOf !== `${a},${b}`) return;
+    const values = new Float32Array(found.length * columns).fill(NaN);
+    found.forEach((one, c) => values.set(one, c * columns));
+    heads.hidden = !values.some(Number.isFinite);
+    const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
+    const spec = {
+      title: "How far each head is apart (Jensen–Shannon)",
+      values,
+      rows: found.length,
+      columns,
+      low: 0,
+      high,
+      unit: "bits",
+      xLabel: "head",
+      yLabel: "layer",
+      xText: (n) => String(n),
+      yText: (n) => String(n),
+      height: Math.min(320, Math.max(60, 22 * found.length)),
+      note: "Mean over rows, on at most 64 × 64 blocks; a click opens the head. Grey: nothing to compare.",
+      onPick: (c, h) => state.set({ c, h }),
+      table: {
+        head: ["head", "bits"],
+        rows: found.flatMap((one, c) => Array.from(one, (bits, h) => [headName(c, h), bits])),
+      },
+    };
+    if (headPlot) headPlot.update(spec);
+    else headPlot = heatPlot(heads, spec, state);
+  };
+  let planned = false;
+  const plan = () => {
+    if (!planned)
+      requestAnimationFrame(() => {
+        planned = false;
+        if (state.tab === "compare") draw();
+      });
+    planned = true;
+  };
+  swipe.addEventListener("input", plan);
+  state.on(["t", "c", "h", "view", "channel", "scale", "other", "compareMode", "row", "key", "tab"], plan);
+  state.addEventListener("recolour", plan);
+  draw();
+}
+
+/** The largest difference of a head in words: where, and between what. */
+function compareSentence({ largest, at, whole }, call) {
+  const { queryBlock, keyBlock, columns } = whole,
+    cells = queryBlock === 1 && keyBlock === 1;
+  if (at < 0)
+    return cells
+      ? "A and B are equal in every cell."
+      : `A and B are equal in blocks of ${queryBlock} × ${keyBlock}.`;
+  const row = Math.floor(at / columns) * queryBlock + (call.query_offset ?? 0),
+    key = (at % columns) * keyBlock + (call.key_offset ?? 0);
+  const blocks = cells ? "" : `, in blocks of ${queryBlock} × ${keyBlock}`;
+  return `Largest |A − B| of the head: ${formatNumber(largest)} at query ${row}, key ${key}${blocks}.`;
+}

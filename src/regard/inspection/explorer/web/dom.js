@@ -1,0 +1,167 @@
+// Elements from data: text always becomes a text node, so no token can turn into markup.
+
+/**
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, any>} [attributes] `class`, `text`, `on` ({event: listener}), `style` (object), `data` (object);
+ *   null, undefined and false leave an attribute out, true sets it empty
+ * @param {...(Node|string|null)} children strings become text nodes
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function element(tag, attributes = {}, ...children) {
+  return domFill(document.createElement(tag), attributes, children);
+}
+
+/**
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes]
+ * @param {...(Node|string|null)} children
+ * @returns {SVGElement}
+ */
+export function svg(tag, attributes = {}, ...children) {
+  return domFill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function domFill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "text") node.textContent = String(value);
+    else if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    } else if (name === "style") {
+      for (const [property, setting] of Object.entries(value))
+        node.style.setProperty(property, String(setting));
+    } else if (name === "data") {
+      for (const [key, datum] of Object.entries(value)) node.dataset[key] = String(datum);
+    } else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child);
+  }
+  return node;
+}
+
+/** @param {Node} node left without children @returns {Node} */
+export function clear(node) {
+  node.replaceChildren();
+  return node;
+}
+
+/**
+ * A real button with its shortcut told to screen readers and shown in the tooltip.
+ * @param {string} label what is seen
+ * @param {{title?: string, keys?: string, press: (event: Event) => void, pressed?: boolean, class?: string}} options
+ * @returns {HTMLButtonElement}
+ */
+export function button(label, { title = "", keys = "", press, pressed, class: names = "" }) {
+  // Who speaks to a computer says what is seen: the name holds it.
+  const words = label.replace(/[^\p{L} ]/gu, "").trim();
+  const name = title && !title.toLowerCase().includes(words.toLowerCase()) ? `${words}: ${title}` : title;
+  return element("button", {
+    type: "button",
+    class: names,
+    title: keys ? `${title || label} (${keys})` : title || null,
+    "aria-label": name || null,
+    "aria-keyshortcuts": keys || null,
+    "aria-pressed": pressed === undefined ? null : String(pressed),
+    on: { click: press },
+    text: label,
+  });
+}
+
+/**
+ * A labelled list of choices.
+ * @param {string} label
+ * @param {Array<[string, string]>} choices value and what is seen
+ * @param {string} value
+ * @param {(value: string) => void} choose
+ * @returns {HTMLLabelElement}
+ */
+export function chooser(label, choices, value, choose, attributes = {}) {
+  const select = element("select", { ...attributes, on: { change: () => choose(select.value) } });
+  for (const [name, text] of choices) select.append(element("option", { value: name, text }));
+  select.value = value;
+  return element("label", { class: "rg-field" }, element("span", { text: label }), select);
+}
+
+/**
+ * @param {string} label
+ * @param {boolean} checked
+ * @param {(checked: boolean) => void} change
+ * @returns {HTMLLabelElement}
+ */
+export function tickbox(label, checked, change, attributes = {}) {
+  const input = element("input", {
+    type: "checkbox",
+    ...attributes,
+    on: { change: () => change(input.checked) },
+  });
+  input.checked = checked;
+  return element("label", { class: "rg-tick" }, input, element("span", { text: label }));
+}
+
+const domVoices = new WeakMap();
+
+/**
+ * Tell a screen reader, politely; the newest sentence wins.
+ * @param {string} text
+ * @param {Element} [near] any node of the explorer that speaks; the first explorer when left out
+ */
+export function say(text, near) {
+  const root = near?.closest?.(".regard") ?? document.querySelector(".regard") ?? document.body;
+  let voice = domVoices.get(root);
+  if (!voice) {
+    voice = element("div", { class: "rg-voice", "aria-live": "polite", role: "status" });
+    root.append(voice);
+    domVoices.set(root, voice);
+  }
+  voice.textContent = text;
+}
+
+/**
+ * Hand a file to the reader's browser.
+ * @param {string} name
+ * @param {Blob} blob
+ */
+export function download(name, blob) {
+  const address = URL.createObjectURL(blob);
+  const link = element("a", { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
+/** @param {number} value @returns {string} three significant figures, a true minus sign, a dash for none */
+export function figures(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text =
+    size >= 1e6 || size < 1e-3
+      ? value.toExponential(digits - 1).replace("e+", "e")
+      : String(Number(value.toPrecision(digits)));
+  return text.replaceAll("-", "−");
+}
+
+/**
+ * A token fit for one line: white space made visible, long ones cut in whole characters.
+ * @param {string} token
+ * @param {number} [most] characters kept
+ * @returns {string}
+ */
+export function shown(token, most = 24) {
+  const visible = String(token)
+    .slice(0, 4 * most)
+    .replaceAll("\n", "⏎")
+    .replaceAll("\t", "⇥")
+    .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
+  const plain = visible.trim() || visible.replaceAll(" ", "␣");
+  const head = Array.from(plain);
+  return head.length > most || String(token).length > 4 * most
+    ? `${head.slice(0, most - 1).join("")}…`
+    : plain || "∅";
+}

@@ -1,0 +1,102 @@
+// The visible part of a head as numbers: for files, and for laying two traces over each other.
+
+const EXCERPT_TILE = 256;
+
+/**
+ * The finest blocks of which at most `most` cover each axis of a view; the coarsest when none are few enough.
+ * @param {{queryBlock: number, keyBlock: number}[]} levels finest first
+ * @param {{q0: number, q1: number, k0: number, k1: number}} view in cells @param {number} most
+ * @returns {{queryBlock: number, keyBlock: number}|null}
+ */
+export function chooseLevel(levels, view, most) {
+  const fits = ({ queryBlock, keyBlock }) => {
+    const [rows, columns] = [
+      [view.q0, view.q1, queryBlock],
+      [view.k0, view.k1, keyBlock],
+    ].map(([from, to, block]) => Math.ceil(to / block) - Math.floor(from / block));
+    return rows <= most && columns <= most;
+  };
+  return levels.find(fits) ?? levels.at(-1) ?? null;
+}
+
+/**
+ * Blocks of a head under a view, cut at block borders.
+ * @param {import("./source.js").Source} source @param {number} t @param {number} c @param {number} h
+ * @param {{q0: number, q1: number, k0: number, k1: number}} view @param {"mass"|"max"} channel
+ * @param {{queryBlock: number, keyBlock: number}} level
+ * @returns {Promise<{values: Float32Array, rows: number, columns: number, row0: number, column0: number,
+ *   queryBlock: number,
+ *   keyBlock: number}|null>} row0 and column0 count blocks; null when blocks of this size are not known
+ */
+export async function readBlocks(source, t, c, h, view, channel, { queryBlock, keyBlock }) {
+  const call = source.call(t, c),
+    I = Math.ceil(call.rows / queryBlock),
+    J = Math.ceil(call.keys / keyBlock);
+  const row0 = Math.max(0, Math.floor(view.q0 / queryBlock)),
+    row1 = Math.min(I, Math.ceil(view.q1 / queryBlock));
+  const column0 = Math.max(0, Math.floor(view.k0 / keyBlock)),
+    column1 = Math.min(J, Math.ceil(view.k1 / keyBlock));
+  const rows = Math.max(0, row1 - row0),
+    columns = Math.max(0, column1 - column0);
+  const values = new Float32Array(rows * columns).fill(NaN);
+  for (let up = Math.floor(row0 / EXCERPT_TILE); up * EXCERPT_TILE < row1; up++) {
+    for (let across = Math.floor(column0 / EXCERPT_TILE); across * EXCERPT_TILE < column1; across++) {
+      const tile = await source.tile(t, c, h, queryBlock, keyBlock, up, across, channel);
+      if (!tile) return null;
+      const top = up * EXCERPT_TILE,
+        left = across * EXCERPT_TILE;
+      const from = Math.max(column0, left),
+        to = Math.min(column1, left + EXCERPT_TILE);
+      for (let i = Math.max(row0, top); i < Math.min(row1, top + EXCERPT_TILE); i++) {
+        const start = (i - top) * EXCERPT_TILE + from - left;
+        values.set(tile.subarray(start, start + to - from), (i - row0) * columns + from - column0);
+      }
+    }
+  }
+  return { values, rows, columns, row0, column0, queryBlock, keyBlock };
+}
+
+/**
+ * What the map shows of the heads of a state, in the finest blocks of which at most `most` cover an axis.
+ * @param {import("./source.js").Source} source
+ * @param {{t: number, c: number, h: number, selection: number[][], aggregate: string, view: object, channel:
+ *   string}} state
+ * @param {number} [most]
+ * @returns {Promise<object|null>} as `readBlocks`, with `channel`, `heads` and `exact`: single weights
+ */
+export async function readExcerpt(source, state, most = 1024) {
+  const { t, view } = state,
+    here = source.call(t, state.c);
+  if (!here?.heads) return null;
+  const alike = (state.selection ?? []).filter(
+    ([c]) => source.call(t, c).rows === here.rows && source.call(t, c).keys === here.keys,
+  );
+  const heads = alike.length > 1 ? alike : [[state.c, state.h]];
+  let channel = state.channel;
+  const levelsOf = (name) => heads.map(([c, h]) => source.levels(t, c, h, name));
+  let levels = levelsOf(channel);
+  if (levels.some((list) => !list.length)) levels = levelsOf((channel = "mass"));
+  const common = levels[0].filter((one) =>
+    levels.every((list) =>
+      list.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),
+    ),
+  );
+  const level = chooseLevel(common, view, most);
+  if (!level) return null;
+  let whole = null;
+  for (const [c, h] of heads) {
+    const part = await readBlocks(source, t, c, h, view, channel, level);
+    if (!part) return null;
+    if (!whole) whole = { ...part, values: part.values.slice() };
+    else
+      for (let n = 0; n < part.values.length; n++) {
+        whole.values[n] =
+          state.aggregate === "max"
+            ? Math.max(whole.values[n], part.values[n])
+            : whole.values[n] + part.values[n];
+      }
+  }
+  if (heads.length > 1 && state.aggregate !== "max")
+    for (let n = 0; n < whole.values.length; n++) whole.values[n] /= heads.length;
+  return { ...whole, channel, heads, exact: level.queryBlock === 1 && level.keyBlock === 1 };
+}

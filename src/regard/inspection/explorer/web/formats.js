@@ -1,0 +1,117 @@
+// What leaves the page: names, tables, NumPy files and Python, as text or bytes.
+import { headName } from "./passages.js";
+
+/**
+ * A name that every file system takes.
+ * @param {string} text @param {string} ending @returns {string}
+ */
+export function safeName(text, ending) {
+  const plain = text
+    .normalize("NFKD")
+    .replace(/[^A-Za-z0-9]+/g, "-")
+    .replace(/^-+|-+$/g, "")
+    .toLowerCase()
+    .slice(0, 80);
+  return `${plain.replace(/-+$/, "") || "attention"}.${ending}`;
+}
+
+/**
+ * float32 numbers as a NumPy file, version 1.0 of the format.
+ * @param {ArrayLike<number>} values row by row @param {number[]} shape @returns {Uint8Array}
+ */
+export function npyBytes(values, shape) {
+  const sizes = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
+  const words = `{'descr': '<f4', 'fortran_order': False, 'shape': (${sizes}), }`;
+  const header = `${words}${" ".repeat(63 - ((10 + words.length) % 64))}\n`;
+  const bytes = new Uint8Array(10 + header.length + 4 * values.length),
+    view = new DataView(bytes.buffer);
+  bytes.set([0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59, 1, 0]);
+  view.setUint16(8, header.length, true);
+  for (let n = 0; n < header.length; n++) bytes[10 + n] = header.charCodeAt(n);
+  for (let n = 0; n < values.length; n++) view.setFloat32(10 + header.length + 4 * n, values[n], true);
+  return bytes;
+}
+
+/** What the numbers of an excerpt are, in a sentence. @returns {string} */
+export function describeExcerpt(
+  { exact, channel, queryBlock, keyBlock, heads },
+  { aggregate = "mean", rounded = false } = {},
+) {
+  const what = exact
+    ? "attention weights"
+    : channel === "max"
+      ? `largest weight of each block of ${queryBlock} queries x ${keyBlock} keys`
+      : `mean over ${queryBlock} queries of the weight on ${keyBlock} keys`;
+  const joint = aggregate === "max" ? "largest" : "mean";
+  const joined = heads.length > 1 ? `, ${joint} of ${heads.length} heads` : "";
+  return `${what}${rounded ? ", rounded to 3.4 %" : ""}${joined}`;
+}
+
+/**
+ * Numbers as a table for spreadsheets: a remark, the first key of each column, then the first query and the
+ * numbers.
+ * @param {object} excerpt of `readExcerpt` @param {string} remark
+ * @param {{query: number, key: number}} [offsets]
+ * @returns {string}
+ */
+export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }) {
+  const { values, rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
+  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
+  const lines = [
+    `# ${remark.replace(/\s+/g, " ")}`,
+    `query\\key,${firsts.join(",")}`,
+  ];
+  for (let i = 0; i < rows; i++) {
+    const cells = Array.from(values.subarray(i * columns, (i + 1) * columns), (one) =>
+      Number.isNaN(one) ? "" : String(Number(one.toPrecision(7))),
+    );
+    lines.push(`${(row0 + i) * queryBlock + offsets.query},${cells.join(",")}`);
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+/** Text for XML; characters that XML has no place for are left out. @param {string} text @returns {string} */
+export function xmlText(text) {
+  const allowed = text.replace(/[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd");
+  return allowed.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}
+
+/**
+ * Python that draws the same view from the trace, not from this page.
+ * @param {{c: number, heads: number[][], view: object, scale: string, channel: string, name: string, rows:
+ *   number, keys: number}} what
+ * @returns {string}
+ */
+export function pythonText({ c, heads, view, scale, channel, name, rows, keys }) {
+  const [q0, q1, k0, k1] = [
+    Math.floor(view.q0),
+    Math.min(rows, Math.ceil(view.q1)),
+    Math.floor(view.k0),
+    Math.min(keys, Math.ceil(view.k1)),
+  ];
+  const h = heads.at(0)?.[1] ?? 0,
+    title = headName(c, h),
+    looks = `scale="${scale === "log" ? "log" : "linear"}", title="${title}"`;
+  const whole = q0 === 0 && k0 === 0 && q1 === rows && k1 === keys && rows * keys > 2 ** 22;
+  const lines = [
+    "from regard import inspection",
+    "from regard.inspection import figures",
+    "",
+    '# A trace saved by trace.save(path, keep="qk")',
+    'trace = inspection.load("trace.regard")',
+    `call = trace.calls[${c}]  # ${name.replace(/[^\x20-\x7e]/g, "?")}`,
+  ];
+  if (whole)
+    lines.push(
+      `drawing = figures.head_map(call.readout(), ${h}, channel="${channel}", ${looks})`,
+    );
+  else {
+    lines.push(
+      `weights = call.window(rows=slice(${q0}, ${q1}), columns=slice(${k0}, ${k1}), heads=[${h}])[0]`,
+      "drawing = figures.head_map(",
+      `    call.readout(), ${h}, weights=weights, first_row=${q0}, first_column=${k0}, ${looks}`,
+      ")",
+    );
+  }
+  return `${lines.join("\n")}\ndrawing.save("${safeName(title, "pdf")}")\n`;
+}

@@ -1,0 +1,90 @@
+import { figures } from "./dom.js";
+
+// Numbers of a head: what they are called, their unit, and whether they are shares of 1.
+const HEAD_NUMBERS = {
+  entropy: ["entropy", "nats"],
+  max_weight: ["largest weight", "share"],
+  distance: ["distance", "tokens"],
+  first_mass: ["mass of first keys", "share"],
+  sink_mass: ["mass of learned sink", "share"],
+  self: ["self", "share"],
+  "previous-token": ["previous token", "share"],
+  local: ["local", "share"],
+  "same-token": ["same token", "share"],
+  induction: ["induction", "share"],
+  uniform: ["evenness", "share"],
+  sink: ["sink", "share"],
+  max_score: ["largest score", ""],
+  coverage90: ["keys holding 90 %", "keys"],
+};
+
+/** @param {string} name of a number @returns {{name: string, title: string, unit: string, share: boolean}} */
+export function numberOf(name) {
+  const [title, unit] = HEAD_NUMBERS[name] ?? [name.replaceAll("_", " "), ""];
+  return { name, title, unit: unit === "share" ? "" : unit, share: unit === "share" };
+}
+
+/** @returns {string[]} the numbers that any call of a trace has, in a fixed order */
+export function numberNames(trace) {
+  const there = new Set(
+    trace.calls.flatMap((call) => Object.keys(call.means ?? {}).filter((name) => call.means[name])),
+  );
+  const known = Object.keys(HEAD_NUMBERS).filter((name) => there.has(name));
+  return [...known, ...[...there].filter((name) => !known.includes(name)).sort()];
+}
+
+/** A head's number; with `other`, how much larger it is than there. @returns {number} NaN where there is none */
+export function readNumber(trace, c, h, name, other = null) {
+  const value = trace.calls[c]?.means?.[name]?.[h];
+  const own = typeof value === "number" ? value : NaN;
+  return other ? own - readNumber(other, c, h, name) : own;
+}
+
+/**
+ * Heads in the order of a number.
+ * @param {Array<[number, number]>} heads in the model's order
+ * @param {string} sort "model", a number's name (largest first), or the name after "-" (smallest first)
+ * @param {(name: string, c: number, h: number) => number} read
+ * @returns {Array<[number, number]>} heads without the number come last
+ */
+export function sortHeads(heads, sort, read) {
+  if (sort === "model") return heads;
+  const [name, sign] = sort.startsWith("-") ? [sort.slice(1), -1] : [sort, 1];
+  const numbers = new Map(heads.map(([c, h]) => [`${c}.${h}`, read(name, c, h)]));
+  const of = ([c, h]) => {
+    const value = numbers.get(`${c}.${h}`);
+    return Number.isNaN(value) ? -Infinity : sign * value;
+  };
+  return [...heads].sort((one, other) => of(other) - of(one) || one[0] - other[0] || one[1] - other[1]);
+}
+
+/** Ends of the colours of a number over all heads: shares 0 to 1, others from 0 or the smallest. @returns {[number, number]} */
+export function numberRange(name, values, difference) {
+  const known = values.filter(Number.isFinite);
+  if (difference) {
+    const most = Math.max(0, ...known.map(Math.abs)) || 1;
+    return [-most, most];
+  }
+  if (numberOf(name).share) return [0, 1];
+  const [low, high] = [Math.min(0, ...known), Math.max(0, ...known)];
+  return high > low ? [low, high] : [low, low + 1];
+}
+
+/** Whether a head is inside the brushed part of the scatter. */
+export function insideBrush(brush, entropy, distance) {
+  if (!brush) return true;
+  return entropy >= brush.e0 && entropy <= brush.e1 && distance >= brush.d0 && distance <= brush.d1;
+}
+
+/** @returns {string} a head in words: place, numbers, labels */
+export function headSentence(trace, c, h, shown) {
+  const call = trace.calls[c];
+  const parts = [`layer ${c} head ${h}`];
+  const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
+  for (const name of names) {
+    const { title, unit } = numberOf(name);
+    parts.push(`${title} ${figures(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
+  }
+  for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
+  return parts.join(", ");
+}

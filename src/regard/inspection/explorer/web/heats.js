@@ -1,0 +1,154 @@
+import { element, svg } from "./dom.js";
+import { isDark, missing, tableFor, toUnit } from "./colours.js";
+import { PLOT_BOTTOM, PLOT_RIGHT, PLOT_TOP, plotAxes, plotFrame, plotPointer } from "./plots.js";
+import { formatNumber, linearTicks, makeAxis } from "./scales.js";
+
+/**
+ * A matrix as a picture of one pixel a cell; NaN in the colour that no map holds.
+ * @param {ArrayLike<number>} values rows x columns @param {number} rows @param {number} columns
+ * @param {{kind?: "sequential"|"diverging", scale?: string, low: number, high: number, dark?: boolean}} look
+ * @returns {Uint8ClampedArray} rows x columns x 4
+ */
+export function heatPixels(
+  values,
+  rows,
+  columns,
+  { kind = "sequential", scale = "linear", low, high, dark = false },
+) {
+  const table = tableFor(kind, dark),
+    none = dark ? missing.dark : missing.light;
+  const pixels = new Uint8ClampedArray(4 * rows * columns);
+  for (let n = 0; n < rows * columns; n++) {
+    const unit = toUnit(values[n], scale, low, high),
+      code = 3 * Math.round(255 * unit);
+    const known = !Number.isNaN(unit);
+    for (let part = 0; part < 3; part++) pixels[4 * n + part] = known ? table[code + part] : none[part];
+    pixels[4 * n + 3] = 255;
+  }
+  return pixels;
+}
+
+/**
+ * A canvas of the size of the matrix, to be drawn larger.
+ * @param {ArrayLike<number>} values @param {number} rows @param {number} columns
+ * @param {object} look see `heatPixels`
+ * @returns {HTMLCanvasElement}
+ */
+export function heatCanvas(values, rows, columns, look) {
+  const canvas = element("canvas", {
+    width: Math.max(1, columns),
+    height: Math.max(1, rows),
+    "aria-hidden": "true",
+  });
+  if (rows * columns > 0) {
+    canvas
+      .getContext("2d")
+      .putImageData(new ImageData(heatPixels(values, rows, columns, look), columns, rows), 0, 0);
+  }
+  return canvas;
+}
+
+/** The colours of a look with the numbers at both ends, as children of a legend. @returns {Node[]} */
+export function heatLegend(look, unit = "") {
+  const ramp = Float32Array.from({ length: 96 }, (_, n) => look.low + ((look.high - look.low) * n) / 95);
+  return [
+    element(
+      "span",
+      { class: "heat-bar" },
+      formatNumber(look.low),
+      heatCanvas(ramp, 1, 96, { ...look, scale: "linear" }),
+      `${formatNumber(look.high)}${unit ? ` ${unit}` : ""}`,
+    ),
+  ];
+}
+
+/**
+ * A matrix with axes, colour bar, and the number under the pointer or the arrow keys.
+ * @param {HTMLElement} host
+ * @param {{title: string, note?: string, values: ArrayLike<number>, rows: number, columns: number, kind?:
+ *   string,
+ *   low: number, high: number, unit?: string, xLabel: string, yLabel: string, xText?: (column: number) =>
+ *   string,
+ *   yText?: (row: number) => string, left?: number, height?: number, square?: boolean,
+ *   markers?: {x: number, label: string}[], onPick?: (row: number, column: number) => void}} spec
+ * @param {EventTarget} [state] whose "recolour" draws it again
+ * @returns {{update: (spec: object) => void, figure: HTMLElement}}
+ */
+export function heatPlot(host, spec, state) {
+  const frame = plotFrame(host, ({ body, read, legend, spec, width }) => {
+    const { rows, columns } = spec,
+      left = spec.left ?? 52;
+    const wide = spec.square ? Math.min(width - left - PLOT_RIGHT, 300) : width - left - PLOT_RIGHT;
+    const tall = spec.square
+      ? wide * Math.min(2, rows / (columns || 1))
+      : (spec.height ?? Math.min(360, Math.max(40, 14 * rows)));
+    const full = left + wide + PLOT_RIGHT,
+      height = tall + PLOT_TOP + PLOT_BOTTOM;
+    const look = { kind: spec.kind, low: spec.low, high: spec.high, dark: isDark(body) };
+    const canvas = heatCanvas(spec.values, rows, columns, look);
+    Object.assign(canvas.style, {
+      left: `${left}px`,
+      top: `${PLOT_TOP}px`,
+      width: `${wide}px`,
+      height: `${tall}px`,
+    });
+    canvas.classList.add("heat-canvas");
+    const xAxis = makeAxis("linear", -0.5, columns - 0.5, left, left + wide);
+    const yAxis = makeAxis("linear", -0.5, rows - 0.5, PLOT_TOP, PLOT_TOP + tall);
+    const ticks = (size, most, text) =>
+      linearTicks(0, Math.max(size - 1, 0), Math.min(most, size))
+        .filter(Number.isInteger)
+        .map((tick) => [tick, text ? text(tick) : String(tick)]);
+    const node = svg("svg", {
+      width: full,
+      height,
+      tabindex: 0,
+      role: "img",
+      "aria-label": `${spec.title}: ${rows} by ${columns} numbers. Arrow keys read them.`,
+    });
+    plotAxes(
+      node,
+      {
+        ...spec,
+        xTicks: ticks(columns, wide / 60, spec.xText),
+        yTicks: ticks(rows, tall / 16, spec.yText),
+        bare: true,
+      },
+      xAxis,
+      yAxis,
+      full,
+      height,
+      left,
+    );
+    const ring = svg("rect", { class: "plot-ring", width: 0, height: 0 });
+    node.append(ring);
+    let row = -1,
+      column = -1;
+    const show = (i, j) => {
+      if (!rows || !columns) return;
+      [row, column] = [Math.min(Math.max(i, 0), rows - 1), Math.min(Math.max(j, 0), columns - 1)];
+      const box = {
+        x: xAxis.at(column - 0.5),
+        y: yAxis.at(row - 0.5),
+        width: wide / columns,
+        height: tall / rows,
+      };
+      for (const [name, value] of Object.entries(box)) ring.setAttribute(name, value);
+      read.textContent =
+        `${spec.yLabel} ${spec.yText ? spec.yText(row) : row}, ${spec.xLabel} ` +
+        `${spec.xText ? spec.xText(column) : column}: ` +
+        `${formatNumber(spec.values[row * columns + column])} ${spec.unit ?? ""}`;
+    };
+    plotPointer(
+      node,
+      (px, py) => show(Math.round(yAxis.invert(py)), Math.round(xAxis.invert(px))),
+      (dx, dy) => show(Math.max(row, 0) + (row < 0 ? 0 : dy), Math.max(column, 0) + (column < 0 ? 0 : dx)),
+      spec.onPick && (() => row >= 0 && spec.onPick(row, column)),
+    );
+    legend.replaceChildren(...heatLegend(look, spec.unit));
+    body.replaceChildren(canvas, node);
+  });
+  frame.update(spec);
+  state?.addEventListener("recolour", () => frame.update(frame.spec));
+  return frame;
+}

@@ -1,0 +1,288 @@
+import { button, clear, element, figures, say } from "./dom.js";
+import { State, TABS } from "./state.js";
+import { Source } from "./source.js";
+import { listenForKeys, openKeyList } from "./keys.js";
+import { mountAtlas } from "./atlas.js";
+import { mountMap } from "./map.js";
+import { mountTools } from "./tools.js";
+import { mountReader } from "./reader.js";
+import { mountDetails } from "./details.js";
+import { mountProfiles } from "./profiles.js";
+import { mountPositions } from "./positions.js";
+import { mountCompare } from "./compare.js";
+import { mountTraining } from "./training.js";
+import { mountExport } from "./exporting.js";
+import { describeExplorer } from "./witness.js";
+
+const TAB_NAMES = {
+  attention: "Attention",
+  positions: "Positions",
+  compare: "Compare",
+  training: "Training",
+};
+
+/** A panel with a heading; `host` is where its view lives. */
+function mainPanel(name, title) {
+  const host = element("div", { class: "rg-host" });
+  const heading = element("h2", { text: title });
+  const head = element("div", { class: "rg-panel-head" }, heading);
+  return {
+    panel: element("section", { class: `rg-panel rg-${name}`, "aria-label": title }, head, host),
+    host,
+    head,
+  };
+}
+
+function mainTrust(document_) {
+  const worst = document_.traces
+    .flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? []))
+    .filter(Number.isFinite);
+  if (!worst.length) return null;
+  const largest = Math.max(...worst);
+  const good = largest <= 1e-3;
+  return element(
+    "span",
+    {
+      class: `rg-badge ${good ? "rg-good" : "rg-poor"}`,
+      title:
+        "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
+    },
+    element("span", { class: "rg-mark", "aria-hidden": "true", text: good ? "✓" : "!" }),
+    element("span", { text: `weights sum to 1 within ${figures(largest, 1)}` }),
+  );
+}
+
+function mainHeader(root, source, state) {
+  const page = source.document;
+  const facts = page.traces.map((trace, n) => {
+    const name = page.traces.length > 1 ? `${"AB"[n] ?? n + 1}: ${trace.title}` : "";
+    const tokens = trace.calls.reduce((most, call) => Math.max(most, call.keys), 0);
+    const heads = trace.calls.reduce((sum, call) => sum + call.heads, 0);
+    const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+    return [name, trace.model, many(tokens, "token"), many(trace.calls.length, "layer"), many(heads, "head")]
+      .filter(Boolean)
+      .join(" · ");
+  });
+  const made = page.made_with ?? {};
+  const theme = button("◐", {
+    title: "Light or dark",
+    keys: "d",
+    class: "rg-quiet",
+    press: () => state.ask("theme"),
+  });
+  const help = button("?", {
+    title: "Keys and help",
+    keys: "?",
+    class: "rg-quiet",
+    press: () => state.ask("help"),
+  });
+  const notes = page.notes?.length
+    ? element(
+        "details",
+        { class: "rg-notes" },
+        element("summary", { text: `Notes (${page.notes.length})` }),
+        element("ul", {}, ...page.notes.map((note) => element("li", { text: note }))),
+      )
+    : null;
+  return element(
+    "header",
+    { class: "rg-header" },
+    element(
+      "div",
+      { class: "rg-title" },
+      element("h1", { text: page.title || "Attention" }),
+      ...facts.map((fact) => element("p", { class: "rg-facts", text: fact })),
+    ),
+    element(
+      "div",
+      { class: "rg-about" },
+      mainTrust(page),
+      notes,
+      element("p", {
+        class: "rg-caution",
+        text: "Attention shows where a head reads; it is not an explanation of the answer.",
+        title: made.regard ? `regard ${made.regard}, jax ${made.jax ?? ""}` : null,
+      }),
+    ),
+    element("div", { class: "rg-buttons" }, theme, help),
+  );
+}
+
+function mainTabs(state, panels) {
+  const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
+  const tabs = panels.map(({ name, panel }) => {
+    const tab = element("button", {
+      type: "button",
+      role: "tab",
+      "aria-keyshortcuts": name === "compare" ? "c" : null,
+      text: TAB_NAMES[name],
+      on: { click: () => state.set({ tab: name }) },
+    });
+    list.append(tab);
+    panel.setAttribute("role", "tabpanel");
+    panel.setAttribute("aria-label", TAB_NAMES[name]);
+    return tab;
+  });
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -tabs.length, End: tabs.length }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at =
+      Math.abs(step) > 1
+        ? step > 0
+          ? tabs.length - 1
+          : 0
+        : (panels.findIndex(({ name }) => name === state.tab) + step + tabs.length) % tabs.length;
+    state.set({ tab: panels[at].name });
+    tabs[at].focus();
+  });
+  const show = () => {
+    const wanted = panels.some(({ name }) => name === state.tab) ? state.tab : "attention";
+    panels.forEach((entry, n) => {
+      const open = entry.name === wanted;
+      tabs[n].setAttribute("aria-selected", String(open));
+      tabs[n].tabIndex = open ? 0 : -1;
+      entry.panel.hidden = !open;
+      if (open && entry.mount) {
+        const mount = entry.mount;
+        entry.mount = null;
+        mount();
+      }
+    });
+  };
+  state.on("tab", show);
+  return { list, show };
+}
+
+function mainAttention(source, state) {
+  const parts = {
+    atlas: mainPanel("atlas", "Heads"),
+    map: mainPanel("map", "Map"),
+    reader: mainPanel("reader", "Reader"),
+    details: mainPanel("details", "Details"),
+    profiles: mainPanel("profiles", "Profiles"),
+  };
+  const tools = element("div", {
+    class: "rg-tools",
+    role: "toolbar",
+    "aria-label": "Head, colours and tools",
+  });
+  const side = element("div", { class: "rg-side" }, parts.reader.panel, parts.details.panel);
+  const panel = element(
+    "div",
+    { class: "rg-attention" },
+    tools,
+    parts.atlas.panel,
+    parts.map.panel,
+    side,
+    parts.profiles.panel,
+  );
+  const mount = () => {
+    state.views.map = mountMap(parts.map.host, source, state);
+    mountAtlas(parts.atlas.host, source, state);
+    mountTools(tools, source, state);
+    if (typeof mountReader === "function") mountReader(parts.reader.host, source, state);
+    if (typeof mountDetails === "function") mountDetails(parts.details.host, source, state);
+    else parts.details.panel.hidden = true;
+    if (typeof mountProfiles === "function") mountProfiles(parts.profiles.host, source, state);
+    if (typeof mountExport === "function") {
+      const place = element("span", { class: "rg-export" });
+      tools.append(place);
+      mountExport(place, source, state);
+    }
+  };
+  return { name: "attention", panel, mount };
+}
+
+/** The first head that has finer levels than the others, so that a page opens on something sharp. */
+function mainStart(source) {
+  const calls = source.document.traces[0]?.calls ?? [];
+  for (const [c, call] of calls.entries()) {
+    const h = call.head.findIndex((head) => head.weights || head.levels.length > 1);
+    if (h > 0 || (h === 0 && c > 0)) return { c, h };
+    if (h === 0) return {};
+  }
+  return {};
+}
+
+function mainTheme(root, state) {
+  const order = ["", "light", "dark"];
+  state.addEventListener("theme", () => {
+    const dark = typeof matchMedia === "function" && matchMedia("(prefers-color-scheme: dark)").matches;
+    const now = root.dataset.theme || (dark ? "dark" : "light");
+    const next = now === "dark" ? "light" : "dark";
+    root.dataset.theme = next === (dark ? "dark" : "light") ? order[0] : next;
+    state.dispatchEvent(new CustomEvent("recolour"));
+    say(`${next} colours`, root);
+  });
+  const redraw = () => state.dispatchEvent(new CustomEvent("recolour"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let theme = "";
+  addEventListener("beforeprint", () => {
+    theme = root.dataset.theme ?? "";
+    root.dataset.theme = "light";
+    redraw();
+    state.views.map?.paint();
+  });
+  addEventListener("afterprint", () => {
+    root.dataset.theme = theme;
+    redraw();
+  });
+}
+
+/**
+ * Build the explorer inside an element that holds its document and chunks.
+ * @param {HTMLElement} root
+ * @param {{address?: boolean}} [options] address: keep the state in `location.hash` (one explorer of a page may)
+ * @returns {Promise<{root: HTMLElement, source: Source, state: State}>}
+ */
+export async function boot(root, { address = true } = {}) {
+  const source = Source.fromPage(root);
+  const page = source.document;
+  const state = new State(
+    page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
+  );
+  state.set(mainStart(source));
+  state.start = state.toHash();
+  if (address) state.followAddress();
+  mainTheme(root, state);
+  const panels = [mainAttention(source, state)];
+  const simple = [
+    ["positions", typeof mountPositions === "function" && mountPositions],
+    ["compare", typeof mountCompare === "function" && mountCompare],
+    ["training", typeof mountTraining === "function" && mountTraining],
+  ];
+  for (const [name, mount] of simple) {
+    const panel = element("div", { class: `rg-single rg-${name}` });
+    panels.push({ name, panel, mount: mount ? () => mount(panel, source, state) : null });
+  }
+  panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
+  const { list, show } = mainTabs(state, panels);
+  for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
+  root.append(mainHeader(root, source, state), list, ...panels.map(({ panel }) => panel));
+  state.addEventListener("help", () => openKeyList(root, state));
+  listenForKeys(root, state);
+  show();
+  return { root, source, state };
+}
+
+/** A page that cannot be read says so instead of staying blank. */
+function mainFailure(root, error) {
+  const place = root.querySelector(".rg-loading") ?? root.appendChild(element("p", { class: "rg-loading" }));
+  clear(place).append(`This page could not be opened: ${error?.message ?? error}`);
+  place.setAttribute("role", "alert");
+  throw error;
+}
+
+if (typeof document !== "undefined") {
+  const roots = [...document.querySelectorAll(".regard:not([data-open])")];
+  const opened = roots.map((root, n) => {
+    root.dataset.open = "";
+    const whole = boot(root, { address: n === 0 }).catch((error) => mainFailure(root, error));
+    const witness = describeExplorer(whole);
+    Object.defineProperty(root, "regard", { value: witness });
+    return witness;
+  });
+  if (opened.length && !("__regard" in window))
+    Object.defineProperty(window, "__regard", { value: opened[0] });
+}

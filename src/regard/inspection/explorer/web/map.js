@@ -1,0 +1,281 @@
+import { element, say } from "./dom.js";
+import { followCell, MaskTiles, pixelOf, zoomView } from "./geometry.js";
+import { readStrips } from "./map_layers.js";
+import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
+import { followPointer } from "./map_pointer.js";
+import { areRounded, cellSentence, readCell } from "./sentences.js";
+import { TILE } from "./tiles.js";
+import { mapTools } from "./tools.js";
+import { MapPicture } from "./map_picture.js";
+
+/**
+ * The deep-zoom heat map of the selected heads.
+ * @param {HTMLElement} host @param {import("./source.js").Source} source @param {import("./state.js").State} state
+ * @returns {object} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `draw(pen, layout, ratio)`
+ */
+export function mountMap(host, source, state) {
+  const view = new MapView(host, source, state);
+  view.mount();
+  return view;
+}
+
+class MapView extends MapPicture {
+  constructor(host, source, state) {
+    super(host, source, state, () => this.plan());
+    Object.assign(this, { planned: false, hovered: null, serial: 0 });
+    this.base = element("canvas", { class: "rg-base", "aria-hidden": "true" });
+    this.over = element("canvas", { class: "rg-over", "aria-hidden": "true" });
+    this.stage = element(
+      "div",
+      {
+        class: "rg-stage",
+        tabindex: "0",
+        role: "application",
+        "aria-roledescription": "heat map",
+        "aria-label":
+          "Attention weights, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys.",
+      },
+      this.base,
+      this.over,
+    );
+    this.sentence = element("p", { class: "rg-sentence" });
+  }
+
+  mount() {
+    this.host.append(
+      element("div", { class: "rg-map-head" }, this.words, ...mapTools(this.state)),
+      this.stage,
+      element("div", { class: "rg-map-foot" }, this.sentence, this.lock),
+    );
+    const { state } = this;
+    const plan = () => this.plan();
+    const follow = () => {
+      const { row, key } = state;
+      if (row !== null && key !== null)
+        state.set({ view: followCell(this.drawn(), row, key, state.shape()) });
+    };
+    const recolour = () => {
+      this.theme = null;
+      this.plan();
+    };
+    state.on(["t", "c", "h", "selection"], () => this.change());
+    state.on(
+      ["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"],
+      plan,
+    );
+    state.on(["row", "key", "t", "c", "h", "selection", "aggregate", "channel", "hideSink"], () =>
+      this.tell(),
+    );
+    const answers = {
+      recolour,
+      follow,
+      "zoom-in": () => this.zoom(0.5),
+      "zoom-out": () => this.zoom(2),
+      fit: () => state.set({ view: state.whole() }),
+    };
+    for (const [command, answer] of Object.entries(answers)) state.addEventListener(command, answer);
+    new ResizeObserver(plan).observe(this.stage);
+    followPointer(this.stage, {
+      layout: () => this.layout(),
+      shape: () => state.shape(),
+      view: () => state.view,
+      scale: () => this.scale(),
+      minimap: () => this.minimap,
+      change: (next) => state.set({ view: next }),
+      hover: (cell) => this.hover(cell),
+      choose: ({ row, key }) => state.set({ row, key }),
+    });
+    this.change();
+    this.tell();
+  }
+
+  /** Zoom about the crosshair where it is in sight, else about the middle. */
+  zoom(factor) {
+    const now = this.drawn();
+    const { row, key } = this.state;
+    const inside =
+      row !== null && key !== null && row >= now.q0 && row < now.q1 && key >= now.k0 && key < now.k1;
+    const { rows, keys } = this.state.shape();
+    const [q, k] = inside
+      ? [row + 0.5, key + 0.5]
+      : [(now.q0 + Math.min(rows, now.q1)) / 2, (now.k0 + Math.min(keys, now.k1)) / 2];
+    this.state.set({ view: zoomView(now, factor, q, k, this.state.shape()) });
+  }
+
+  /** Another call or selection: its tokens, its mask, its strips. */
+  async change() {
+    const serial = (this.serial += 1);
+    const { source, state } = this;
+    const call = this.call();
+    this.strips = null;
+    this.tokens = {};
+    this.plan();
+    if (!call) return;
+    const [rows, keys, picture] = await Promise.all([
+      source.tokens(state.t, call.query_sequence),
+      source.tokens(state.t, call.key_sequence),
+      source.chunk(call.mask_picture),
+    ]);
+    if (serial !== this.serial) return;
+    this.tokens = { rows, keys };
+    this.mask = new MaskTiles(picture, call.tile_rows, call.tile_keys);
+    this.maskOf = `${state.t} ${state.c}`;
+    this.strips = await readStrips(source, state.t, this.heads(), call.row_stats);
+    if (serial === this.serial) {
+      this.plan();
+      this.tell();
+    }
+  }
+
+  plan() {
+    if (this.planned) return;
+    this.planned = true;
+    const run = () => {
+      if (!this.planned) return;
+      this.planned = false;
+      clearTimeout(this.late);
+      this.paint();
+    };
+    requestAnimationFrame(run);
+    // Frames stop in a hidden tab; the picture should be there when it is looked at.
+    this.late = setTimeout(run, 250);
+  }
+
+  paint() {
+    const { state, base } = this;
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    if (!width || !height) return;
+    const ratio = Math.min(3, globalThis.devicePixelRatio || 1);
+    for (const canvas of [base, this.over]) {
+      const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+      if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
+    }
+    this.ratio = ratio;
+    const pen = base.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.draw(pen, this.layout(), ratio);
+    this.drawOver();
+    this.stage.style.touchAction =
+      JSON.stringify(state.view) === JSON.stringify(state.whole()) ? "pan-y" : "none";
+  }
+
+  /** Crosshair, hovered cell and minimap, over the map. */
+  drawOver() {
+    const { state } = this;
+    const layout = this.layout();
+    const shape = state.shape();
+    const theme = this.colours();
+    const view = this.drawn();
+    const pen = this.over.getContext("2d");
+    pen.setTransform(this.ratio ?? 1, 0, 0, this.ratio ?? 1, 0, 0);
+    pen.clearRect(0, 0, layout.width, layout.height);
+    drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
+    this.minimap = minimapRect(layout, view, shape);
+    const { what, limits } = this.look();
+    if (!what) this.minimap = null;
+    if (!this.minimap) return;
+    const coarse = this.coarse(what, {
+      ...limits,
+      ...this.paper(theme),
+      shape,
+      sign: [limits.scale, theme.dark, this.maskOf, "mini"].join(" "),
+    });
+    drawMinimap(pen, { mini: this.minimap, view, shape, theme, coarse });
+  }
+
+  hover(cell) {
+    if (cell?.row === this.hovered?.row && cell?.key === this.hovered?.key) return;
+    this.hovered = cell;
+    this.drawOver();
+    this.sentence.textContent = cell ? this.facts(cell) : this.told;
+  }
+
+  /** The sentence of a cell from what is drawn, without asking for anything. */
+  facts({ row, key }, read = { weight: null }) {
+    const { state } = this;
+    const { what } = this.look();
+    const call = this.call();
+    let block = null;
+    if (what) {
+      const plain = { ...what, ranked: false };
+      const [i, j] = [Math.floor(row / what.level.queryBlock), Math.floor(key / what.level.keyBlock)];
+      const entry = this.store.get(plain, Math.floor(i / TILE), Math.floor(j / TILE));
+      if (entry)
+        block = { value: entry.values[(i % TILE) * TILE + (j % TILE)], channel: what.channel, ...what.level };
+    }
+    const exact = block && block.queryBlock === 1 && block.keyBlock === 1 && !Number.isNaN(block.value);
+    const known = read.weight === null && exact ? { weight: block.value } : read;
+    const heads = this.heads();
+    const rounded = areRounded(this.source, state.t, heads);
+    return cellSentence({
+      row,
+      key,
+      call,
+      tokens: this.tokens,
+      ...known,
+      block,
+      heads: heads.length,
+      aggregate: state.aggregate,
+      rounded,
+    });
+  }
+
+  /** Say what is under the crosshair, with its rank. */
+  async tell() {
+    const { state, source } = this;
+    const { t, row, key, aggregate } = state;
+    if (this.base.width) this.drawOver();
+    if (row === null || key === null || !this.call()) {
+      this.told =
+        row !== null
+          ? "Choose a key as well to read a weight."
+          : "Point at the map, or click to hold a cell.";
+      this.sentence.textContent = this.told;
+      this.sentence.classList.remove("rg-held");
+      return;
+    }
+    const asked = (this.asked = (this.asked ?? 0) + 1);
+    const read = await readCell(source, { t, heads: this.heads(), row, key, aggregate });
+    if (asked !== this.asked) return;
+    await this.settled();
+    if (asked !== this.asked) return;
+    this.told = this.facts({ row, key }, state.hideSink ? { weight: null } : read);
+    this.sentence.textContent = this.told;
+    this.sentence.classList.add("rg-held");
+    say(this.told, this.host);
+  }
+
+  /** @returns {{x: number, y: number}|null} CSS pixel of the canvas at the centre of the block that shows a cell; null out of sight */
+  pixel(row, key) {
+    const { level } = this.look();
+    if (!level) return null;
+    const shape = this.state.shape();
+    const middle = (at, block, size) =>
+      (Math.floor(at / block) * block + Math.min(size, (Math.floor(at / block) + 1) * block)) / 2;
+    const { plot } = this.layout();
+    const { x, y } = pixelOf(
+      this.drawn(),
+      plot,
+      middle(row, level.queryBlock, shape.rows),
+      middle(key, level.keyBlock, shape.keys),
+    );
+    return x >= plot.x && y >= plot.y && x < plot.x + plot.w && y < plot.y + plot.h ? { x, y } : null;
+  }
+
+  /** Cells that an arrow key moves by: a block of what is drawn. */
+  step() {
+    const { queryBlock, keyBlock } = this.look().level ?? { queryBlock: 1, keyBlock: 1 };
+    return { rows: queryBlock, keys: keyBlock };
+  }
+
+  /** @returns {Promise<void>} when everything in sight is drawn */
+  async settled() {
+    for (let quiet = 0; quiet < 2;) {
+      await new Promise((resolve) => setTimeout(resolve, 16));
+      quiet =
+        this.store.pending || this.planned || (this.call() && !this.strips && this.state.shape().rows)
+          ? 0
+          : quiet + 1;
+    }
+  }
+}

@@ -1,0 +1,369 @@
+import { fromUnit, toUnit } from "./colours.js";
+import { figures, shown } from "./dom.js";
+import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
+
+/** CSS pixels a token needs for its label. */
+export const LAYER_LABEL = 10;
+const LAYER_FONT = "system-ui, sans-serif";
+
+/**
+ * Where the parts of the map lie, in CSS pixels.
+ * @param {number} width @param {number} height
+ * @param {boolean} [labels] room for tokens above the keys
+ */
+export function mapLayout(width, height, labels = true) {
+  const small = width < 480;
+  const [left, strip, bottom] = small ? [44, 14, 68] : [76, 22, 44];
+  const top = labels ? (small ? 44 : 60) : 20;
+  const x = left + strip + 3;
+  const y = top + strip + 3;
+  const plot = { x, y, w: Math.max(20, width - x - (small ? 6 : 12)), h: Math.max(20, height - y - bottom) };
+  return { plot, strip, bottom, width, height, small, labels };
+}
+
+/** The part of the plot that shows the matrix. @returns {{x: number, y: number, w: number, h: number}} */
+export function matrixRect(view, plot, shape) {
+  const start = pixelOf(view, plot, Math.max(0, view.q0), Math.max(0, view.k0));
+  const end = pixelOf(view, plot, Math.min(shape.rows, view.q1), Math.min(shape.keys, view.k1));
+  return { x: start.x, y: start.y, w: Math.max(0, end.x - start.x), h: Math.max(0, end.y - start.y) };
+}
+
+/** Lines that say "nothing may be attended to". @returns {CanvasPattern} */
+export function hatchPattern(context, theme, ratio) {
+  const size = Math.round(6 * ratio);
+  const tile = Object.assign(document.createElement("canvas"), { width: size, height: size });
+  const pen = tile.getContext("2d");
+  pen.fillStyle = theme.panel;
+  pen.fillRect(0, 0, size, size);
+  pen.strokeStyle = theme.hatch;
+  pen.lineWidth = ratio;
+  pen.beginPath();
+  for (const shift of [-size, 0, size]) {
+    pen.moveTo(shift - 1, size + 1);
+    pen.lineTo(shift + size + 1, -1);
+  }
+  pen.stroke();
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, 0, 0]));
+  return pattern;
+}
+
+/** Numbers or tokens along both sides. */
+export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens, rowOffset, keyOffset }) {
+  const { plot, strip } = layout;
+  const { perRow, perKey } = pixelsPerCell(view, plot);
+  const area = matrixRect(view, plot, shape);
+  pen.textBaseline = "middle";
+  const small = `11px ${LAYER_FONT}`;
+  const cut = (text, width) => {
+    let most = Math.max(2, Math.floor(width / 5));
+    let short = shown(text, most);
+    while (most > 2 && pen.measureText(short).width > width) short = shown(text, (most -= 1));
+    return short;
+  };
+  const ends = {
+    q: [Math.max(0, Math.floor(view.q0)), Math.min(shape.rows, Math.ceil(view.q1))],
+    k: [Math.max(0, Math.floor(view.k0)), Math.min(shape.keys, Math.ceil(view.k1))],
+  };
+  const along = (from, to, each) => {
+    for (let at = from; at < to; at += 1) each(at);
+  };
+  pen.save();
+  pen.beginPath();
+  pen.rect(0, area.y - 1, plot.x, area.h + 2);
+  pen.clip();
+  pen.textAlign = "right";
+  const right = plot.x - strip - 6;
+  if (rowTokens && perRow >= LAYER_LABEL) {
+    pen.font = `${Math.min(13, Math.max(9, perRow * 0.8))}px ${LAYER_FONT}`;
+    pen.fillStyle = theme.ink;
+    along(...ends.q, (row) =>
+      pen.fillText(cut(rowTokens[row] ?? "", right - 4), right, pixelOf(view, plot, row + 0.5, 0).y),
+    );
+  } else {
+    pen.font = small;
+    pen.fillStyle = theme.muted;
+    for (const tick of wholeTicks(ends.q[0] + rowOffset, ends.q[1] + rowOffset, area.h, 40)) {
+      const { y } = pixelOf(view, plot, tick - rowOffset + 0.5, 0);
+      pen.fillText(
+        layerCount(tick, layout.small),
+        right,
+        Math.min(Math.max(y, area.y + 6), area.y + area.h - 6),
+      );
+      pen.fillRect(plot.x - strip - 4, y - 0.5, 3, 1);
+    }
+  }
+  pen.restore();
+  pen.save();
+  pen.beginPath();
+  pen.rect(area.x - 10, 0, Math.min(layout.width - area.x + 10, area.w + 70), plot.y);
+  pen.clip();
+  const base = plot.y - strip - 6;
+  if (keyTokens && layout.labels && perKey >= LAYER_LABEL) {
+    pen.font = `${Math.min(13, Math.max(9, perKey * 0.8))}px ${LAYER_FONT}`;
+    pen.fillStyle = theme.ink;
+    pen.textAlign = "left";
+    along(...ends.k, (key) => {
+      const { x } = pixelOf(view, plot, 0, key + 0.5);
+      if (x > area.x + area.w) return;
+      pen.save();
+      pen.translate(x + 2, base);
+      pen.rotate(perKey > 44 ? 0 : -Math.PI / 3);
+      if (perKey > 44) pen.textAlign = "center";
+      pen.fillText(cut(keyTokens[key] ?? "", perKey > 44 ? perKey - 4 : base - 2), 0, -3);
+      pen.restore();
+    });
+  } else {
+    pen.font = small;
+    pen.fillStyle = theme.muted;
+    pen.textAlign = "center";
+    for (const tick of wholeTicks(ends.k[0] + keyOffset, ends.k[1] + keyOffset, area.w, 56)) {
+      const { x } = pixelOf(view, plot, 0, tick - keyOffset + 0.5);
+      const text = layerCount(tick, layout.small);
+      pen.fillText(text, Math.max(x, area.x - 8 + pen.measureText(text).width / 2), base - 6);
+      pen.fillRect(x - 0.5, base, 1, 3);
+    }
+  }
+  pen.restore();
+  pen.font = `600 11px ${LAYER_FONT}`;
+  pen.fillStyle = theme.muted;
+  pen.textAlign = "left";
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "right";
+  pen.fillText(layout.small ? "q ↓" : "queries ↓", right, plot.y - 6);
+  pen.fillText(layout.small ? "k →" : "keys →", right, plot.y - strip - 10);
+}
+
+const layerCount = (number, small) =>
+  small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en");
+
+/**
+ * Entropy of rows and mass of keys, as means over heads.
+ * @returns {Promise<{entropy: Float32Array, keyMass: Float32Array, rowBin: number, keyBin: number}>}
+ */
+export async function readStrips(source, t, heads, names = ["entropy"]) {
+  const read = await Promise.all(
+    heads.map(async ([c, h]) => {
+      const head = source.head(t, c, h);
+      const [stats, mass] = await Promise.all([source.chunk(head.row_stats), source.chunk(head.key_mass)]);
+      const bins = stats.shape[1];
+      const at = Math.max(0, names.indexOf("entropy")) * bins;
+      return {
+        entropy: stats.values.subarray(at, at + bins),
+        keyMass: mass.values,
+        rowBin: head.row_bin,
+        keyBin: head.key_bin,
+      };
+    }),
+  );
+  const [first] = read;
+  const alike = read.filter(({ rowBin, keyBin }) => rowBin === first.rowBin && keyBin === first.keyBin);
+  const mean = (name) =>
+    first[name].map((_, n) =>
+      layerMean(
+        alike.map((one) => one[name][n]),
+        0,
+        alike.length,
+      ),
+    );
+  return { entropy: mean("entropy"), keyMass: mean("keyMass"), rowBin: first.rowBin, keyBin: first.keyBin };
+}
+
+/** The left strip (entropy of the rows, 0 to that of an even spread) and the top strip (mass of the keys, log). */
+export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits }) {
+  const { plot, strip } = layout;
+  const area = matrixRect(view, plot, shape);
+  const [x, y] = [plot.x - strip - 2, plot.y - strip - 2];
+  pen.fillStyle = theme.well;
+  pen.fillRect(x, area.y, strip, area.h);
+  pen.fillRect(area.x, y, area.w, strip);
+  if (!strips) return;
+  const { perRow, perKey } = pixelsPerCell(view, plot);
+  pen.fillStyle = theme.entropy;
+  const most = Math.log(Math.max(2, shape.keys));
+  const rows = (from, to) => layerMean(strips.entropy, from / strips.rowBin, to / strips.rowBin);
+  for (let at = 0; at < area.h; at += 1) {
+    const q = view.q0 + (area.y + at - plot.y) / perRow;
+    const value = rows(q, q + 1 / perRow);
+    if (Number.isNaN(value)) continue;
+    pen.fillRect(x, area.y + at, Math.max(0.5, strip * Math.min(1, value / most)), Math.min(1, area.h - at));
+  }
+  pen.fillStyle = theme.keymass;
+  for (let at = 0; at < area.w; at += 1) {
+    const k = view.k0 + (area.x + at - plot.x) / perKey;
+    const value = layerMean(strips.keyMass, k / strips.keyBin, (k + 1 / perKey) / strips.keyBin);
+    const tall = strip * toUnit(value, "log", ...barLimits);
+    if (tall > 0) pen.fillRect(area.x + at, y + strip - tall, Math.min(1, area.w - at), tall);
+  }
+}
+
+/** @returns {boolean} whether all bins of a range hold NaN: rows that may attend to nothing */
+export function areNone(values, from, to) {
+  return Number.isNaN(layerMean(values, from, to));
+}
+
+/** Mean of the entries that a range of bins touches, leaving out NaN. */
+function layerMean(values, from, to) {
+  const last = Math.min(values.length, Math.max(Math.floor(from) + 1, Math.ceil(to - 1e-6)));
+  let [sum, count] = [0, 0];
+  for (let at = Math.max(0, Math.floor(from)); at < last; at += 1) {
+    if (Number.isNaN(values[at])) continue;
+    sum += values[at];
+    count += 1;
+  }
+  return count ? sum / count : NaN;
+}
+
+/** Borders of documents, the window of the mask, and the tiles that the kernel works in. */
+export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
+  const { plot } = layout;
+  const area = matrixRect(view, plot, shape);
+  const line = (x0, y0, x1, y1) => {
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+  };
+  pen.save();
+  pen.beginPath();
+  pen.rect(area.x, area.y, area.w, area.h);
+  pen.clip();
+  if (state.tiles && call.tile_rows) {
+    const { perRow, perKey } = pixelsPerCell(view, plot);
+    pen.strokeStyle = theme.grid;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const [size, per, from, to, across] of [
+      [call.tile_rows, perRow, view.q0, view.q1, true],
+      [call.tile_keys, perKey, view.k0, view.k1, false],
+    ]) {
+      if (size * per < 4) continue;
+      for (let at = Math.ceil(Math.max(0, from) / size) * size; at < to; at += size) {
+        const { x, y } = pixelOf(view, plot, at, at);
+        if (across) line(area.x, Math.round(y) + 0.5, area.x + area.w, Math.round(y) + 0.5);
+        else line(Math.round(x) + 0.5, area.y, Math.round(x) + 0.5, area.y + area.h);
+      }
+    }
+    pen.stroke();
+  }
+  if (state.borders && call.borders?.length) {
+    pen.strokeStyle = theme.border;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const border of call.borders) {
+      const { x, y } = pixelOf(view, plot, border, border);
+      line(area.x, y, area.x + area.w, y);
+      if (call.kind === "self") line(x, area.y, x, area.y + area.h);
+    }
+    pen.stroke();
+  }
+  if (state.band && call.window) {
+    const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+    pen.strokeStyle = theme.border;
+    pen.setLineDash([5, 4]);
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const [by, edge] of [
+      [-call.window[0], 0],
+      [call.window[1], 1],
+    ]) {
+      if (!Number.isFinite(by)) continue;
+      const [from, to] = [
+        pixelOf(view, plot, 0, shift + by + edge),
+        pixelOf(view, plot, shape.rows, shape.rows + shift + by + edge),
+      ];
+      line(from.x, from.y, to.x, to.y);
+    }
+    pen.stroke();
+  }
+  pen.restore();
+  pen.strokeStyle = theme.line;
+  pen.lineWidth = 1;
+  pen.strokeRect(area.x - 0.5, area.y - 0.5, area.w + 1, area.h + 1);
+}
+
+/** Values at which a colour bar is labelled. @returns {number[]} */
+export function barTicks(scale, low, high) {
+  if (scale === "rank") return [0, 0.5, 1];
+  if (scale === "log") {
+    const first = Math.ceil(Math.log10(low) - 1e-9);
+    const last = Math.floor(Math.log10(high) + 1e-9);
+    const every = Math.max(1, Math.ceil((last - first) / 4));
+    const powers = Array.from(
+      { length: Math.floor((last - first) / every) + 1 },
+      (_, n) => 10 ** (last - n * every),
+    ).reverse();
+    return powers[0] > low ? [low, ...powers] : powers;
+  }
+  return [0, 0.25, 0.5, 0.75, 1].map((unit) => fromUnit(unit, scale, low, high));
+}
+
+/** @returns {string} what the colours stand for */
+export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
+  if (scale === "rank") return "rank in its row";
+  const what =
+    queryBlock === 1 && keyBlock === 1
+      ? "weight"
+      : channel === "max"
+        ? "largest weight of a block"
+        : "mean mass of a block";
+  return `${what}, ${scale} scale`;
+}
+
+/** The colours with their numbers, and what the other marks mean. */
+export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
+  const bar = Math.min(230, width * 0.62);
+  for (let at = 0; at < bar; at += 1) {
+    const code = 3 * Math.round((255 * at) / Math.max(1, bar - 1));
+    pen.fillStyle = `rgb(${look.table[code]} ${look.table[code + 1]} ${look.table[code + 2]})`;
+    pen.fillRect(x + at, y, 1.5, 9);
+  }
+  pen.strokeStyle = theme.line;
+  pen.lineWidth = 1;
+  pen.strokeRect(x - 0.5, y - 0.5, bar + 1, 10);
+  pen.font = `10.5px ${LAYER_FONT}`;
+  pen.textBaseline = "top";
+  pen.fillStyle = theme.muted;
+  let free = -Infinity;
+  for (const tick of barTicks(look.scale, look.low, look.high)) {
+    const unit = toUnit(tick, look.scale, look.low, look.high);
+    const text =
+      look.scale === "rank"
+        ? ["lowest", "middle", "highest"][Math.round(tick * 2)]
+        : layerPower(tick, look.scale);
+    const wide = pen.measureText(text).width;
+    const left = Math.min(x + bar - wide, Math.max(x - 6, x + unit * bar - wide / 2));
+    pen.fillRect(x + unit * (bar - 1), y + 10, 1, 3);
+    if (left < free) continue;
+    pen.textAlign = "left";
+    pen.fillText(text, left, y + 15);
+    free = left + wide + 6;
+  }
+  pen.textBaseline = "middle";
+  const below = width - bar < 150;
+  const start = below ? x : x + bar + 14;
+  const most = x + width;
+  let at = start;
+  if (below) y += 31;
+  const put = (text, swatch) => {
+    const wide = pen.measureText(text).width + (swatch ? 18 : 0) + 12;
+    if (at + wide > most) return;
+    if (swatch) {
+      pen.fillStyle = swatch;
+      pen.fillRect(at, y - 1, 12, 11);
+      pen.strokeRect(at - 0.5, y - 1.5, 13, 12);
+    }
+    pen.fillStyle = theme.muted;
+    pen.fillText(text, at + (swatch ? 18 : 0), y + 5);
+    at += wide;
+  };
+  put(words, null);
+  at = start;
+  y += 17;
+  for (const [text, swatch] of marks) put(text, swatch);
+}
+
+function layerPower(value, scale) {
+  if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9)
+    return figures(value, 2);
+  const digits = String(Math.round(-Math.log10(value)));
+  return `10⁻${Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
+}

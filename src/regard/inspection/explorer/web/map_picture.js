@@ -1,0 +1,301 @@
+import { isDark, limitsFor, missing, tableFor } from "./colours.js";
+import { element, svg } from "./dom.js";
+import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
+import { areNone, barWords, drawAxes, drawColourBar, drawOverlays } from "./map_layers.js";
+import { drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect } from "./map_layers.js";
+import { areRounded, mapSentence } from "./sentences.js";
+import { TILE, TileStore } from "./tiles.js";
+
+const MAP_HEADS = 64;
+const MAP_THEME = {
+  panel: "--panel",
+  ink: "--ink",
+  muted: "--muted",
+  line: "--line",
+  well: "--well",
+  hatch: "--hatch",
+  grid: "--grid",
+  border: "--border",
+  cross: "--cross",
+  entropy: "--entropy",
+  keymass: "--keymass",
+};
+
+/** What the map shows: which heads, which blocks, which colours, and the picture of them. */
+export class MapPicture {
+  constructor(host, source, state, arrived) {
+    Object.assign(this, { host, source, state, tokens: {}, strips: null, mask: new MaskTiles(null) });
+    this.store = new TileStore(source, arrived);
+    this.words = element("p", { class: "rg-what" });
+    this.lockText = element("span");
+    this.lock = element(
+      "p",
+      { class: "rg-lock", hidden: true },
+      svg(
+        "svg",
+        { viewBox: "0 0 12 14", width: 11, height: 13, "aria-hidden": "true" },
+        svg("path", {
+          d: "M1 6h10v7H1zM3 6V4a3 3 0 0 1 6 0v2",
+          fill: "none",
+          stroke: "currentColor",
+          "stroke-width": 1.4,
+        }),
+      ),
+      this.lockText,
+    );
+  }
+
+  call() {
+    return this.source.document.traces[this.state.t]?.calls[this.state.c] ?? null;
+  }
+
+  /** The heads that can be drawn together: of the size of the one looked at. */
+  heads() {
+    const { state } = this;
+    const { rows, keys } = state.shape();
+    const calls = state.shapes[state.t] ?? [];
+    const same = state.selection.filter(([c]) => calls[c].rows === rows && calls[c].keys === keys);
+    return (same.length ? same : [[state.c, state.h]]).slice(0, MAP_HEADS);
+  }
+
+  levels(heads) {
+    const { t, channel } = this.state;
+    const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
+    const has = (list, { queryBlock, keyBlock }) =>
+      list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
+    return lists[0].filter((level) => lists.every((list) => has(list, level)));
+  }
+
+  layout() {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    const { view } = this.state;
+    const sign = [width, height, view.q0, view.q1, view.k0, view.k1, Boolean(this.tokens.keys)].join(" ");
+    if (this.laidOf !== sign) {
+      // Whether labels fit is asked of the layout that has room for them: the answer cannot flip back and forth.
+      const roomy = mapLayout(width, height);
+      const { perKey } = pixelsPerCell(drawnView(view, roomy.plot, this.state.shape()), roomy.plot);
+      this.laid = this.tokens.keys && perKey >= LAYER_LABEL ? roomy : mapLayout(width, height, false);
+      this.laidOf = sign;
+    }
+    return this.laid;
+  }
+
+  drawn() {
+    return drawnView(this.state.view, this.layout().plot, this.state.shape());
+  }
+
+  scale() {
+    return pixelsPerCell(this.drawn(), this.layout().plot);
+  }
+
+  colours() {
+    if (this.theme) return this.theme;
+    const style = getComputedStyle(this.host);
+    const read = Object.entries(MAP_THEME).map(([name, property]) => [
+      name,
+      style.getPropertyValue(property).trim() || "#888",
+    ]);
+    this.theme = { ...Object.fromEntries(read), dark: isDark(this.host) };
+    return this.theme;
+  }
+
+  /** What is drawn: level, scale and its ends. */
+  look() {
+    const { state } = this;
+    const heads = this.heads();
+    const levels = this.call() ? this.levels(heads) : [];
+    const { perRow, perKey } = this.scale();
+    const place = levelToDraw(levels, perRow, perKey);
+    const level = levels[place] ?? null;
+    const scale = state.rowRank ? "rank" : state.scale;
+    const { keys } = state.shape();
+    const what = level && {
+      t: state.t,
+      heads,
+      level,
+      channel: state.channel,
+      aggregate: state.aggregate,
+      hideSink: state.hideSink,
+      ranked: state.rowRank,
+      columns: Math.ceil(Math.ceil(keys / level.keyBlock) / TILE),
+    };
+    const [low, high] = limitsFor(
+      scale,
+      keys,
+      what ? (this.store.largest.get(this.store.group(what)) ?? 0) : 0,
+    );
+    return { level, finest: levels[0] ?? null, limits: { scale, low, high }, what, levels };
+  }
+
+  /** Draw the map with axes and colour bar, onto any pen. */
+  draw(pen, layout, ratio) {
+    const { state } = this;
+    const theme = this.colours();
+    const shape = state.shape();
+    const call = this.call();
+    pen.fillStyle = theme.panel;
+    pen.fillRect(0, 0, layout.width, layout.height);
+    const { level, finest, limits, what } = this.look();
+    const { plot } = layout;
+    if (!call || !shape.rows || !shape.keys || !level) {
+      pen.fillStyle = theme.muted;
+      pen.font = "14px system-ui, sans-serif";
+      pen.textAlign = "center";
+      pen.fillText(
+        call && level
+          ? "This call has no weights: it has no queries or no keys."
+          : "Nothing is stored of this head in this channel.",
+        layout.width / 2,
+        layout.height / 2,
+      );
+      this.words.textContent = call ? `Layer ${state.c} head ${state.h}` : "";
+      this.lock.hidden = true;
+      return;
+    }
+    const view = drawnView(state.view, plot, shape);
+    const area = matrixRect(view, plot, shape);
+    if (this.hatchOf !== `${theme.hatch} ${theme.panel} ${ratio}`) {
+      this.hatch = hatchPattern(pen, theme, ratio);
+      this.hatchOf = `${theme.hatch} ${theme.panel} ${ratio}`;
+    }
+    pen.fillStyle = this.hatch;
+    pen.fillRect(area.x, area.y, area.w, area.h);
+    const look = { ...limits, ...this.paper(theme), level, shape };
+    look.sign = [
+      limits.scale,
+      limits.low,
+      limits.high,
+      theme.dark,
+      look.mask.known,
+      this.maskOf,
+      Boolean(this.strips),
+    ].join(" ");
+    pen.save();
+    pen.beginPath();
+    pen.rect(area.x, area.y, area.w, area.h);
+    pen.clip();
+    pen.imageSmoothingEnabled = false;
+    this.drawTiles(pen, { view, plot, shape, what, look, ratio });
+    pen.restore();
+    drawOverlays(pen, { layout, view, shape, theme, call, state });
+    drawStrips(pen, {
+      layout,
+      view,
+      shape,
+      theme,
+      strips: this.strips,
+      barLimits: limitsFor("log", shape.keys, 1),
+    });
+    drawAxes(pen, {
+      layout,
+      view,
+      shape,
+      theme,
+      rowTokens: this.tokens.rows,
+      keyTokens: this.tokens.keys,
+      rowOffset: call.query_offset ?? 0,
+      keyOffset: call.key_offset ?? 0,
+    });
+    drawColourBar(pen, {
+      x: plot.x,
+      y: layout.height - layout.bottom + 10,
+      width: layout.width - plot.x - 6,
+      theme,
+      look,
+      words: barWords(limits, level, state.channel),
+      marks: [
+        ["not attended", this.hatch],
+        ["no number", `rgb(${look.none.join(" ")})`],
+        ["entropy", theme.entropy],
+        ["key mass", theme.keymass],
+      ],
+    });
+    this.describe({ level, finest, what, view, plot });
+  }
+
+  drawTiles(pen, { view, plot, shape, what, look, ratio }) {
+    const { level } = what;
+    const snap = (x) => Math.round(x * ratio) / ratio;
+    const ends = (from, to, block, size) => [
+      Math.floor(Math.max(0, from) / block / TILE),
+      Math.ceil(Math.min(size, to) / block / TILE),
+    ];
+    const [r0, r1] = ends(view.q0, view.q1, level.queryBlock, shape.rows);
+    const [c0, c1] = ends(view.k0, view.k1, level.keyBlock, shape.keys);
+    for (let r = r0; r < r1; r += 1) {
+      for (let c = c0; c < c1; c += 1) {
+        const entry = this.store.get(what, r, c);
+        const start = pixelOf(view, plot, r * TILE * level.queryBlock, c * TILE * level.keyBlock);
+        const end = pixelOf(view, plot, (r + 1) * TILE * level.queryBlock, (c + 1) * TILE * level.keyBlock);
+        const [x, y] = [snap(start.x), snap(start.y)];
+        if (entry) pen.drawImage(this.store.paint(entry, look, r, c), x, y, snap(end.x) - x, snap(end.y) - y);
+        else this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
+      }
+    }
+  }
+
+  /** While a tile is on its way, the coarsest blocks stand in for it. */
+  drawCoarse(pen, { view, plot, look, what, clip }) {
+    const coarse = this.coarse(what, look);
+    if (!coarse) return;
+    pen.save();
+    pen.beginPath();
+    pen.rect(...clip);
+    pen.clip();
+    const start = pixelOf(view, plot, 0, 0);
+    const end = pixelOf(view, plot, TILE * coarse.level.queryBlock, TILE * coarse.level.keyBlock);
+    pen.globalAlpha = 0.6;
+    pen.drawImage(coarse.canvas, start.x, start.y, end.x - start.x, end.y - start.y);
+    pen.restore();
+  }
+
+  /** All of the map in one tile, as fine as that goes. */
+  coarse(what, look) {
+    const { rows, keys } = this.state.shape();
+    const level = this.levels(what.heads).find(
+      ({ queryBlock, keyBlock }) => rows <= queryBlock * 128 && keys <= keyBlock * 128,
+    );
+    if (!level) return null;
+    const whole = { ...what, level, columns: 1 };
+    const entry = this.store.get(whole, 0, 0);
+    if (!entry) return null;
+    const [low, high] = limitsFor(look.scale, keys, this.store.largest.get(this.store.group(whole)) ?? 0);
+    const sign = `${look.sign} ${low} ${high}`;
+    return { level, canvas: this.store.paint(entry, { ...look, low, high, level, sign }, 0, 0) };
+  }
+
+  describe({ level, finest, what, view, plot }) {
+    const { state, source } = this;
+    const calls = source.document.traces[state.t].calls;
+    const text = mapSentence({
+      ...what,
+      left: state.selection.length - what.heads.length,
+      rowRank: state.rowRank,
+      calls,
+      rounded: areRounded(this.source, state.t, what.heads),
+    });
+    if (this.words.textContent !== text) this.words.textContent = text;
+    const { perRow, perKey } = pixelsPerCell(view, plot);
+    const deep = Math.min(level.queryBlock * perRow, level.keyBlock * perKey) > 3;
+    this.lock.hidden = !(level === finest && Math.max(level.queryBlock, level.keyBlock) > 1 && deep);
+    if (!this.lock.hidden) {
+      this.lockText.textContent = "finest stored · exact: regard view FILE";
+      this.lock.title = `Nothing finer is stored: a square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
+    }
+  }
+
+  /** What colours mean: the table, the missing one, and the mask where it is known. */
+  paper(theme) {
+    const mask = this.maskOf === `${this.state.t} ${this.state.c}` ? this.mask : new MaskTiles(null);
+    const { strips } = this;
+    const isEmpty = strips
+      ? (q0, q1) => areNone(strips.entropy, q0 / strips.rowBin, q1 / strips.rowBin)
+      : () => false;
+    return {
+      table: tableFor("sequential", theme.dark),
+      none: theme.dark ? missing.dark : missing.light,
+      mask,
+      isEmpty,
+    };
+  }
+}

@@ -1,0 +1,356 @@
+import { button, clear, element, say } from "./dom.js";
+import { formatNumber } from "./scales.js";
+import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { patchPane, textPane } from "./panes.js";
+
+const READER_TOP = 16;
+
+/**
+ * The two sides of a call as tokens: who asks (rows) and who is read (keys).
+ * @param {import("./source.js").Source} source @param {number} t @param {number} c
+ * @returns {Promise<{same: boolean, query: object, key: object}>} sides: {tokens, kind, tokenAt(n),
+ *   indexAt(token), ...}
+ */
+export async function sidesOf(source, t, c) {
+  const call = source.call(t, c),
+    sequences = source.document.traces[t].sequences ?? [];
+  const side = async (number, size, offset) => {
+    const about = number === null || number === undefined ? null : sequences[number];
+    const tokens =
+      (about && (await source.tokens(t, number))) ??
+      Array.from({ length: size }, (_, n) => String(n + offset));
+    const kind = about?.kind ?? "index",
+      shift = tokenOf(0, size, tokens.length, offset);
+    const indexAt = (token) => (token - shift >= 0 && token - shift < size ? token - shift : -1);
+    return {
+      tokens,
+      kind,
+      about,
+      size,
+      offset,
+      tokenAt: (n) => n + shift,
+      indexAt,
+      textAt: (n) => tokens[n + shift] ?? "",
+    };
+  };
+  const same =
+    call.query_sequence === call.key_sequence && (call.query_sequence !== null || call.rows === call.keys);
+  const query = await side(call.query_sequence, call.rows, call.query_offset ?? 0);
+  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset ?? 0) };
+}
+
+/** "12 ‘cat’": position and token, short. @returns {string} */
+export function nameToken(side, n) {
+  const shown = displayToken(side.textAt(n)).text,
+    text = side.kind === "index" ? "" : ` ‘${(shown.trim() || shown).slice(0, 24)}’`;
+  return `${n + side.offset}${text}`;
+}
+
+/**
+ * Weights of the chosen row ("out") or key ("in") by index of the other side; bins are spread out.
+ * @param {import("./source.js").Source} source @param {object} state
+ * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, blocked: number}|null>}
+ */
+export async function readChosen(source, { t, c, h, row, key, direction }) {
+  const out = direction === "out",
+    n = out ? row : key;
+  const found = n === null ? null : await (out ? source.row(t, c, h, n) : source.column(t, c, h, n));
+  if (!found) return null;
+  const { exact, bin, of } = found,
+    blocked = found.rows ?? found.keys ?? 1;
+  if (exact) return { values: found.values, exact, bin, of, blocked };
+  const call = source.call(t, c),
+    share = of === "mass" ? (out ? bin : blocked) : 1;
+  const values = Float32Array.from(
+    { length: out ? call.keys : call.rows },
+    (_, at) => found.values[Math.floor(at / bin)] / share,
+  );
+  return { values, exact, bin, of, blocked };
+}
+
+/** Long-range edges of a head from its stored top keys or its exact weights; null when neither is known. */
+async function readEdges(source, t, c, h) {
+  const head = source.head(t, c, h),
+    call = source.call(t, c);
+  const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+  if (head.top_keys) {
+    const [keys, weights] = await Promise.all([source.chunk(head.top_keys), source.chunk(head.top_weights)]);
+    return rankEdges(keys.values, weights.values, keys.shape[1], { shift });
+  }
+  const exact = await source.weights(t, c, h);
+  if (!exact) return null;
+  const keys = new Int32Array(4 * exact.rows).fill(-1),
+    weights = new Float32Array(4 * exact.rows);
+  for (let i = 0; i < exact.rows; i++) {
+    const row = exact.values.subarray(i * exact.keys, (i + 1) * exact.keys);
+    largestIndices(row, 4).forEach((key, place) => {
+      keys[4 * i + place] = key;
+      weights[4 * i + place] = row[key];
+    });
+  }
+  return rankEdges(keys, weights, 4, { shift });
+}
+
+/** Pixels between tokens: some where none brings white space of its own, as numbers and pieces of words do. */
+const gapOf = ({ kind, tokens }) =>
+  kind === "index" || (tokens.length > 1 && !tokens.some((text) => /^\s|\s$/.test(text))) ? 8 : 2;
+
+/**
+ * @param {HTMLElement} host
+ * @param {import("./source.js").Source} source
+ * @param {import("./state.js").State} state
+ */
+export function mountReader(host, source, state) {
+  const outward = button("reads", { title: "Tint what the chosen token reads", press: () => turn("out") });
+  const inward = button("is read by", { title: "Tint who reads the chosen token", press: () => turn("in") });
+  const arcs = element("input", { type: "checkbox", on: { change: () => refresh() } });
+  arcs.checked = true;
+  const find = element("input", {
+    type: "search",
+    placeholder: "find in the text",
+    "aria-label": "Find in the text",
+    "aria-keyshortcuts": "/",
+  });
+  const count = element("output", { class: "reader-count" }),
+    status = element("p", { class: "reader-status" });
+  const step = (text, title, keys, press) => button(text, { title, keys, press });
+  const bar = element(
+    "div",
+    { class: "reader-bar" },
+    element("span", { class: "reader-switch", role: "group", "aria-label": "Direction" }, outward, inward),
+    element(
+      "span",
+      { class: "reader-find" },
+      find,
+      step("‹", "Previous match", "Shift+Enter", () => goMatch(-1)),
+      step("›", "Next match", "Enter", () => goMatch(1)),
+      count,
+    ),
+    element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs")),
+  );
+  const body = element("div", { class: "reader-panes" });
+  host.classList.add("reader");
+  host.append(bar, status, body);
+
+  let sides = null,
+    panes = {},
+    drawn = "",
+    matches = [],
+    match = -1,
+    edges = null,
+    edge = -1,
+    edgesOf = "",
+    shownFor = "",
+    builds = 0,
+    draws = 0;
+
+  const turn = (direction) => {
+    const from = direction === "out" ? state.key : state.row;
+    const name = direction === "out" ? "row" : "key",
+      changes = { direction };
+    if (sides?.same && state[name] === null && from !== null) {
+      const here = sides[direction === "out" ? "query" : "key"],
+        there = sides[direction === "out" ? "key" : "query"];
+      const n = here.indexAt(there.tokenAt(from));
+      if (n >= 0) changes[name] = n;
+    }
+    state.set(changes);
+  };
+  const choose = (which) => (token) => {
+    const direction = which === "both" ? state.direction : which === "query" ? "out" : "in";
+    const side = sides[direction === "out" ? "query" : "key"],
+      n = side.indexAt(token);
+    if (n < 0)
+      return say(`Token ${token} is not in this call's ${direction === "out" ? "queries" : "keys"}.`, host);
+    state.set({ direction, [direction === "out" ? "row" : "key"]: n });
+  };
+  const makePane = async (which, side, label) => {
+    const box = element("section", { "aria-label": label });
+    if (!sides.same) box.append(element("h4", {}, label));
+    body.append(box);
+    const options = { tokens: side.tokens, label, onChoose: choose(which) };
+    const grid = side.kind === "patches" && side.about.patch_grid;
+    if (!grid) return textPane(box, { ...options, gap: gapOf(side) });
+    const picture = side.about.picture ? await source.chunk(side.about.picture) : null;
+    return patchPane(box, { ...options, grid, first: side.about.first_patch ?? 0, picture });
+  };
+  const rebuild = async () => {
+    const { t, c } = state,
+      call = source.call(t, c),
+      build = ++builds;
+    const key = call
+      ? [
+          t,
+          call.query_sequence,
+          call.key_sequence,
+          call.rows,
+          call.keys,
+          call.query_offset,
+          call.key_offset,
+        ].join()
+      : "none";
+    if (key !== drawn && call) {
+      const next = await sidesOf(source, t, c);
+      if (build !== builds) return;
+      drawn = key;
+      sides = next;
+      clear(body);
+      panes = {};
+      if (sides.same)
+        panes.both = await makePane(
+          "both",
+          sides.query.tokens.length >= sides.key.tokens.length ? sides.query : sides.key,
+          "Text",
+        );
+      else {
+        panes.query = await makePane("query", sides.query, "Queries");
+        panes.key = await makePane("key", sides.key, "Keys");
+      }
+      arcs.parentElement.hidden = !panes.both || sides.query.kind === "patches";
+      search();
+    }
+    await refresh();
+    if (key !== shownFor) follow();
+    shownFor = key;
+  };
+
+  const follow = () => {
+    const which = state.direction === "out" ? "query" : "key",
+      n = which === "query" ? state.row : state.key;
+    if (sides && n !== null) (panes.both ?? panes[which])?.goTo(sides[which].tokenAt(n));
+  };
+
+  const refresh = async () => {
+    if (!sides) return;
+    const { t, c, h, row, key, direction } = state,
+      now = ++draws,
+      out = direction === "out";
+    outward.setAttribute("aria-pressed", String(out));
+    inward.setAttribute("aria-pressed", String(!out));
+    const asks = out ? sides.query : sides.key,
+      answers = out ? sides.key : sides.query,
+      n = out ? row : key;
+    const found = await readChosen(source, state);
+    const top = !found
+      ? []
+      : found.exact
+        ? largestIndices(found.values, READER_TOP).map((at) => [at, found.values[at]])
+        : out
+          ? ((await source.topKeys(t, c, h, row, READER_TOP)) ?? []).map((one) => [one.key, one.weight])
+          : [];
+    if (now !== draws) return;
+    let largest = 0;
+    for (const value of found?.values ?? []) if (value > largest) largest = value;
+    const weights = found && new Float32Array(answers.tokens.length);
+    if (found)
+      for (let at = 0; at < found.values.length; at++) weights[answers.tokenAt(at)] = found.values[at];
+    const least = 0.01 * Math.max(largest, top[0]?.[1] ?? 0);
+    const targets = new Map(
+      top.filter(([, weight]) => weight >= least).map(([at, weight]) => [answers.tokenAt(at), weight]),
+    );
+    if (weights) for (const [at, weight] of targets) weights[at] = weight;
+    const found2 = new Set();
+    for (const one of matches.slice(0, 2000)) for (let at = one.first; at <= one.last; at++) found2.add(at);
+    const chosen = n === null ? null : asks.tokenAt(n);
+    const whole = {
+      chosen,
+      weights,
+      largest: found?.exact === false && top.length ? Math.max(largest, top[0][1]) : largest,
+      targets,
+      matches: found2,
+      arcs: arcs.checked,
+    };
+    const asking = { ...whole, weights: null, targets: new Map(), arcs: false };
+    const answering = { ...whole, chosen: null, arcs: false, matches: new Set() };
+    panes.both?.show(whole);
+    panes.query?.show(out ? asking : answering);
+    panes.key?.show(out ? answering : asking);
+    const one = state.selection.length > 1 ? `${headName(c, h)}: ` : "";
+    const name = n === null ? "" : `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
+    const each = found?.of === "largest" ? ", largest of each" : "";
+    const blocks = found?.exact === false ? `, in blocks of ${found.bin}${each}` : "";
+    status.textContent =
+      n === null
+        ? "Choose a token to see what it reads and who reads it."
+        : !found
+          ? `${name}: nothing is known about its weights at this level.`
+          : `${name} ${out ? "reads" : "is read by"}; tint: root of the weight, full at ` +
+            `${formatNumber(whole.largest)}${blocks}.`;
+  };
+
+  const search = () => {
+    const side =
+      sides &&
+      (sides.same
+        ? panes.both && (sides.query.tokens.length >= sides.key.tokens.length ? sides.query : sides.key)
+        : sides[state.direction === "out" ? "query" : "key"]);
+    matches = side ? findMatches(side.tokens, find.value) : [];
+    match = -1;
+    count.textContent = find.value ? (matches.length ? `${matches.length} found` : "none") : "";
+    refresh();
+  };
+  const goMatch = (by) => {
+    if (!matches.length) return;
+    match = match < 0 ? (by > 0 ? 0 : matches.length - 1) : (match + by + matches.length) % matches.length;
+    count.textContent = `${match + 1} / ${matches.length}`;
+    const which = sides.same ? "both" : state.direction === "out" ? "query" : "key";
+    choose(which)(matches[match].last);
+    panes[which].goTo(matches[match].last);
+  };
+  const goEdge = async (by) => {
+    const { t, c, h } = state,
+      name = `${t},${c},${h}`;
+    if (!source.call(t, c)?.heads) return;
+    if (edgesOf !== name) {
+      edges = await readEdges(source, t, c, h);
+      [edgesOf, edge] = [name, -1];
+    }
+    if (!edges?.length) {
+      const text = edges
+        ? "No weight of 0.05 or more in this head goes far."
+        : "The largest weights of this head are not in this file: pin it (pinned= of trace.explore).";
+      status.textContent = text;
+      return say(text, host);
+    }
+    edge = edge < 0 ? (by > 0 ? 0 : edges.length - 1) : (edge + by + edges.length) % edges.length;
+    const { row, key, weight, distance } = edges[edge];
+    state.set({ row, key, direction: "out" });
+    await refresh();
+    const text =
+      `Edge ${edge + 1} of ${edges.length}: query ${nameToken(sides.query, row)} to key ` +
+      `${nameToken(sides.key, key)}, ` +
+      `weight ${formatNumber(weight)}, ${Math.abs(distance)} tokens ${distance < 0 ? "ahead" : "back"}`;
+    status.textContent = text;
+    say(text, host);
+    panes.both?.goTo(sides.query.tokenAt(row));
+    panes.query?.goTo(sides.query.tokenAt(row));
+    panes.key?.goTo(sides.key.tokenAt(key));
+  };
+
+  let waiting = 0;
+  find.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(search, 150);
+  });
+  find.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !find.value) return host.querySelector(".reader-text, canvas")?.focus();
+    if (event.key === "Escape") find.value = "";
+    else if (event.key !== "Enter") return event.stopPropagation();
+    clearTimeout(waiting);
+    if (event.key === "Escape" || match < 0) search();
+    if (event.key === "Enter") goMatch(event.shiftKey ? -1 : 1);
+    event.stopPropagation();
+    event.preventDefault();
+  });
+  state.addEventListener("find", () => find.focus());
+  state.addEventListener("next-edge", () => goEdge(1));
+  state.addEventListener("previous-edge", () => goEdge(-1));
+  state.addEventListener("recolour", refresh);
+  state.on(["t", "c", "h", "row", "key", "direction", "selection"], (_, changed) => {
+    rebuild().then(() => {
+      if (!changed.has("row") && !changed.has("key")) return;
+      if (!host.contains(document.activeElement)) follow();
+    });
+  });
+  rebuild();
+}

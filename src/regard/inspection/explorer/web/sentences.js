@@ -1,0 +1,140 @@
+import { figures, shown } from "./dom.js";
+import { hiddenBlocks } from "./tiles.js";
+
+/** @returns {string} "query 1042 'cat'" */
+export function nameOf(word, position, token) {
+  return `${word} ${position}${token === undefined || token === null ? "" : ` '${shown(token)}'`}`;
+}
+
+const sentenceSpan = (word, from, to) => (to - from === 1 ? `${word} ${from}` : `${word}s ${from}–${to - 1}`);
+
+/**
+ * Rank of a weight among those above 0.
+ * @param {ArrayLike<number>} values
+ * @param {number} at
+ * @returns {{rank: number, count: number}} equal weights share the better rank
+ */
+export function rankIn(values, at) {
+  let [rank, count] = [1, 0];
+  for (let j = 0; j < values.length; j += 1) {
+    if (values[j] > 0) count += 1;
+    if (values[j] > values[at]) rank += 1;
+  }
+  return { rank, count };
+}
+
+/**
+ * What the map says of a cell.
+ * @param {{row: number, key: number, call: object, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
+ *   count?: number, block?: {value: number, channel: string, queryBlock: number, keyBlock: number}|null, heads: number, aggregate: string, rounded?: boolean}} facts
+ *   rounded: stored to 3.4 %
+ * @returns {string}
+ */
+export function cellSentence({
+  row,
+  key,
+  call,
+  tokens,
+  weight,
+  rank,
+  count,
+  block,
+  heads,
+  aggregate,
+  rounded = false,
+}) {
+  const [rowAt, keyAt] = [row + (call.query_offset ?? 0), key + (call.key_offset ?? 0)];
+  const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
+  const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
+  if (weight !== null) {
+    const place = rank
+      ? weight > 0
+        ? `, rank ${rank} of ${count}`
+        : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`
+      : "";
+    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${figures(weight, rounded ? 2 : 3)}${place}${over}`;
+  }
+  if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
+  const [i, j] = [Math.floor(row / block.queryBlock), Math.floor(key / block.keyBlock)];
+  const ends = (n, size, most) => [n * size, Math.min(most, (n + 1) * size)];
+  const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + (call.query_offset ?? 0));
+  const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + (call.key_offset ?? 0));
+  const what = block.channel === "max" ? "largest weight" : q1 - q0 === 1 ? "mass" : "mean mass";
+  return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${figures(block.value, 3)}${over}`;
+}
+
+/** @returns {boolean} whether the weights that the page holds of any of the heads are rounded to steps of 6.7 % */
+export function areRounded(source, t, heads) {
+  if (source.ask) return false;
+  return heads.some(([c, h]) => {
+    const { weights } = source.head(t, c, h);
+    return weights === null || source.document.chunks[weights]?.code === "log8";
+  });
+}
+
+/**
+ * The exact weight of a cell in one or several heads, and its rank in the row, where the page knows.
+ * @returns {Promise<{weight: number|null, rank?: number, count?: number}>}
+ */
+export async function readCell(source, { t, heads, row, key, aggregate }) {
+  const rows = [];
+  for (const [c, h] of heads) {
+    const found = await source.row(t, c, h, row);
+    if (!found?.exact) {
+      const top = heads.length === 1 ? await source.topKeys(t, c, h, row, 32) : null;
+      const place = top?.findIndex((edge) => edge.key === key) ?? -1;
+      return place < 0
+        ? { weight: null }
+        : { weight: top[place].weight, rank: place + 1, count: `${top.length} stored` };
+    }
+    rows.push(found.values);
+  }
+  if (!rows.length) return { weight: null };
+  const values =
+    rows.length === 1
+      ? rows[0]
+      : rows[0].map((_, j) => {
+          const all = rows.map((one) => one[j]);
+          return aggregate === "max" ? Math.max(...all) : all.reduce((sum, one) => sum + one, 0) / all.length;
+        });
+  return { weight: values[key], ...rankIn(values, key) };
+}
+
+/**
+ * What is drawn now, in words: heads, blocks, and what was done to the numbers.
+ * @returns {string}
+ */
+export function mapSentence({
+  heads,
+  left,
+  aggregate,
+  channel,
+  level,
+  hideSink,
+  rowRank,
+  calls,
+  rounded = false,
+}) {
+  const names = heads
+    .slice(0, 6)
+    .map(([c, h]) => `${c}.${h}`)
+    .join(", ");
+  const who =
+    heads.length === 1
+      ? `Layer ${heads[0][0]} head ${heads[0][1]}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
+      : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
+  const exact = level.queryBlock === 1 && level.keyBlock === 1;
+  const what = exact
+    ? `weights${rounded ? " within 3.4 %" : ""}`
+    : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
+  const notes = [];
+  if (left) notes.push(`${left} selected head${left === 1 ? "" : "s"} of another size left out`);
+  if (hideSink) {
+    const keys = hiddenBlocks(level.keyBlock) * level.keyBlock;
+    notes.push(
+      `keys 0–${keys - 1} hidden, ${exact || level.queryBlock === 1 ? "the rest renormalised" : "the rest of each block row renormalised"}`,
+    );
+  }
+  if (rowRank) notes.push("coloured by rank among the blocks of a row");
+  return [`${who} · ${what}`, ...notes].join(" · ");
+}

@@ -1,0 +1,313 @@
+// Where the views get their numbers: chunks in the page or from a server, and what follows from them exactly.
+import { bytesFromBase64, decodeChunk } from "./codes.js";
+import { reduceMass, reduceMax } from "./pyramid.js";
+
+const SOURCE_TILE = 256;
+const SOURCE_CACHE_BYTES = 160e6;
+
+/** The document, and everything it names. */
+export class Source {
+  /**
+   * @param {object} pageDocument as pages.py writes it
+   * @param {(name: string) => Promise<Uint8Array>} load bytes of a chunk
+   * @param {((path: string) => Promise<Float32Array|null>)|null} ask the server for numbers; null: no server
+   */
+  constructor(pageDocument, load, ask = null) {
+    this.document = pageDocument;
+    this.load = load;
+    this.ask = pageDocument.exact === "served" ? ask : null;
+    this.cache = new Map();
+    this.bytes = 0;
+  }
+
+  /**
+   * Read the page that the script runs in.
+   * @param {Document|Element} [root]
+   * @returns {Source}
+   */
+  static fromPage(root = document) {
+    const pageDocument = JSON.parse(root.querySelector("#regard-document").textContent);
+    if (pageDocument.exact === "served") {
+      return new Source(pageDocument, sourceFetchChunk, sourceFetchNumbers);
+    }
+    const texts = new Map();
+    for (const element of root.querySelectorAll("script.regard-chunks")) {
+      for (const line of element.textContent.split("\n")) {
+        const colon = line.indexOf(":");
+        if (colon > 0) texts.set(line.slice(0, colon), line.slice(colon + 1));
+      }
+    }
+    return new Source(pageDocument, async (name) => bytesFromBase64(texts.get(name)));
+  }
+
+  /**
+   * A chunk, decoded.
+   * @param {string|null} name
+   * @returns {Promise<any>} as decodeChunk; null for no name
+   */
+  async chunk(name) {
+    if (name === null || name === undefined) return null;
+    const entry = this.document.chunks[name];
+    if (!entry) throw new Error(`the page has no chunk ${name}`);
+    return this.keep(`chunk ${name}`, async () => decodeChunk(entry, await this.load(name)));
+  }
+
+  /** @returns {object} a call of the document */
+  call(t, c) {
+    return this.document.traces[t].calls[c];
+  }
+
+  /** @returns {object} a head of the document */
+  head(t, c, h) {
+    return this.call(t, c).head[h];
+  }
+
+  /**
+   * All weights of a head, if the page has them.
+   * @returns {Promise<{values: Float32Array, rows: number, keys: number}|null>}
+   */
+  async weights(t, c, h) {
+    const { values } = (await this.chunk(this.head(t, c, h).weights)) ?? {};
+    const { rows, keys } = this.call(t, c);
+    return values ? { values, rows, keys } : null;
+  }
+
+  /**
+   * Block sizes that can be drawn, finest first: each twice the one before, up to a single block.
+   * @param {"mass"|"max"} [channel]
+   * @returns {{queryBlock: number, keyBlock: number}[]}
+   */
+  levels(t, c, h, channel = "mass") {
+    const call = this.call(t, c);
+    const finest = this.finest(t, c, h, channel);
+    const found = [];
+    if (!finest) return found;
+    for (let times = 1; ; times *= 2) {
+      const level = { queryBlock: finest.queryBlock * times, keyBlock: finest.keyBlock * times };
+      found.push(level);
+      if (level.queryBlock >= call.rows && level.keyBlock >= call.keys) return found;
+    }
+  }
+
+  /**
+   * The finest blocks that can be drawn, 1 x 1 where every weight is known.
+   * @param {"mass"|"max"} [channel]
+   * @returns {{queryBlock: number, keyBlock: number}|null} null: nothing is known in this channel
+   */
+  finest(t, c, h, channel = "mass") {
+    const head = this.head(t, c, h);
+    if (head.weights !== null || this.ask) return { queryBlock: 1, keyBlock: 1 };
+    const stored = head.levels.find((level) => level[channel] !== null);
+    return stored ? { queryBlock: stored.query_block, keyBlock: stored.key_block } : null;
+  }
+
+  /**
+   * A tile of 256 x 256 blocks, row by row; NaN beyond the edge.
+   * @param {"mass"|"max"} channel
+   * @returns {Promise<Float32Array|null>} null: blocks of this size do not follow from what is known
+   */
+  async tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel) {
+    const level = await this.level(t, c, h, queryBlock, keyBlock, channel);
+    if (level) return sourceCut(level, tileRow, tileColumn);
+    if (!this.ask) return null;
+    const path = `tile/${t}/${c}/${h}/${queryBlock}/${keyBlock}/${tileRow}/${tileColumn}?channel=${channel}`;
+    return this.keep(path, () => this.ask(path));
+  }
+
+  /**
+   * All blocks of one size, from what the page carries.
+   * @param {"mass"|"max"} channel
+   * @returns {Promise<{values: Float32Array, I: number, J: number}|null>}
+   */
+  async level(t, c, h, queryBlock, keyBlock, channel) {
+    const head = this.head(t, c, h);
+    // Of stored levels, the coarsest one that the blocks are made of leaves the least to do.
+    const from = head.weights === null ? sourceCoarsest(head.levels, queryBlock, keyBlock, channel) : null;
+    if (!from && head.weights === null) return null;
+    return this.keep(`level ${t} ${c} ${h} ${queryBlock} ${keyBlock} ${channel}`, async () => {
+      const call = this.call(t, c);
+      const [up, across] = from ? [from.query_block, from.key_block] : [1, 1];
+      const { values, shape } = from ? await this.chunk(from[channel]) : await this.chunk(head.weights);
+      const [I, J] = from ? shape : [call.rows, call.keys];
+      if (queryBlock === up && keyBlock === across) return { values, I, J };
+      if (channel === "max") return reduceMax(values, I, J, queryBlock / up, keyBlock / across);
+      const rows = from ? (await this.chunk(from.rows)).values : sourceLiving(values, I, J);
+      return reduceMass(values, rows, I, J, queryBlock / up, keyBlock / across);
+    });
+  }
+
+  /**
+   * The weights of a query, or what is known of them.
+   * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, rows: number}|null>}
+   *   with exact, a weight for each key; else for each `bin` keys their largest ("largest"), or what an
+   *   average of `rows` queries around it gives to them ("mass")
+   */
+  async row(t, c, h, i) {
+    const { rows, keys } = this.call(t, c);
+    if (!(i >= 0 && i < rows)) return null;
+    const head = this.head(t, c, h);
+    const weights = await this.weights(t, c, h);
+    const whole = { exact: true, bin: 1, of: "weights", rows: 1 };
+    if (weights) return { values: weights.values.slice(i * keys, (i + 1) * keys), ...whole };
+    if (this.ask) {
+      const values = await this.keep(`row/${t}/${c}/${h}/${i}`, () => this.ask(`row/${t}/${c}/${h}/${i}`));
+      if (values) return { values, ...whole };
+    }
+    if (i === rows - 1 && head.last_row !== null) {
+      const { values } = await this.chunk(head.last_row);
+      const bin = head.last_row_bin;
+      return bin === 1 ? { values, ...whole } : { values, exact: false, bin, of: "largest", rows: 1 };
+    }
+    const stored = head.levels[0];
+    if (!stored) return null;
+    const { values, shape } = await this.chunk(stored.mass);
+    const block = Math.floor(i / stored.query_block);
+    const part = values.slice(block * shape[1], (block + 1) * shape[1]);
+    return { values: part, exact: false, bin: stored.key_block, of: "mass", rows: stored.query_block };
+  }
+
+  /**
+   * The weights on a key, or what is known of them.
+   * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, keys: number}|null>}
+   *   with exact, a weight for each query; else for each `bin` queries the mean of what they give to the
+   *   `keys` keys around it
+   */
+  async column(t, c, h, j) {
+    const { rows, keys } = this.call(t, c);
+    if (!(j >= 0 && j < keys)) return null;
+    const weights = await this.weights(t, c, h);
+    const whole = { exact: true, bin: 1, of: "weights", keys: 1 };
+    if (weights) {
+      const values = Float32Array.from({ length: rows }, (_, i) => weights.values[i * keys + j]);
+      return { values, ...whole };
+    }
+    if (this.ask) {
+      const path = `column/${t}/${c}/${h}/${j}`;
+      const values = await this.keep(path, () => this.ask(path));
+      if (values) return { values, ...whole };
+    }
+    const stored = this.head(t, c, h).levels[0];
+    if (!stored) return null;
+    const { values, shape } = await this.chunk(stored.mass);
+    const block = Math.floor(j / stored.key_block);
+    const part = Float32Array.from({ length: shape[0] }, (_, i) => values[i * shape[1] + block]);
+    return { values: part, exact: false, bin: stored.query_block, of: "mass", keys: stored.key_block };
+  }
+
+  /**
+   * The keys that a query attends to most, largest weight first, among equals the smaller key.
+   * @param {number} k how many at most
+   * @returns {Promise<{key: number, weight: number}[]|null>} null: not known
+   */
+  async topKeys(t, c, h, i, k) {
+    const head = this.head(t, c, h);
+    if (head.weights === null && !this.ask && head.top_keys !== null) {
+      const [keys, weights] = await Promise.all([this.chunk(head.top_keys), this.chunk(head.top_weights)]);
+      const width = keys.shape[1];
+      const found = [];
+      for (let place = i * width; place < (i + 1) * width && found.length < k; place += 1) {
+        if (keys.values[place] >= 0) found.push({ key: keys.values[place], weight: weights.values[place] });
+      }
+      return found;
+    }
+    const row = await this.row(t, c, h, i);
+    return row && row.exact ? sourceLargest(row.values, k) : null;
+  }
+
+  /**
+   * @param {number} t
+   * @param {number|null} sequence its number in the trace
+   * @returns {Promise<string[]|null>}
+   */
+  async tokens(t, sequence) {
+    const found = sequence === null ? null : this.document.traces[t].sequences[sequence];
+    return found ? this.chunk(found.tokens) : null;
+  }
+
+  /** What `make` gives, made once, for as long as there is room. */
+  async keep(name, make) {
+    let kept = this.cache.get(name);
+    if (kept) {
+      this.cache.delete(name);
+      this.cache.set(name, kept);
+      return kept.value;
+    }
+    kept = { value: make(), bytes: 0 };
+    this.cache.set(name, kept);
+    try {
+      const value = await kept.value;
+      kept.bytes = sourceBytes(value);
+    } catch (error) {
+      this.cache.delete(name);
+      throw error;
+    }
+    this.bytes += kept.bytes;
+    this.evict(kept);
+    return kept.value;
+  }
+
+  /** Drop what was not asked for the longest, until there is room. */
+  evict(latest) {
+    for (const [name, kept] of this.cache) {
+      if (this.bytes <= SOURCE_CACHE_BYTES) return;
+      if (kept === latest || !kept.bytes) continue;
+      this.cache.delete(name);
+      this.bytes -= kept.bytes;
+    }
+  }
+}
+
+async function sourceFetchChunk(name) {
+  const answer = await fetch(`chunk/${encodeURIComponent(name)}`);
+  if (!answer.ok) throw new Error(`the server has no chunk ${name}: ${answer.status}`);
+  return new Uint8Array(await answer.arrayBuffer());
+}
+
+async function sourceFetchNumbers(path) {
+  const answer = await fetch(path);
+  return answer.ok ? new Float32Array(await answer.arrayBuffer()) : null;
+}
+
+function sourceBytes(value) {
+  const values = value?.values ?? value;
+  return values?.byteLength ?? (Array.isArray(values) ? 32 * values.length : 64);
+}
+
+function sourceCoarsest(levels, queryBlock, keyBlock, channel) {
+  const fits = (level) => queryBlock % level.query_block === 0 && keyBlock % level.key_block === 0;
+  return levels.filter((level) => level[channel] !== null && fits(level)).at(-1) ?? null;
+}
+
+/** Which rows of exact weights have any: the others may attend to nothing. */
+function sourceLiving(values, rows, keys) {
+  const living = new Int32Array(rows);
+  for (let i = 0; i < rows; i += 1) {
+    for (let j = i * keys; j < (i + 1) * keys && !living[i]; j += 1) if (values[j] > 0) living[i] = 1;
+  }
+  return living;
+}
+
+function sourceCut({ values, I, J }, tileRow, tileColumn) {
+  const tile = new Float32Array(SOURCE_TILE * SOURCE_TILE).fill(NaN);
+  const top = tileRow * SOURCE_TILE;
+  const left = tileColumn * SOURCE_TILE;
+  for (let i = top; i < Math.min(I, top + SOURCE_TILE); i += 1) {
+    const part = values.subarray(i * J + left, i * J + Math.min(J, left + SOURCE_TILE));
+    tile.set(part, (i - top) * SOURCE_TILE);
+  }
+  return tile;
+}
+
+/** The largest values above 0 with their places. */
+function sourceLargest(values, k) {
+  const found = [];
+  for (let key = 0; key < values.length; key += 1) {
+    const weight = values[key];
+    if (!(weight > 0) || (found.length === k && weight <= found[k - 1].weight)) continue;
+    let at = found.length;
+    while (at > 0 && found[at - 1].weight < weight) at -= 1;
+    found.splice(at, 0, { key, weight });
+    if (found.length > k) found.pop();
+  }
+  return found;
+}

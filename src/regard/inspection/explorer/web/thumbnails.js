@@ -1,0 +1,116 @@
+import { limitsFor, toUnit } from "./colours.js";
+import { MaskTiles } from "./geometry.js";
+
+/** Small pictures of heads, read and painted once. */
+export class Thumbnails {
+  /** @param {import("./source.js").Source} source @param {() => void} arrived */
+  constructor(source, arrived) {
+    Object.assign(this, {
+      source,
+      arrived,
+      values: new Map(),
+      pictures: new Map(),
+      masks: new Map(),
+      queue: [],
+      busy: 0,
+    });
+  }
+
+  /**
+   * @param {number} size pixels there are for it
+   * @param {{table: Uint8Array, none: number[], dark: boolean}} look
+   * @returns {HTMLCanvasElement|null} null while it is on its way, or when nothing is stored
+   */
+  get(t, c, h, channel, size, look) {
+    const most = Math.min(64, Math.max(16, 2 ** Math.ceil(Math.log2(size * 1.5))));
+    const name = [t, c, h, channel, most].join(" ");
+    const sign = `${name} ${look.dark}`;
+    const picture = this.pictures.get(sign);
+    if (picture) return picture;
+    const found = this.values.get(name);
+    if (found === undefined) {
+      this.values.set(name, null);
+      this.queue.push({ t, c, h, channel, most, name });
+      this.work();
+    }
+    if (!found) return null;
+    const painted = this.paint(found, look, this.source.call(t, c));
+    this.pictures.set(sign, painted);
+    return painted;
+  }
+
+  async work() {
+    if (this.busy >= 4) return;
+    this.busy += 1;
+    let since = performance.now();
+    while (this.queue.length) {
+      const { t, c, h, channel, most, name } = this.queue.shift();
+      try {
+        this.values.set(name, await this.read(t, c, h, channel, most));
+      } catch {
+        this.values.set(name, null);
+      }
+      if (performance.now() - since > 24) {
+        this.arrived();
+        await new Promise((resolve) => setTimeout(resolve));
+        since = performance.now();
+      }
+    }
+    this.busy -= 1;
+    this.arrived();
+  }
+
+  async read(t, c, h, channel, most) {
+    const {
+      rows,
+      keys,
+      mask_picture: picture,
+      tile_rows: tileRows,
+      tile_keys: tileKeys,
+    } = this.source.call(t, c);
+    if (!rows || !keys) return null;
+    const levels = this.source.levels(t, c, h, channel);
+    const level =
+      levels.find(
+        ({ queryBlock, keyBlock }) =>
+          Math.ceil(rows / queryBlock) <= most && Math.ceil(keys / keyBlock) <= most,
+      ) ?? levels.at(-1);
+    if (!level) return null;
+    const { queryBlock, keyBlock } = level;
+    if (picture && !this.masks.has(picture))
+      this.masks.set(picture, new MaskTiles(await this.source.chunk(picture), tileRows, tileKeys));
+    const [I, J] = [Math.ceil(rows / queryBlock), Math.ceil(keys / keyBlock)];
+    const whole = await this.source.level(t, c, h, queryBlock, keyBlock, channel);
+    if (whole) return { ...whole, level, picture };
+    const tile = await this.source.tile(t, c, h, queryBlock, keyBlock, 0, 0, channel);
+    if (!tile) return null;
+    const values = new Float32Array(I * J);
+    for (let i = 0; i < I; i += 1) values.set(tile.subarray(256 * i, 256 * i + J), i * J);
+    return { values, I, J, level, picture };
+  }
+
+  paint({ values, I, J, level, picture }, { table, none }, { rows, keys }) {
+    const canvas = Object.assign(document.createElement("canvas"), { width: J, height: I });
+    const image = new ImageData(J, I);
+    const [low, high] = limitsFor("log", keys, 1);
+    const mask = this.masks.get(picture);
+    for (let i = 0; i < I; i += 1) {
+      for (let j = 0; j < J; j += 1) {
+        const value = values[i * J + j];
+        if (value === 0 && mask) {
+          const [q, k] = [i * level.queryBlock, j * level.keyBlock];
+          if (mask.of(q, Math.min(rows, q + level.queryBlock), k, Math.min(keys, k + level.keyBlock)) < 2)
+            continue;
+        }
+        const unit = toUnit(value, "log", low, high);
+        const at = 4 * (i * J + j);
+        const code = 3 * Math.round(255 * unit);
+        for (let part = 0; part < 3; part += 1)
+          image.data[at + part] = Number.isNaN(unit) ? none[part] : table[code + part];
+        image.data[at + 3] = 255;
+      }
+    }
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    return canvas;
+  }
+}

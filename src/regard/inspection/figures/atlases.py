@@ -1,0 +1,289 @@
+"""Many heads on one page, and one head with its margins: attention that is too long to draw cell by cell."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from regard.inspection.figures.canvas import (
+    TICK_SIZE,
+    Drawing,
+    add_colorbar,
+    fit_sheet,
+    new_panel,
+    new_sheet,
+    read_numbers,
+    set_title,
+    whole_figure,
+)
+from regard.inspection.figures.cells import (
+    LONGEST_SIDE,
+    WEIGHT_LABEL,
+    mark_positions,
+    matrix_aspect,
+    name_axes,
+)
+from regard.inspection.figures.palette import KEPT, MASKED, weight_colors
+from regard.readouts import Readout
+
+THUMBNAIL, LARGEST = 0.62, 8.0  # inches
+GAP = 0.06  # share of a thumbnail
+MOST_BLOCKS = 64  # along a side of a thumbnail
+SMALLEST = 1e-4  # where the logarithmic scale ends
+STRIP = 0.07  # share of the map's side
+BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
+
+Channel = Literal["mass", "max"]
+Scale = Literal["log", "linear"]
+
+
+def head_atlas(
+    readouts: Readout | Sequence[Readout],
+    *,
+    ax: Axes | None = None,
+    channel: Channel = "mass",
+    scale: Scale = "log",
+    layer_labels: Sequence[object] | None = None,
+    title: str | None = None,
+) -> Drawing:
+    """Draw every head of every layer as a thumbnail, layers down and heads across, on one scale.
+
+    Thumbnails show blocks: the weight that an average row of a block gives to a block of keys, or the largest
+    weight in it, which keeps single strong cells visible where there are thousands. Queries go down, keys
+    across. Blocks without weight are grey.
+
+    Args:
+        readouts: of `readouts.read` with leading axes `(H,)`, one per layer.
+        ax: where to draw; None makes a figure of its own.
+        channel: "mass" or "max".
+        scale: "log" from 0.0001 to 1, or "linear" from 0 to 1.
+        layer_labels: names of the layers; None counts from 0.
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with one image a head, layer by layer, and the one colour bar.
+
+    Raises:
+        ValueError: no readout, one with other leading axes than `(H,)`, labels that do not fit, or an unknown
+            channel or scale.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> from regard.inspection import figures
+        >>> x = jnp.ones((3, 7, 5))
+        >>> drawing = figures.head_atlas(readouts.read(x, x, mask=masks.causal()))
+        >>> len(drawing.images), [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
+        (3, ['0', '1', '2'])
+    """
+    layers = [readouts] if isinstance(readouts, Readout) else list(readouts)
+    grids = [_read_blocks(layer, channel) for layer in layers]
+    if not grids:
+        raise ValueError("readouts: expected at least one, got none")
+    names = list(range(len(grids))) if layer_labels is None else list(layer_labels)
+    if len(names) != len(grids):
+        raise ValueError(f"layer_labels: expected {len(grids)} labels, one a readout, got {len(names)}")
+    across = max(len(grid) for grid in grids)
+    side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
+    panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
+    # Long names of layers need room before the panel gets its size.
+    target = new_panel(new_sheet((panel[0] + 2.5, panel[1] + 1.5))) if ax is None else ax
+    norm, colors, half = _make_norm(scale), _block_colors(), (1 - GAP) / 2
+    images = []
+    for layer, grid in enumerate(grids):
+        for head, blocks in enumerate(grid):
+            extent = (head - half, head + half, layer + half, layer - half)
+            shared: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
+            images.append(target.imshow(_hide_zeros(blocks), cmap=colors, norm=norm, extent=extent, **shared))
+    target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
+    mark_positions(target.xaxis, across)
+    mark_positions(target.yaxis, len(grids), None if layer_labels is None else names)
+    target.tick_params(length=0.0)
+    for spine in target.spines.values():
+        spine.set_visible(False)
+    set_title(target, title)
+    bar = add_colorbar(images[0], [target], BLOCK_LABELS[channel], panel[1], *_arrows(scale))
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    return Drawing(whole_figure(target.figure), (target,), tuple(images), colorbar=bar)
+
+
+def head_map(
+    readout: Readout,
+    head: int = 0,
+    *,
+    weights: ArrayLike | None = None,
+    first_row: int = 0,
+    first_column: int = 0,
+    ax: Axes | None = None,
+    channel: Channel = "mass",
+    scale: Scale = "log",
+    title: str | None = None,
+) -> Drawing:
+    """Draw one head, whole in blocks or a window of it by cells, with its entropy and key mass as margins.
+
+    The strip on the right is the entropy of each row in nats, the one above the weight that each key gets
+    from all rows together; both are of the whole head, also beside a window.
+
+    Args:
+        readout: of `readouts.read`, with leading axes `(H,)` or none.
+        head: which head.
+        weights: exact weights `(R, C)` of a window, as `readouts.window` gives for one head; None draws
+            the whole head in the readout's blocks.
+        first_row: the query that the window begins with.
+        first_column: the key that the window begins with.
+        ax: where to draw; None makes a figure of its own.
+        channel: "mass" or "max", of the blocks.
+        scale: "log" from 0.0001 to 1, or "linear" from 0 to 1.
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with the axes of the map, of the entropy and of the key mass, one image, the two strips
+        as lines, and the colour bar.
+
+    Raises:
+        ValueError: other leading axes, a head or a window that is not there, an unknown channel or scale.
+        TypeError: `weights` holds no real numbers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> from regard.inspection import figures
+        >>> x = jnp.eye(5)
+        >>> readout = readouts.read(x, x, mask=masks.causal())
+        >>> window = readouts.window(x, x, readout.lse, mask=masks.causal(), rows=slice(2, 5))
+        >>> drawing = figures.head_map(readout, weights=window, first_row=2)
+        >>> drawing.images[0].get_array().shape, [float(end) for end in drawing.axes[0].get_ylim()]
+        ((3, 5), [4.5, 1.5])
+    """
+    entropy, mass, empty = _read_margins(readout, head)
+    T, S = len(entropy), len(mass)
+    if weights is None:
+        cells = _read_blocks(readout, channel, most=None)[head]
+        rows, columns = (0, T), (0, S)
+        label, block = BLOCK_LABELS[channel], (readout.query_block, readout.key_block)
+    else:
+        cells = read_numbers(weights, "weights", "(R, C)", 2)
+        rows = (first_row, first_row + cells.shape[0])
+        columns = (first_column, first_column + cells.shape[1])
+        label, block = WEIGHT_LABEL, (1, 1)
+        if min(first_row, first_column) < 0 or rows[1] > T or columns[1] > S:
+            raise ValueError(
+                f"weights: expected a window inside {T} x {S}, got rows {rows[0]}..{rows[1] - 1} and columns"
+                f" {columns[0]}..{columns[1] - 1}; pass first_row and first_column"
+            )
+    shape = rows[1] - rows[0], columns[1] - columns[0]
+    panel = _map_size(*shape)
+    target = new_panel(new_sheet(panel)) if ax is None else ax
+    # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
+    extent = (
+        columns[0] - 0.5,
+        columns[0] + cells.shape[1] * block[1] - 0.5,
+        rows[0] + cells.shape[0] * block[0] - 0.5,
+        rows[0] - 0.5,
+    )
+    image = target.imshow(
+        _hide_zeros(cells),
+        cmap=_block_colors(),
+        norm=_make_norm(scale),
+        extent=extent,
+        interpolation="nearest",
+        aspect=matrix_aspect(*shape),
+    )
+    target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
+    mark_positions(target.yaxis, shape[0], start=rows[0])
+    mark_positions(target.xaxis, shape[1], start=columns[0])
+    name_axes(target, None)
+    strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
+    set_title(strips[1].axes if title else target, title)
+    bar = add_colorbar(image, [target], label, panel[1], *_arrows(scale))
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    axes = (target, strips[0].axes, strips[1].axes)
+    return Drawing(whole_figure(target.figure), axes, (image,), lines=strips, colorbar=bar)
+
+
+def _draw_strips(
+    ax: Axes, entropy: NDArray, mass: NDArray, rows: tuple[int, int], columns: tuple[int, int]
+) -> Any:
+    """Entropy on the right of the map and key mass above it, on the map's own positions."""
+    style: dict[str, Any] = {"color": KEPT, "linewidth": 0.8}
+    right = ax.inset_axes((1.02, 0.0, STRIP, 1.0))
+    above = ax.inset_axes((0.0, 1.02, 1.0, STRIP))
+    places = np.arange(*rows)
+    (first,) = right.plot(entropy[slice(*rows)], places, **style)
+    (second,) = above.plot(np.arange(*columns), mass[slice(*columns)], **style)
+    right.set(ylim=ax.get_ylim(), yticks=[], xlim=(0.0, None), xlabel="entropy\n(nats)")
+    above.set(xlim=ax.get_xlim(), xticks=[], ylim=(0.0, None), ylabel="key\nmass")
+    above.yaxis.label.set(rotation=0, horizontalalignment="right", verticalalignment="center")
+    for strip in (right, above):
+        strip.tick_params(labelsize=TICK_SIZE - 2, length=2.0, width=0.6)
+        strip.spines[["top", "right"]].set_visible(False)
+        for axis in (strip.xaxis, strip.yaxis):
+            axis.label.set_fontsize(TICK_SIZE - 1)
+        for spine in strip.spines.values():
+            spine.set_linewidth(0.6)
+    # The 0 would run into the last number of the map's own axis.
+    right.xaxis.set_major_locator(MaxNLocator(nbins=2, prune="lower"))
+    above.yaxis.set_major_locator(MaxNLocator(nbins=2, prune="lower"))
+    return first, second
+
+
+def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS) -> NDArray[np.float64]:
+    """Blocks `(H, I, J)` of one channel, at most so many along a side; NaN where no row reads."""
+    if channel not in BLOCK_LABELS:
+        raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
+    if readout.block_mass.ndim > 3:
+        raise ValueError(
+            f"readout: expected leading axes (H,), got {readout.block_mass.shape[:-2]}; choose an example,"
+            " for instance jax.tree.map(lambda x: x[0], readout)"
+        )
+    if 0 in readout.block_mass.shape:
+        raise ValueError("readout: expected at least one head, row and key, got none")
+    number = 0
+    if most is not None:
+        number = max((-(-max(readout.block_mass.shape[-2:]) // most) - 1).bit_length(), 0)
+    level = readout.level(min(number, readout.num_levels - 1))
+    blocks = np.asarray(level.mass if channel == "mass" else level.max, np.float64)
+    blocks = np.where(np.asarray(level.rows)[..., None] > 0, blocks, np.nan)
+    return blocks if blocks.ndim == 3 else blocks[None]
+
+
+def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
+    """Entropy per row, mass per key, and which rows are empty, of one head."""
+    entropy, mass, empty = (np.asarray(array) for array in (readout.entropy, readout.key_mass, readout.empty))
+    if entropy.ndim > 2:
+        raise ValueError(f"readout: expected leading axes (H,) or none, got {entropy.shape[:-1]}")
+    heads = entropy.shape[0] if entropy.ndim == 2 else 1
+    if not 0 <= head < heads:
+        raise ValueError(f"head: expected a number in 0..{heads - 1}, got {head}")
+    return (entropy[head], mass[head], empty[head]) if entropy.ndim == 2 else (entropy, mass, empty)
+
+
+def _hide_zeros(blocks: NDArray) -> NDArray:
+    """Without weight is another thing than with little."""
+    return np.where(blocks > 0, blocks, np.nan)
+
+
+def _block_colors() -> Any:
+    return weight_colors().with_extremes(bad=MASKED)
+
+
+def _make_norm(scale: str) -> Normalize:
+    if scale not in ("log", "linear"):
+        raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
+    return LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
+
+
+def _arrows(scale: str) -> tuple[Any]:
+    return ("min",) if scale == "log" else ("neither",)
+
+
+def _map_size(T: int, S: int) -> tuple[float, float]:
+    """Width and height in inches: a map is for looking closely, so it takes the page's width."""
+    scale = LONGEST_SIDE / max(T, S)
+    return max(S * scale, 1.2), max(T * scale, 1.2)

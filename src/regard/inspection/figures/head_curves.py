@@ -1,0 +1,252 @@
+"""What heads do by distance, by position and by training step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from regard.inspection.figures.canvas import (
+    TICK_SIZE,
+    Drawing,
+    add_colorbar,
+    fit_sheet,
+    literal,
+    new_panel,
+    new_sheet,
+    read_numbers,
+    set_title,
+    whole_figure,
+)
+from regard.inspection.figures.cells import QUERY_LABEL, mark_positions
+from regard.inspection.figures.palette import QUIET, series_colors, weight_colors
+from regard.readouts import Readout
+
+PANEL_SIZE = (3.6, 2.3)  # inches
+MOST_POINTS = 256  # of a curve over positions
+MOST_NAMED = 12  # heads in a legend
+DOTTED: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 2.5}
+ROW_HEIGHT, TALLEST = 0.16, 6.0  # inches
+
+
+def distance_profile(
+    readout: Readout,
+    *,
+    ax: Axes | None = None,
+    heads: Sequence[int] | None = None,
+    head_labels: Sequence[object] | None = None,
+    title: str | None = None,
+) -> Drawing:
+    """Draw how much attention each head pays at each distance back, in bins that double.
+
+    Args:
+        readout: of `readouts.read`, with leading axes `(H,)` or none.
+        ax: where to draw; None makes a figure of its own.
+        heads: which heads; None means all.
+        head_labels: their names; None counts "head 0", "head 1", ...
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with one curve a head, and the legend where there are at most 12.
+
+    Raises:
+        ValueError: other leading axes, a head that is not there, labels that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> from regard.inspection import figures
+        >>> x = jnp.eye(5)
+        >>> drawing = figures.distance_profile(readouts.read(x, x, mask=masks.causal(), scale=0.0))
+        >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
+        ['0', '1', '2-3', '4-7']
+    """
+    masses, chosen, names = _choose(readout, readout.distance_mass, heads, head_labels)
+    middle = masses.shape[1] // 2
+    found = np.flatnonzero((masses > 0).any(0))
+    first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
+    places = np.arange(first, last + 1) - middle
+    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    lines = tuple(
+        target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
+        for mass, name, color in zip(masses[chosen], names, series_colors(len(chosen)), strict=True)
+    )
+    target.set_xticks(places, [_name_distance(int(place)) for place in places])
+    for tick in target.get_xticklabels():
+        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
+    target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
+    return _finish(target, lines, title, len(chosen) <= MOST_NAMED, own=ax is None)
+
+
+def entropy_profile(
+    readout: Readout,
+    *,
+    ax: Axes | None = None,
+    heads: Sequence[int] | None = None,
+    head_labels: Sequence[object] | None = None,
+    title: str | None = None,
+) -> Drawing:
+    """Draw how spread out each head reads, by the query's position.
+
+    Beyond 256 queries a point is the mean over neighbours. The dashed line is the most there can be, the
+    logarithm of the number of keys that a query may attend to. Queries that may attend to nothing are left
+    out.
+
+    Args:
+        readout: of `readouts.read`, with leading axes `(H,)` or none.
+        ax: where to draw; None makes a figure of its own.
+        heads: which heads; None means all.
+        head_labels: their names; None counts "head 0", "head 1", ...
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with one curve a head and then the dashed line, and the legend where there are at most 12
+        heads.
+
+    Raises:
+        ValueError: other leading axes, a head that is not there, labels that do not fit, no query.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> from regard.inspection import figures
+        >>> x = jnp.eye(4)
+        >>> drawing = figures.entropy_profile(readouts.read(x, x, mask=masks.causal(), scale=0.0))
+        >>> [f"{value:.2f}" for value in drawing.lines[0].get_ydata()]
+        ['0.00', '0.69', '1.10', '1.39']
+    """
+    entropies, chosen, names = _choose(readout, readout.entropy, heads, head_labels)
+    keys = np.asarray(readout.keys, np.float64).reshape(entropies.shape)
+    T = entropies.shape[1]
+    if T == 0:
+        raise ValueError("readout: expected at least one query, got none")
+    size = -(-T // MOST_POINTS)
+    places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
+    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    lines = [
+        target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
+        for entropy, count, name, color in zip(
+            entropies[chosen], keys[chosen], names, series_colors(len(chosen)), strict=True
+        )
+    ]
+    most = np.log(np.maximum(keys[chosen].max(0, initial=0), 1))
+    bound = _average(most, keys[chosen].max(0, initial=0) > 0, size)
+    lines += target.plot(places, bound, color=QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)")
+    target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    target.set(xlabel=QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
+    return _finish(target, tuple(lines), title, len(chosen) <= MOST_NAMED, own=ax is None)
+
+
+def head_history(
+    steps: Sequence[int],
+    names: Sequence[object],
+    values: ArrayLike,
+    *,
+    ax: Axes | None = None,
+    label: str = "Entropy (nats)",
+    title: str | None = None,
+) -> Drawing:
+    """Draw one number of every head over the steps of a training: heads down, steps across.
+
+    Args:
+        steps: when the heads were looked at, one a column, increasing.
+        names: of the heads, one a row.
+        values: shape (heads, steps), with NaN in grey; `regard.training.heads.read_heads` gives all three.
+        ax: where to draw; None makes a figure of its own.
+        label: what the numbers are.
+        title: text above the picture.
+
+    Returns:
+        A `Drawing` with the image and its colour bar.
+
+    Raises:
+        ValueError: values that do not fit steps and names, or none.
+        TypeError: `values` holds no real numbers.
+
+    Example:
+        >>> from regard.inspection import figures
+        >>> drawing = figures.head_history([0, 20], ["blocks.0 head 0"], [[1.5, 0.25]])
+        >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
+        ['0', '20']
+    """
+    matrix = read_numbers(values, "values", "(heads, steps)", 2)
+    if matrix.shape != (len(names), len(steps)):
+        raise ValueError(
+            f"values: expected shape {(len(names), len(steps))}, a row a name and a column a step, got"
+            f" {matrix.shape}"
+        )
+    panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
+    target = new_panel(new_sheet(panel)) if ax is None else ax
+    image = target.imshow(
+        np.where(np.isfinite(matrix), matrix, np.nan),
+        cmap=weight_colors(),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    shown = range(0, len(steps), -(-len(steps) // 8))
+    target.set_xticks(shown, [str(steps[place]) for place in shown])
+    mark_positions(target.yaxis, len(names), names)
+    target.tick_params(axis="y", labelsize=TICK_SIZE - 1)
+    target.set(xlabel="Step")
+    set_title(target, title)
+    bar = add_colorbar(image, [target], label, panel[1])
+    if ax is None:
+        fit_sheet([target], 1, 1, panel)
+    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+
+
+def _choose(
+    readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
+) -> tuple[NDArray[np.float64], list[int], list[str]]:
+    """A statistic `(H, n)`, which heads to draw, and their names."""
+    array = np.asarray(values, np.float64)
+    if array.ndim > 2:
+        raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
+    array = array if array.ndim == 2 else array[None]
+    chosen = list(range(len(array))) if heads is None else list(heads)
+    wrong = [head for head in chosen if not 0 <= head < len(array)]
+    if wrong or not chosen:
+        raise ValueError(f"heads: expected numbers in 0..{len(array) - 1}, got {wrong or chosen}")
+    labels = [f"head {head}" for head in chosen] if head_labels is None else list(head_labels)
+    if len(labels) != len(chosen):
+        raise ValueError(f"head_labels: expected {len(chosen)} labels, one a head, got {len(labels)}")
+    return array, chosen, [literal(label) for label in labels]
+
+
+def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
+    """Means of `size` neighbours each, over those that are known; NaN where none is."""
+    missing = -len(values) % size
+    sums = np.pad(np.where(known, values, 0.0), (0, missing)).reshape(-1, size).sum(1)
+    counts = np.pad(known, (0, missing)).reshape(-1, size).sum(1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _name_distance(place: int) -> str:
+    """The distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
+    if place == 0:
+        return "0"
+    first, last = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
+    first, last = (_shorten(number) for number in (first, last))
+    return ("\N{MINUS SIGN}" if place < 0 else "") + (first if first == last else f"{first}-{last}")
+
+
+def _shorten(number: int) -> str:
+    return str(number) if number < 1024 else f"{(number + 1) // 1024}k"
+
+
+def _finish(ax: Axes, lines: tuple, title: str | None, named: bool, *, own: bool) -> Drawing:
+    """Grid, title, and a legend beside the panel where names are wanted."""
+    ax.grid(color="0.88", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    set_title(ax, title)
+    legend = None
+    if named:
+        legend = ax.legend(
+            frameon=False, fontsize=TICK_SIZE, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0
+        )
+    if own:
+        fit_sheet([ax], 1, 1, PANEL_SIZE)
+    return Drawing(whole_figure(ax.figure), (ax,), lines=lines, legend=legend)

@@ -1,0 +1,202 @@
+"""Tokens: what sits at the positions of a sequence, for people to read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+KINDS = ("text", "patches", "index")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tokens:
+    """One text per position of a sequence, and what else is known of it.
+
+    Args:
+        texts: one string per position; None or an integer n stands for the numbers 0..n-1.
+        kind: "text", pieces of a text; "patches", pieces of a picture; "index", mere numbers. None means
+            "patches" with a patch_grid, "index" where texts is a number, else "text".
+        patch_grid: rows and columns of patches; positions `first_patch` to `first_patch + rows * columns - 1`
+            are theirs, in reading order.
+        first_patch: how many positions lie before the first patch, such as a class token.
+        picture: the picture `(height, width)` or `(height, width, 3)`: 0..255 as uint8, 0..1 as floats.
+        ids: integer array, one per position, equal where tokens are equal: for statistics of induction and
+            of attention to the same token. None numbers the different texts of kind "text"; of the other
+            kinds, there are no such statistics then.
+        spans: integer array `(n, 2)`, where each token begins and ends in a text.
+
+    Raises:
+        TypeError: texts that are not strings, ids or spans that are not integers.
+        ValueError: sizes that do not fit.
+
+    Example:
+        >>> from regard.inspection.tokens import Tokens
+        >>> Tokens(["the", " cat"], ids=[5, 7])
+        Tokens(2 text: 'the', ' cat')
+    """
+
+    texts: tuple[str, ...]
+    kind: str
+    patch_grid: tuple[int, int] | None
+    first_patch: int
+    picture: np.ndarray | None
+    ids: np.ndarray | None
+    spans: np.ndarray | None
+
+    def __init__(
+        self,
+        texts: Sequence[str] | int,
+        *,
+        kind: str | None = None,
+        patch_grid: tuple[int, int] | None = None,
+        first_patch: int = 0,
+        picture: Any = None,
+        ids: Any = None,
+        spans: Any = None,
+    ):
+        counted = isinstance(texts, int) and not isinstance(texts, bool)
+        if kind is None:
+            kind = "patches" if patch_grid is not None else "index" if counted else "text"
+        values = {
+            "texts": tuple(map(str, range(texts))) if isinstance(texts, int) else _texts(texts),
+            "kind": kind,
+            "patch_grid": None if patch_grid is None else _pair(patch_grid),
+            "first_patch": first_patch,
+            "picture": None if picture is None else _picture(picture),
+            "ids": None if ids is None else _integers("ids", ids),
+            "spans": None if spans is None else _integers("spans", spans),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.texts[:8]))
+        more = ", ..." if len(self) > 8 else ""
+        return f"Tokens({len(self)} {self.kind}{': ' if self.texts else ''}{shown}{more})"
+
+    def part(self, start: int, count: int) -> Tokens:
+        """The tokens at positions start to start + count - 1; where there are none, empty ones with id -1."""
+        if start == 0 and count == len(self):
+            return self
+        place = np.arange(start, start + count)
+        known = (place >= 0) & (place < len(self))
+        texts = [self.texts[p] if k else "" for p, k in zip(place.tolist(), known.tolist(), strict=True)]
+
+        def take(array: np.ndarray | None, missing: int) -> np.ndarray | None:
+            if array is None:
+                return None
+            rows = array[np.clip(place, 0, max(len(self) - 1, 0))] if len(self) else array[:0]
+            if not len(self):
+                return np.full((count, *array.shape[1:]), missing, array.dtype)
+            return np.where(known.reshape((-1, *(1,) * (array.ndim - 1))), rows, np.int32(missing))
+
+        # Of a part, a grid of patches says nothing.
+        kind = "text" if self.kind == "patches" else self.kind
+        return Tokens(texts, kind=kind, ids=take(self.ids, -1), spans=take(self.spans, 0))
+
+    def _check(self) -> None:
+        count = len(self.texts)
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        if (
+            not isinstance(self.first_patch, int)
+            or isinstance(self.first_patch, bool)
+            or self.first_patch < 0
+        ):
+            raise ValueError(f"first_patch: expected an integer of at least 0, got {self.first_patch!r}")
+        if self.patch_grid is not None:
+            rows, columns = self.patch_grid
+            if self.first_patch + rows * columns > count:
+                raise ValueError(
+                    f"patch_grid: expected {rows} x {columns} patches from position {self.first_patch} on"
+                    f" to lie within the {count} tokens; they end at {self.first_patch + rows * columns}"
+                )
+        if self.ids is not None and self.ids.shape != (count,):
+            raise ValueError(f"ids: expected one per token, shape {(count,)}, got {self.ids.shape}")
+        if self.spans is not None and self.spans.shape != (count, 2):
+            raise ValueError(f"spans: expected shape {(count, 2)}, got {self.spans.shape}")
+
+
+def read_tokens(name: str, tokens: Any) -> Tokens:
+    """What a caller gave as the tokens of one sequence."""
+    if isinstance(tokens, Tokens):
+        return tokens
+    if isinstance(tokens, str):
+        raise TypeError(
+            f"{name}: expected a list of strings, one per position, got the string {tokens[:40]!r}; write"
+            f" list(...) of it if every character is a token"
+        )
+    try:
+        return Tokens(list(tokens))
+    except TypeError as error:
+        raise TypeError(f"{name}: expected a list of strings or Tokens ({error})") from None
+
+
+def number_tokens(tokens: Tokens | None) -> np.ndarray | None:
+    """The ids of the tokens, or, where texts tell, a number for each different one."""
+    if tokens is None or tokens.ids is not None or tokens.kind != "text":
+        return None if tokens is None else tokens.ids
+    numbers: dict[str, int] = {}
+    return np.asarray([numbers.setdefault(text, len(numbers)) for text in tokens.texts], np.int32)
+
+
+def _texts(texts: Any) -> tuple[str, ...]:
+    found = tuple(texts)
+    wrong = [text for text in found if not isinstance(text, str)]
+    if wrong or isinstance(texts, str):
+        raise TypeError(
+            "texts: expected a list of strings, one per position, got"
+            f" {type(wrong[0]).__name__ if wrong else 'a string'}; pass token ids as ids="
+        )
+    return found
+
+
+def _pair(grid: Any) -> tuple[int, int]:
+    sizes = tuple(grid)
+    if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in sizes):
+        raise ValueError(f"patch_grid: expected rows and columns, two numbers above 0; got {grid!r}")
+    return int(sizes[0]), int(sizes[1])
+
+
+def _integers(name: str, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.size == 0 and array.dtype.kind == "f" and not hasattr(values, "dtype"):
+        array = array.reshape((0, 2) if name == "spans" else (0,)).astype(np.int32)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    if array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
+        raise ValueError(f"{name}: expected numbers that fit int32, got {array.min()}..{array.max()}")
+    return array.astype(np.int32)
+
+
+def _picture(picture: Any) -> np.ndarray:
+    array = np.asarray(picture)
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3):
+        raise ValueError(f"picture: expected shape (height, width) or (height, width, 3), got {array.shape}")
+    if array.dtype != np.uint8:
+        if array.dtype.kind != "f":
+            raise TypeError(f"picture: expected uint8 or floating-point numbers, got {array.dtype}")
+        array = array.astype(np.float32)
+    return array
+
+
+def same_tokens(a: Tokens, b: Tokens) -> bool:
+    """Whether two records say the same."""
+    if a is b:
+        return True
+    for field in dataclasses.fields(Tokens):
+        mine, theirs = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
+            if mine is None or theirs is None or not np.array_equal(mine, theirs):
+                return False
+        elif mine != theirs:
+            return False
+    return True

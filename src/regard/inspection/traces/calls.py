@@ -1,0 +1,233 @@
+"""Call: one call of `attend` that was watched, for one example."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard import readouts
+from regard.engine.problem import Problem
+from regard.inspection.tokens import Tokens, number_tokens
+from regard.inspection.traces.examples import take_heads
+from regard.masks import Mask
+from regard.readouts import Readout
+from regard.scores import Score
+
+NOT_KEPT = (
+    "the queries and keys of this call are not kept, and without them there are only the statistics that were"
+    ' saved; save the trace with keep="qk", and load that file'
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call:
+    """What one layer, or one call of `attend`, attended to, in all heads and for one example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture() as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
+        >>> call = trace.calls[0]
+        >>> call
+        Call('attention 0', self, 1 head, 4 x 4, causal())
+        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
+        ['0.33', '0.33', '0.33', '0.00']
+    """
+
+    name: str
+    """Where the layer sits in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
+    layer: int
+    """Number of the layer, from 0: that in its name, else the order of calling."""
+    kind: str
+    """"self" or "cross"."""
+    heads: int
+    """H."""
+    rows: int
+    """T, queries."""
+    keys: int
+    """S."""
+    query_offset: int
+    """Position of the first query."""
+    key_offset: int
+    """Position of the first key."""
+    mask: Mask | None
+    """Of this example; None where there was none, or where it is not kept: see `describe`."""
+    score: Score | None
+    """Score functions, likewise."""
+    lse: np.ndarray
+    """(H, T) log of the sum of exponentials, sinks included, as the backend gave it."""
+    max_score: np.ndarray
+    """(H, T) largest score, -inf for a query that may attend to nothing."""
+    description: Mapping[str, Any]
+    """What `describe` says."""
+    problem: Problem | None = None
+    """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
+    query_tokens: Tokens | None = None
+    """What sits at the queries."""
+    key_tokens: Tokens | None = None
+    """What sits at the keys."""
+    positions: Mapping[str, Any] | None = None
+    """What is known of positions: "rotary", a `Rotary`; "table", an array (n, M), with "table_kind" and
+    "trained_length"."""
+    output_error: float | None = None
+    """Largest difference of the output from that computed anew for this example; None with dropout."""
+    stored: Readout | None = None
+    """Statistics from a file."""
+    _found: dict[Any, Any] = field(default_factory=dict)
+
+    def readout(self, grid: int = 64, top_k: int = 8, heads: Sequence[int] | slice | None = None) -> Readout:
+        """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
+
+        Args:
+            grid: as in `readouts.read`.
+            top_k: as in `readouts.read`.
+            heads: which query heads; None means all.
+
+        Returns:
+            As `readouts.read`, with leading axes `(heads,)`. `trust` compares with the `lse` of the backend
+            that ran: max_t |e^(lse'_t - lse_t) - 1|, where lse' is the readout's own.
+
+        Raises:
+            ValueError: a head that is not there; more than was saved, where q and k are not kept.
+        """
+        chosen = self._choose(heads)
+        plan = (int(grid), int(top_k))
+        whole = self._found.get((*plan, None))
+        if whole is None and self.problem is None:
+            whole = self._found[(*plan, None)] = self._recall(*plan)
+        if chosen is None:
+            return self._count(plan, None) if whole is None else whole
+        if whole is not None:
+            return jax.tree.map(lambda array: array[np.asarray(chosen, np.int32)], whole)
+        return self._count(plan, tuple(chosen))
+
+    def window(
+        self,
+        rows: slice | Sequence[int] | None = None,
+        columns: slice | Sequence[int] | None = None,
+        heads: Sequence[int] | slice | None = None,
+    ) -> np.ndarray:
+        """Form the weights of chosen rows, columns and heads, exactly; work and memory are the window's.
+
+        Args:
+            rows: which queries, as in `readouts.window`; None means all.
+            columns: which keys; None means all.
+            heads: which query heads; None means all.
+
+        Returns:
+            float32 weights `(heads, rows, columns)`.
+
+        Raises:
+            ValueError: an index out of range; queries and keys that are not kept.
+        """
+        if self.problem is None:
+            raise ValueError(f"window: {NOT_KEPT}")
+        chosen = self._choose(heads)
+        problem, lse = self.problem, self.lse
+        if chosen is not None:
+            if not chosen:
+                rows, columns = (_indices(i, n) for i, n in ((rows, self.rows), (columns, self.keys)))
+                return np.zeros((0, len(rows), len(columns)), np.float32)
+            problem, lse = take_heads(problem, chosen), self.lse[chosen]
+        weights = readouts.window(
+            problem.query, problem.key, lse, rows=rows, columns=columns, **options(problem)
+        )
+        return np.asarray(weights, np.float32)
+
+    def describe(self) -> dict[str, Any]:
+        """Say how the call was made.
+
+        Returns:
+            A dict of plain values: mask and score as their expressions or None, scale, whether there were
+            bias and sinks, dropout_rate, query_offset and key_offset, dtype, backend and width D.
+        """
+        return dict(self.description)
+
+    def __repr__(self) -> str:
+        heads = f"{self.heads} head{'s' if self.heads != 1 else ''}"
+        mask = self.description.get("mask")
+        mask = f", {mask}" if mask else ""
+        return f"Call({self.name!r}, {self.kind}, {heads}, {self.rows} x {self.keys}{mask})"
+
+    def _choose(self, heads: Sequence[int] | slice | None) -> list[int] | None:
+        """The heads as a list; None, all of them."""
+        if heads is None:
+            return None
+        chosen = _indices(heads, self.heads)
+        wrong = [head for head in chosen if not 0 <= head < self.heads]
+        if wrong:
+            raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
+        return None if chosen == list(range(self.heads)) else chosen
+
+    def _count(self, plan: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
+        if (*plan, heads) in self._found:
+            return self._found[(*plan, heads)]
+        assert self.problem is not None
+        problem, lse = self.problem, self.lse
+        if heads is not None:
+            problem, lse = take_heads(problem, heads) if heads else problem, lse[list(heads)]
+        asked, held = number_tokens(self.query_tokens), number_tokens(self.key_tokens)
+        known = asked is not None and held is not None
+        ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
+        found = readouts.read(
+            problem.query, problem.key, grid=plan[0], top_k=plan[1], **ids, **options(problem)
+        )
+        if heads == ():
+            found = jax.tree.map(lambda array: array[:0], found)
+        found = dataclasses.replace(found, trust=_trust(found, lse))
+        self._found[(*plan, heads)] = found
+        return found
+
+    def _recall(self, grid: int, top_k: int) -> Readout:
+        """The saved statistics, in blocks that the grid holds."""
+        kept = self.stored
+        if kept is None:
+            raise ValueError(f"readout: {NOT_KEPT}")
+        if top_k > kept.top_keys.shape[-1]:
+            raise ValueError(f"top_k: expected at most {kept.top_keys.shape[-1]}, as {NOT_KEPT}; got {top_k}")
+        blocks = kept.block_mass.shape[-2:]
+        needed = [1 << (-(-max(length, 1) // grid) - 1).bit_length() for length in (self.rows, self.keys)]
+        if needed[0] < kept.query_block or needed[1] < kept.key_block:
+            raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
+        number = next(n for n in range(kept.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
+        level = kept.level(number)
+        return dataclasses.replace(
+            kept,
+            top_keys=kept.top_keys[..., :top_k],
+            top_weights=kept.top_weights[..., :top_k],
+            block_mass=level.mass,
+            block_max=level.max,
+            block_rows=level.rows,
+            query_block=level.query_block,
+            key_block=level.key_block,
+        )
+
+
+def options(problem: Problem) -> dict[str, Any]:
+    """What `readouts.read` and `readouts.window` take beside query and key."""
+    names = ("mask", "bias", "score", "scale", "sinks", "query_offset", "key_offset", "precision")
+    return {name: getattr(problem, name) for name in names}
+
+
+def _indices(index: Any, size: int) -> list[int]:
+    if index is None or isinstance(index, slice):
+        return list(range(size))[slice(None) if index is None else index]
+    return [int(one) for one in np.asarray(index).reshape(-1)]
+
+
+def _trust(found: Readout, lse: np.ndarray) -> Any:
+    """By how much the sum of weights formed with the lse of the backend misses 1, at most."""
+    alive = np.asarray(found.keys) > 0
+    mine = np.where(alive, np.asarray(found.lse), 0)
+    theirs = np.where(alive, lse, 0).astype(mine.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = np.abs(np.expm1(mine - theirs))
+    return jnp.asarray(off.max(-1, initial=0))

@@ -1,0 +1,276 @@
+"""capture, record: watch a model attend, and keep what one example attended to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import regard
+from regard.engine.problem import Problem
+from regard.engine.registry import BACKENDS, choose
+from regard.engine.watching import Sighting, watch
+from regard.inspection.traces.calls import Call
+from regard.inspection.traces.examples import count_examples, take_example
+from regard.inspection.traces.owners import (
+    Positions,
+    is_linen,
+    name_itself,
+    name_owners,
+    number_layers,
+    own_linen_calls,
+)
+from regard.inspection.traces.sequences import Sequences
+from regard.inspection.traces.trace import Trace
+from regard.masks.data import whole_number
+from regard.masks.grid import is_concrete
+
+
+@contextmanager
+def capture(
+    model: Any = None, *, tokens: Any = None, example: int = 0, title: str | None = None
+) -> Iterator[Trace]:
+    """Watch every call of `attend` in the block; the trace is complete when the block ends.
+
+    What runs is not changed in any way. Of each call, the queries and keys of one example are copied to the
+    host, with its mask and scores; values and outputs serve to check them, and are dropped.
+
+    Args:
+        model: whose layers give the calls their names: a model or layer of Regard, or one of Flax (nnx or
+            linen) with `regard.interop.flax.attention_fn`. Calls of other layers are kept, too. None numbers
+            the calls.
+        tokens: what sits at the positions: a list of strings or `Tokens`, for all calls whose length it fits;
+            or a mapping from a length (an integer), from the beginning of a layer's name ("encoder",
+            "decoder") or from "memory", what cross-attention reads, to such. None numbers the positions.
+        example: which example of a batch is kept.
+        title: of the trace, for people to read; None takes the model's name.
+
+    Returns:
+        A context manager that gives a `Trace`.
+
+    Raises:
+        TypeError: tokens of another type.
+        ValueError: at the end of the block: nothing ran, or it ran inside a trace such as `jax.jit`, where
+            arrays have no values; an example that is not there; tokens that fit no call.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import inspection, masks
+        >>> from regard.layers import MultiHeadAttention
+        >>> layer = MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))
+        >>> with inspection.capture(layer, tokens=["The", "cat", "sat"]) as trace:
+        ...     _ = layer(jnp.ones((1, 3, 6)), mask=masks.causal())
+        >>> trace
+        Trace('MultiHeadAttention': 1 call, 3 heads, 3 positions)
+    """
+    given = Sequences.read(tokens)
+    watcher = _Watcher(whole_number("example", example, 0))
+    name = None if model is None else type(model).__name__
+    trace = Trace(
+        title=title if title is not None else (name or "attention"),
+        model=name,
+        versions={"regard": regard.__version__, "jax": jax.__version__},
+    )
+    with ExitStack() as stack:
+        stack.enter_context(watch(watcher))
+        if is_linen(model):
+            stack.enter_context(own_linen_calls())
+        yield trace
+    for field, value in watcher.finish(model, given).items():
+        object.__setattr__(trace, field, value)
+
+
+def record(
+    model: Any,
+    *inputs: Any,
+    tokens: Any = None,
+    example: int = 0,
+    title: str | None = None,
+    **options: Any,
+) -> tuple[Any, Trace]:
+    """Call a model, outside `jit`, and keep what it attended to.
+
+    outputs = model(*inputs, **options)
+
+    Args:
+        model: as in `capture`; of linen, `model.apply` is called, so the first input is the variables.
+        inputs: of the model.
+        tokens: as in `capture`.
+        example: as in `capture`.
+        title: as in `capture`.
+        options: of the model's call.
+
+    Returns:
+        The model's outputs, the same as without watching, and a `Trace`.
+
+    Raises:
+        TypeError, ValueError: as `capture`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import inspection
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> logits, trace = inspection.record(model, jnp.array([[1, 2, 3, 4]]), tokens=list("abcd"))
+        >>> [call.name for call in trace.calls]
+        ['trunk.stack.blocks.0.attention', 'trunk.stack.blocks.1.attention']
+    """
+    with capture(model, tokens=tokens, example=example, title=title) as trace:
+        outputs = (model.apply if is_linen(model) else model)(*inputs, **options)
+    return outputs, trace
+
+
+class _Kept(NamedTuple):
+    """One call of the example, before the model is asked for its name."""
+
+    problem: Problem
+    rows: dict[str, np.ndarray]
+    error: float | None
+    backend: str
+    dropout_rate: float
+    owner: Any
+    name: str | None
+    kind: str | None
+
+
+class _Watcher:
+    """Keep the example of every call with values; never raise, because the model runs on."""
+
+    def __init__(self, example: int):
+        self._example, self._traced = example, 0
+        self._kept: list[_Kept] = []
+        self._failure: Exception | None = None
+
+    def __call__(self, seen: Sighting) -> None:
+        if not is_concrete((seen.problem, seen.output)):
+            self._traced += 1
+        elif self._failure is None:
+            try:
+                self._kept.append(_keep(seen, self._example))
+            except Exception as error:
+                self._failure = error
+
+    def finish(self, model: Any, given: Sequences) -> dict[str, Any]:
+        """The fields of the trace."""
+        if self._failure is not None:
+            raise self._failure
+        if self._traced:
+            raise ValueError(
+                f"capture: expected calls of attend with values, got {self._traced} inside a trace, where"
+                " arrays have none; call the model itself, outside jax.jit, nnx.jit, jax.grad, jax.vmap,"
+                " jax.lax.scan and jax.checkpoint (nnx.remat)"
+            )
+        if not self._kept:
+            raise ValueError(
+                "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
+                " nnx.jit compiled before does not call it again: call the model itself, outside jit. Layers"
+                " of Flax need attention_fn=regard.interop.flax.attention_fn"
+            )
+        owners, positions = name_owners(model), Positions(model)
+        names = [
+            owners.get(id(kept.owner)) or kept.name or f"attention {number}"
+            for number, kept in enumerate(self._kept)
+        ]
+        numbers = number_layers(names)
+        found = zip(self._kept, names, numbers, strict=True)
+        calls = tuple(_tell(kept, name, number, given, positions) for kept, name, number in found)
+        if given.given and not any(call.query_tokens or call.key_tokens for call in calls):
+            lengths = sorted({size for call in calls for size in (call.rows, call.keys)})
+            raise ValueError(
+                "tokens: expected one per position of some call, whose lengths are"
+                f" {', '.join(map(str, lengths))}; got {given!r}. Is a first or last token missing?"
+            )
+        return {"calls": calls}
+
+
+def _keep(seen: Sighting, example: int) -> _Kept:
+    problem = take_example(seen.problem, example)
+    asked = dataclasses.replace(problem, aux=("lse", "max_score"))
+    try:
+        backend = choose(asked, seen.backend).name
+    except NotImplementedError:
+        backend = choose(asked).name
+    output, rows = BACKENDS[backend].run(asked)
+    error = None
+    if not seen.problem.dropout_rate:
+        flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
+        error = _difference(np.asarray(flat[example]), np.asarray(output))
+    return _Kept(
+        # Values are read no more.
+        dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
+        {name: np.asarray(array) for name, array in rows.items()},
+        error,
+        seen.backend,
+        seen.problem.dropout_rate,
+        seen.owner,
+        name_itself(seen.owner),
+        seen.kind,
+    )
+
+
+def _difference(ran: np.ndarray, anew: np.ndarray) -> float:
+    """The largest difference; NaN at the same place is none, NaN at one alone is infinite."""
+    wide = np.float64 if ran.dtype == np.float64 else np.float32
+    ran, anew = ran.astype(wide), anew.astype(wide)
+    same = (ran == anew) | (np.isnan(ran) & np.isnan(anew))
+    with np.errstate(invalid="ignore"):
+        off = np.where(same, 0, np.abs(ran - anew))
+    return float(np.where(np.isnan(off), np.inf, off).max(initial=0))
+
+
+def _tell(kept: _Kept, name: str, number: int, given: Sequences, positions: Positions) -> Call:
+    """The call, with what is known of it."""
+    problem = kept.problem
+    kind = kept.kind or _guess_kind(problem)
+    asked, held = given.find(name, kind, problem)
+    return Call(
+        name=name,
+        layer=number,
+        kind=kind,
+        heads=problem.leading[-1],
+        rows=problem.T,
+        keys=problem.S,
+        query_offset=int(problem.query_offset),
+        key_offset=int(problem.key_offset or 0),
+        mask=problem.mask,
+        score=problem.score,
+        lse=kept.rows["lse"],
+        max_score=kept.rows["max_score"],
+        description=_describe(kept),
+        problem=problem,
+        query_tokens=asked,
+        key_tokens=held,
+        positions=positions.find(kept.owner, name, kind),
+        output_error=kept.error,
+    )
+
+
+def _guess_kind(problem: Problem) -> str:
+    """Of a call whose layer did not say: of other lengths, and without positions, they are two sequences."""
+    reads = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
+    return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"
+
+
+def _describe(kept: _Kept) -> dict[str, Any]:
+    problem, score = kept.problem, kept.problem.score
+    parts: Sequence[Any] = () if score is None else getattr(score, "parts", (score,))
+    return {
+        "mask": None if problem.mask is None else repr(problem.mask),
+        "score": ", ".join(map(repr, parts)) or None,
+        "scale": float(problem.scale),
+        "bias": problem.bias is not None,
+        "sinks": problem.sinks is not None,
+        "dropout_rate": kept.dropout_rate,
+        "query_offset": int(problem.query_offset),
+        "key_offset": int(problem.key_offset or 0),
+        "dtype": str(problem.query.dtype),
+        "backend": kept.backend,
+        "width": problem.D,
+    }

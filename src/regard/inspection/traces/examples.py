@@ -1,0 +1,191 @@
+"""One example, or some heads, of a posed call: the call that would have given them alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.engine.problem import Problem
+from regard.scores.distances import Alibi, RelativeBias
+from regard.scores.pointwise import Modifier, Softcap, Temperature
+from regard.scores.score import Chain, Score
+
+Take = Callable[[Any, int], Any]
+
+
+def count_examples(problem: Problem) -> int:
+    """How many examples a call holds: positions on its leading axes, heads left out."""
+    return int(np.prod(problem.leading[:-1], dtype=np.int64))
+
+
+def take_example(problem: Problem, example: int) -> Problem:
+    """The call of one example, in NumPy arrays with one leading axis, the heads'.
+
+    Axes before the heads count as one, in reading order. What a call asks for beside its output, and
+    dropout, are left out.
+
+    Args:
+        problem: a posed call with concrete arrays.
+        example: which one, from 0.
+
+    Returns:
+        A call with query `(H, T, D)`, key `(K, S, D)` and value `(K, S, E)`, an integer query_offset and
+        key_offset, and masks, scores, bias and sinks of this example alone.
+
+    Raises:
+        ValueError: there is no such example.
+    """
+    count = count_examples(problem)
+    if not 0 <= example < count:
+        raise ValueError(f"example: expected one of the {count} of the call, 0..{count - 1}; got {example}")
+    batch = problem.leading[:-1]
+    place = [int(index) for index in np.unravel_index(example, batch)] if batch else []
+    heads = problem.leading[-1] if problem.leading else 1
+
+    def of_batch(array: Any, axes: Sequence[int], where: Sequence[int]) -> np.ndarray:
+        # On the device: of a large batch, only this example travels.
+        index = [0 if array.shape[axis] == 1 else number for axis, number in zip(axes, where, strict=True)]
+        return np.asarray(array[tuple(index)] if index else array)
+
+    def aligned_right(array: Any, own: int) -> np.ndarray:
+        """Of an array whose leading axes are the last ones of the call."""
+        leading = array.ndim - own
+        missing = max(leading - 1, 0)
+        return of_batch(array, range(missing), place[len(place) - missing :])
+
+    def aligned_left(array: Any, trailing: int) -> Any:
+        """Of data whose leading axes are the first ones of the call."""
+        array = array if hasattr(array, "ndim") else np.asarray(array)
+        leading = min(array.ndim - trailing, len(place))
+        return of_batch(array, range(leading), place[:leading])
+
+    def laid(array: Any) -> np.ndarray:
+        cut = aligned_right(array, 2)
+        return cut if cut.ndim == 3 else cut[None]
+
+    query = laid(problem.query)
+    score = None if problem.score is None else _place_score(problem.score, place[0] if place else 0)
+    return dataclasses.replace(
+        problem,
+        query=np.broadcast_to(query, (heads, *query.shape[1:])),
+        key=laid(problem.key),
+        value=laid(problem.value),
+        mask=None if problem.mask is None else problem.mask.narrow(aligned_left, len(problem.leading)),
+        score=None if score is None else _as_numpy(score),
+        bias=None if problem.bias is None else aligned_right(problem.bias, 2),
+        sinks=None if problem.sinks is None else aligned_right(problem.sinks, 0),
+        scale=np.asarray(problem.scale),
+        query_offset=_offset(problem.query_offset, place, aligned_left),
+        key_offset=_offset(problem.key_offset, place, aligned_left),
+        rng=None,
+        dropout_rate=0.0,
+        aux=(),
+        rows=None,
+        heads=None,
+    )
+
+
+def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
+    """Some query heads of one example's call, each with keys of its own."""
+    chosen = np.asarray(heads, np.int64)
+    group = problem.group
+
+    def take(array: Any, axis: int, index: np.ndarray) -> np.ndarray:
+        array = np.asarray(array)
+        if array.ndim < -axis or array.shape[axis] == 1:
+            return array
+        if index.size == 1:  # no copy
+            place = [slice(None)] * array.ndim
+            place[axis] = slice(int(index[0]), int(index[0]) + 1)
+            return array[tuple(place)]
+        return np.take(array, index, axis)
+
+    def of_mask(data: Any, trailing: int) -> Any:
+        data = np.asarray(data)
+        return take(data, -trailing - 1, chosen) if data.ndim > trailing else data
+
+    return dataclasses.replace(
+        problem,
+        query=take(problem.query, -3, chosen),
+        key=take(problem.key, -3, chosen // group),
+        value=take(problem.value, -3, chosen // group),
+        mask=None if problem.mask is None else problem.mask.narrow(of_mask, 1),
+        score=None if problem.score is None else _score_of_heads(problem.score, chosen, take),
+        bias=None if problem.bias is None else take(problem.bias, -3, chosen),
+        sinks=None if problem.sinks is None else take(problem.sinks, -1, chosen),
+    )
+
+
+def _offset(offset: Any, place: Sequence[int], take: Take) -> Any:
+    if offset is None:
+        return None
+    array = np.asarray(offset)
+    # A call with heads alone may place each of them by itself.
+    if array.ndim and not place:
+        if array.size and np.all(array == array[0]):
+            return int(array[0])
+        raise ValueError(
+            "query_offset, key_offset: expected one position for all heads of an example, got one per head;"
+            " give query a batch axis"
+        )
+    return int(take(array, 0))
+
+
+def _as_numpy(score: Score) -> Score:
+    return jax.tree.map(np.asarray, score)
+
+
+def _parts(score: Score) -> tuple[Score, ...]:
+    return score.parts if isinstance(score, Chain) else (score,)
+
+
+def _place_score(score: Score, first: int) -> Score:
+    """Functions are told the index on the first leading axis that the example had."""
+
+    def place(part: Score) -> Score:
+        if not isinstance(part, Modifier) or not first:
+            return part
+        fn = part.fn
+
+        def placed(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return fn(score, batch + np.int32(first), head, query, key)
+
+        return Modifier(_named(placed, fn))
+
+    return Chain(tuple(map(place, _parts(score))))
+
+
+def _score_of_heads(score: Score, heads: np.ndarray, take: Callable[..., np.ndarray]) -> Score:
+    def choose(part: Score) -> Score:
+        if isinstance(part, Alibi):
+            return Alibi(take(part.slopes, -1, heads))
+        if isinstance(part, RelativeBias):
+            return dataclasses.replace(part, table=take(part.table, -1, heads))
+        if isinstance(part, Softcap):
+            return Softcap(take(part.cap, -1, heads))
+        if isinstance(part, Temperature):
+            return Temperature(take(part.value, -1, heads))
+        if isinstance(part, Modifier):
+            return Modifier(_of_heads(part.fn, tuple(heads.tolist())))
+        raise NotImplementedError(f"{type(part).__name__} has no parameters of single heads")
+
+    return Chain(tuple(map(choose, _parts(score))))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_heads(fn: Any, heads: tuple[int, ...]) -> Any:
+    def renumbered(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return fn(score, batch, jnp.asarray(np.asarray(heads, np.int32))[head], query, key)
+
+    return _named(renumbered, fn)
+
+
+def _named(function: Any, original: Any) -> Any:
+    function.__qualname__ = getattr(original, "__qualname__", repr(original))
+    return function

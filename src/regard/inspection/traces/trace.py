@@ -1,0 +1,175 @@
+"""Trace: what a model attended to in one run, as a record to ask, draw, save and explore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.inspection.tokens import Tokens as Tokens
+from regard.inspection.traces.calls import Call as Call
+from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
+from regard.inspection.traces.transcripts import Reader, Writer, entry
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """The calls of `attend` that a model made, for one example, in the order of calling.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture(title="a sentence", tokens=["The", "cat", "sat", "."]) as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal())
+        >>> trace
+        Trace('a sentence': 1 call, 1 head, 4 positions)
+    """
+
+    calls: tuple[Call, ...] = ()
+    """What was watched."""
+    title: str = "attention"
+    """For people to read."""
+    model: str | None = None
+    """Name of the model's type."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of regard and jax that made it."""
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __getitem__(self, index: int | str) -> Call:
+        """A call by number, or the first one of this name."""
+        if isinstance(index, int):
+            return self.calls[index]
+        for call in self.calls:
+            if call.name == index:
+                return call
+        raise KeyError(
+            f"expected one of {', '.join(dict.fromkeys(c.name for c in self.calls))}; got {index!r}"
+        )
+
+    def save(self, path: Any, *, keep: str = "statistics", grid: int = 64, top_k: int = 8) -> Path:
+        """Write the trace to a file, whole or not at all; it holds numbers and text, and no code.
+
+        Args:
+            path: of the file, usually `*.regard`; an older trace there is replaced, anything else refused.
+            keep: "statistics" keeps what `Call.readout` counts; "qk" keeps the queries and keys instead, from
+                which any window can be formed. They tell a lot about the text that they were made from.
+            grid: of the statistics, as in `Call.readout`.
+            top_k: of the statistics, likewise.
+
+        Returns:
+            The path.
+
+        Raises:
+            FileExistsError: something else lies at the path.
+            FileNotFoundError: its folder does not exist.
+            ValueError: another word than those two for keep; "qk" of a trace that does not have them.
+
+        Example:
+            >>> import tempfile
+            >>> import jax.numpy as jnp
+            >>> from regard import attend, inspection
+            >>> with inspection.capture() as trace:
+            ...     _ = attend(jnp.eye(4), jnp.eye(4), jnp.eye(4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = trace.save(f"{folder}/one.regard", keep="qk")
+            ...     inspection.load(path).calls[0].window(rows=[0]).shape
+            (1, 1, 4)
+        """
+        if keep not in ("statistics", "qk"):
+            raise ValueError(f"keep: expected 'statistics' or 'qk', got {keep!r}")
+        if keep == "qk" and self.calls and all(call.problem is None for call in self.calls):
+            raise ValueError(
+                "keep: expected 'statistics', as the trace was loaded without queries and keys; got 'qk'"
+            )
+        writer = Writer()
+        calls = [writer.write_call(call, keep == "qk", grid, top_k) for call in self.calls]
+        meta = {
+            "title": self.title,
+            "model": self.model,
+            "versions": dict(self.versions),
+            "notes": list(dict.fromkeys((*self.notes, *writer.notes))),
+            "sequences": writer.sequences,
+            "calls": calls,
+        }
+        return write_archive(path, meta, writer.arrays)
+
+    def explore(
+        self,
+        path: Any,
+        *,
+        compare: Trace | None = None,
+        title: str | None = None,
+        max_mb: float = 20,
+        pinned: Any = 8,
+        training: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a page that shows the trace, one HTML file that needs nothing else: see `pages.write`."""
+        from regard.inspection.explorer import pages
+
+        return pages.write(
+            self, path, compare=compare, title=title, max_mb=max_mb, pinned=pinned, training=training
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from regard.inspection.explorer import pages
+
+        return pages.bundle(self)
+
+    def __repr__(self) -> str:
+        calls, heads = len(self.calls), sum(call.heads for call in self.calls)
+        sizes = sorted({size for call in self.calls for size in (call.rows, call.keys)})
+        span = f", {sizes[0]}{f' to {sizes[-1]}' if len(sizes) > 1 else ''} positions" if sizes else ""
+        counted = f"{calls} call{'s' if calls != 1 else ''}, {heads} head{'s' if heads != 1 else ''}"
+        return f"Trace({self.title!r}: {counted}{span})"
+
+
+def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
+    """Read a trace that `Trace.save` wrote. Nothing in the file is run, and nothing in it is taken on trust.
+
+    Args:
+        path: of the file.
+        max_bytes: how large its arrays may be, all together.
+
+    Returns:
+        The trace. Calls that were saved with `keep="statistics"` have their `readout`, and no `window`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is cut short, damaged, of another kind or version, too large, or does not make sense.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection
+        >>> with inspection.capture(title="identity") as trace:
+        ...     _ = attend(jnp.eye(4), jnp.eye(4), jnp.eye(4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     inspection.load(trace.save(f"{folder}/one.regard"))
+        Trace('identity': 1 call, 1 head, 4 positions)
+    """
+    data, arrays = read_archive(path, max_bytes)
+    try:
+        data = entry(data, "trace", dict)
+        reader = Reader(arrays, data.get("sequences"))
+        model, versions = data.get("model"), entry(data.get("versions"), "versions", dict)
+        return Trace(
+            tuple(
+                reader.read_call(f"calls[{number}]", call)
+                for number, call in enumerate(entry(data.get("calls"), "calls", list))
+            ),
+            entry(data.get("title"), "title", str),
+            None if model is None else entry(model, "model", str),
+            {name: entry(version, f"versions[{name!r}]", str) for name, version in versions.items()},
+            tuple(entry(note, "notes", str) for note in entry(data.get("notes"), "notes", list)),
+        )
+    except ValueError as error:
+        raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {error}") from None

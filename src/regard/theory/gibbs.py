@@ -1,0 +1,269 @@
+"""Attention as statistical physics: scores are energies with their sign turned, softmax is equilibrium."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.theory import operands
+
+
+class Equilibrium(NamedTuple):
+    """What is known of a query's keys in equilibrium. One number per row, but for the weights.
+
+    A row that keeps no key has weights 0, log partition -inf, free energy +inf, and 0 elsewhere; every
+    gradient through it is 0.
+    """
+
+    weights: Array  # p, (..., S)
+    log_partition: Array  # log Z
+    free_energy: Array  # F = -T log Z
+    mean_energy: Array  # U = <E>, E = -score
+    energy_variance: Array  # <E^2> - <E>^2
+    entropy_nats: Array  # H; F = U - T H
+    heat_capacity: Array  # dU/dT = energy_variance / T^2
+    effective_states: Array  # exp(H): how many keys of equal weight would have this entropy
+
+
+def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equilibrium:
+    """Distribute a query's attention over keys as heat distributes a system over states.
+
+    p_j = e^(s_j / T) / Z,  Z = sum_j e^(s_j / T),  over the keys that are kept
+    F = -T log Z = U - T H,  U = -sum_j p_j s_j,  H = -sum_j p_j log p_j,  dU/dT = Var(s) / T^2
+
+    The largest score is subtracted before anything is divided or exponentiated: no score and no temperature
+    above 0 overflows, however large or small; Z itself, which would, is only given as its logarithm.
+
+    Args:
+        scores: `(..., S)`, finite or -inf, which removes a key as `keep` does.
+        temperature: T above 0, maybe traced; a number, or an array that broadcasts to the rows, `(...)`.
+        keep: booleans that broadcast to the scores, True = may attend; None keeps all. What `scores` holds
+            elsewhere, NaN included, is not read.
+
+    Returns:
+        An `Equilibrium`, in the scores' dtype, float32 at least.
+
+    Raises:
+        TypeError: scores that are not floating-point, a mask that is not boolean.
+        ValueError: shapes that do not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> state = gibbs.equilibrium(jnp.asarray([1e4, 1e4, 0.0]))
+        >>> state.weights.tolist(), round(float(state.effective_states), 3)
+        ([0.5, 0.5, 0.0], 2.0)
+
+    Reference: Gibbs, "Elementary Principles in Statistical Mechanics", 1902, chapter IV.
+    """
+    scores, temperature, keep, alive = _prepare(scores, temperature, keep)
+    peak, total, shifted, share = _exponentials(scores, temperature, keep, alive)
+    weights = share / total
+    # A weight of 0 may belong to an exponent of -inf.
+    shifted = jnp.where(weights > 0, shifted, 0)
+    mean = jnp.sum(weights * shifted, -1, keepdims=True)
+    capacity = jnp.sum(weights * jnp.where(weights > 0, shifted - mean, 0) ** 2, -1)
+    entropy = (jnp.log(total) - mean)[..., 0]
+    alive, mean, peak, total = alive[..., 0], mean[..., 0], peak[..., 0], total[..., 0]
+    temperature = temperature[..., 0]
+    return Equilibrium(
+        weights,
+        jnp.where(alive, peak / temperature + jnp.log(total), -jnp.inf),
+        jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf),
+        jnp.where(alive, -(peak + temperature * mean), 0),
+        capacity * temperature**2,
+        entropy,
+        capacity,
+        jnp.where(alive, jnp.exp(entropy), 0),
+    )
+
+
+def log_partition(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Array:
+    """Add up the Boltzmann factors of a query's keys, as a logarithm.
+
+    log Z = log sum_j e^(s_j / T),  over the keys that are kept;  d log Z / d s_j = p_j / T
+
+    Args:
+        scores: as for `equilibrium`.
+        temperature: as for `equilibrium`.
+        keep: as for `equilibrium`.
+
+    Returns:
+        `(...)`; -inf where no key is kept, with gradient 0. With T = 1 what `attend` calls `lse`.
+
+    Raises:
+        TypeError: scores that are not floating-point, a mask that is not boolean.
+        ValueError: shapes that do not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> float(gibbs.log_partition(jnp.asarray([1e4, -1e4])))
+        10000.0
+    """
+    scores, temperature, keep, alive = _prepare(scores, temperature, keep)
+    peak, total, _, _ = _exponentials(scores, temperature, keep, alive)
+    return jnp.where(alive, peak / temperature + jnp.log(total), -jnp.inf)[..., 0]
+
+
+def gibbs_weights(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Array:
+    """Weigh keys by the exponential of their score: softmax.
+
+    p_j = e^(s_j / T) / Z
+
+    Args:
+        scores: as for `equilibrium`.
+        temperature: as for `equilibrium`; towards 0 the largest score takes all, towards infinity all share.
+        keep: as for `equilibrium`.
+
+    Returns:
+        `(..., S)`; rows sum to 1, or are 0 where no key is kept.
+
+    Raises:
+        TypeError: scores that are not floating-point, a mask that is not boolean.
+        ValueError: shapes that do not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> gibbs.gibbs_weights(jnp.zeros(4), keep=jnp.asarray([True, True, False, False])).tolist()
+        [0.5, 0.5, 0.0, 0.0]
+    """
+    scores, temperature, keep, alive = _prepare(scores, temperature, keep)
+    _, total, _, share = _exponentials(scores, temperature, keep, alive)
+    return share / total
+
+
+def temperature_sweep(scores: Any, temperatures: Any, keep: Any = None) -> Equilibrium:
+    """Bring the same scores to equilibrium at several temperatures.
+
+    Args:
+        scores: as for `equilibrium`.
+        temperatures: `(N,)`, each above 0.
+        keep: as for `equilibrium`.
+
+    Returns:
+        An `Equilibrium` whose arrays have one more leading axis, N.
+
+    Raises:
+        TypeError: scores that are not floating-point, a mask that is not boolean.
+        ValueError: temperatures that are not one-dimensional, shapes that do not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> sweep = gibbs.temperature_sweep(jnp.asarray([0.0, 1.0]), jnp.asarray([0.01, 100.0]))
+        >>> sweep.effective_states.round(2).tolist()
+        [1.0, 2.0]
+    """
+    temperatures = jnp.asarray(temperatures)
+    if temperatures.ndim != 1:
+        raise ValueError(f"temperatures: expected one axis (N,), got shape {temperatures.shape}")
+    return jax.vmap(lambda temperature: equilibrium(scores, temperature, keep))(temperatures)
+
+
+def entropy_nats(weights: Any) -> Array:
+    """Measure how spread weights are, in nats.
+
+    H = -sum_j p_j log p_j,  0 log 0 = 0
+
+    From scores, `equilibrium` finds it with fewer roundings.
+
+    Args:
+        weights: `(..., S)`, at least 0; rows that sum to less than 1 are taken as they are.
+
+    Returns:
+        `(...)`, between 0 and log S; 0 for a row of zeros.
+
+    Raises:
+        TypeError: weights that are not floating-point.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> round(float(gibbs.entropy_nats(jnp.full(8, 0.125)) / jnp.log(8)), 6)
+        1.0
+
+    Reference: Shannon, "A Mathematical Theory of Communication", 1948, section 6.
+    """
+    (weights,) = operands.floating(weights=weights)
+    return -jnp.sum(weights * jnp.log(jnp.where(weights > 0, weights, 1)), -1)
+
+
+def softmax_jacobian(weights: Any, temperature: Any = 1.0) -> Array:
+    """Write out how every weight answers to every score.
+
+    dp_j / ds_k = p_j (1[j = k] - p_k) / T
+
+    Args:
+        weights: p, `(..., S)`.
+        temperature: at which they arose; a number, or an array that broadcasts to the rows.
+
+    Returns:
+        `(..., S, S)`, symmetric; rows and columns sum to 0.
+
+    Raises:
+        TypeError: weights that are not floating-point.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> gibbs.softmax_jacobian(jnp.asarray([0.5, 0.5])).tolist()
+        [[0.25, -0.25], [-0.25, 0.25]]
+    """
+    (weights,) = operands.floating(weights=weights)
+    scaled = weights / operands.rows("temperature", temperature, weights)
+    one = jnp.broadcast_to(jnp.eye(weights.shape[-1], dtype=bool), (*weights.shape, weights.shape[-1]))
+    return jnp.where(one, scaled[..., None], 0) - scaled[..., None] * weights[..., None, :]
+
+
+def softmax_product(weights: Any, vector: Any, temperature: Any = 1.0) -> Array:
+    """Multiply the softmax Jacobian by a vector without forming it.
+
+    sum_k J_jk v_k = p_j (v_j - sum_k p_k v_k) / T
+
+    The Jacobian is symmetric: this is the tangent of a tangent as well as the gradient of a gradient.
+
+    Args:
+        weights: p, `(..., S)`; rows that sum to less than 1, beside a sink, are served, too.
+        vector: v, of the same shape.
+        temperature: at which they arose; a number, or an array that broadcasts to the rows.
+
+    Returns:
+        `(..., S)`.
+
+    Raises:
+        TypeError: arrays that are not floating-point.
+        ValueError: shapes that do not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import gibbs
+        >>> gibbs.softmax_product(jnp.asarray([0.5, 0.5]), jnp.asarray([1.0, 0.0])).tolist()
+        [0.25, -0.25]
+    """
+    weights, vector = operands.floating(weights=weights, vector=vector)
+    vector = operands.broadcast("vector", vector, weights.shape)
+    mean = jnp.sum(weights * vector, -1, keepdims=True)
+    return weights * (vector - mean) / operands.rows("temperature", temperature, weights)
+
+
+def _prepare(scores: Any, temperature: Any, keep: Any) -> tuple[Array, Array, Array, Array]:
+    (scores,) = operands.floating(scores=scores)
+    operands.check_axes(1, "scores (..., S)", scores=scores)
+    keep = operands.kept(keep, scores.shape) & (scores != -jnp.inf)
+    alive = keep.any(-1, keepdims=True)
+    return jnp.where(keep, scores, 0), operands.rows("temperature", temperature, scores), keep, alive
+
+
+def _exponentials(scores: Array, temperature: Array, keep: Array, alive: Array) -> tuple[Array, ...]:
+    """The peak, the sum of exponentials below it, their exponents, and each of them."""
+    peak = jnp.where(keep, scores, -jnp.inf).max(-1, keepdims=True, initial=-jnp.inf)
+    peak = jax.lax.stop_gradient(jnp.where(alive, peak, 0))
+    shifted = jnp.where(keep, (scores - peak) / temperature, 0)
+    share = jnp.where(keep, jnp.exp(shifted), 0)
+    total = jnp.where(alive, share.sum(-1, keepdims=True), 1)
+    return peak, total, shifted, share

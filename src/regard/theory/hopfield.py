@@ -1,0 +1,274 @@
+"""Modern Hopfield networks: a memory of continuous patterns whose update is attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.theory import operands
+from regard.theory.gibbs import gibbs_weights as _weights
+from regard.theory.gibbs import log_partition as _log_partition
+from regard.theory.notation import contract as _contract
+
+
+def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Array:
+    """Measure how far a state is from remembering something; every update lowers it.
+
+    E(x) = -1/beta log sum_j e^(beta x . p_j) + x . x / 2 + 1/beta log N + M^2 / 2,  M = max_j |p_j|
+
+    Args:
+        state: x, `(..., T, D)`.
+        patterns: p, `(..., S, D)`; leading axes broadcast.
+        beta: inverse temperature, above 0, maybe traced.
+        keep: booleans that broadcast to `(..., T, S)`: which patterns exist; None keeps all.
+
+    Returns:
+        One number per state, `(..., T)`, at least 0; +inf where no pattern is kept.
+
+    Raises:
+        TypeError: arrays that are not floating-point.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import hopfield
+        >>> patterns = 5 * jnp.eye(2)
+        >>> hopfield.energy(jnp.asarray([[5.0, 0.0], [2.5, 2.5]]), patterns).round(2).tolist()
+        [0.6899999976158142, 6.25]
+
+    Reference: Ramsauer et al., "Hopfield Networks is All You Need", 2021, equation 2.
+    """
+    state, patterns = operands.floating(state=state, patterns=patterns)
+    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    beta = jnp.asarray(beta).astype(state.dtype)
+    fit = _contract("...id,...jd->...ij", state, patterns)
+    keep = operands.kept(keep, fit.shape)
+    lengths = _contract("...jd,...jd->...j", patterns, patterns)[..., None, :]
+    largest = jnp.where(keep, jnp.broadcast_to(lengths, fit.shape), 0).max(-1, initial=0)
+    count = jnp.maximum(keep.sum(-1), 1).astype(fit.dtype)
+    own = jnp.broadcast_to(_contract("...id,...id->...i", state, state), largest.shape)
+    return -_log_partition(fit * beta, keep=keep) / beta + jnp.log(count) / beta + (own + largest) / 2
+
+
+def update(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Array:
+    """Move each state to the mean of the patterns, weighted by how well it fits them.
+
+    x' = sum_j softmax_j(beta x . p_j) p_j
+
+    It is attention: queries are states, keys and values are patterns, the scale is beta.
+
+    Args:
+        state: x, `(..., T, D)`.
+        patterns: p, `(..., S, D)`; leading axes broadcast.
+        beta: inverse temperature, above 0, maybe traced.
+        keep: booleans that broadcast to `(..., T, S)`: which patterns exist; None keeps all.
+
+    Returns:
+        `(..., T, D)`; 0 where no pattern is kept.
+
+    Raises:
+        TypeError: arrays that are not floating-point.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import hopfield
+        >>> hopfield.update(jnp.asarray([[1.0, 0.0]]), jnp.eye(2), beta=100.0).tolist()
+        [[1.0, 0.0]]
+
+    Reference: Ramsauer et al., 2021, equation 3.
+    """
+    state, patterns = operands.floating(state=state, patterns=patterns)
+    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    beta = jnp.asarray(beta).astype(state.dtype)
+    fit = _contract("...id,...jd->...ij", state, patterns)
+    return _contract("...ij,...jd->...id", _weights(fit * beta, keep=keep), patterns)
+
+
+class Retrieval(NamedTuple):
+    """Where states came to rest. One entry per state but for the states themselves."""
+
+    state: Array  # (..., T, D)
+    steps: Array  # updates made, integers
+    converged: Array  # whether the last update moved the state by the tolerance at most
+    energy: Array  # of the state
+
+
+def retrieve(
+    state: Any,
+    patterns: Any,
+    beta: Any = 1.0,
+    keep: Any = None,
+    *,
+    tolerance: float | None = None,
+    max_steps: int = 100,
+) -> Retrieval:
+    """Update states until they rest.
+
+    Each state stops by itself: what else is in the batch changes nothing. Differentiable in forward mode.
+
+    Args:
+        state: x, `(..., T, D)`.
+        patterns: p, `(..., S, D)`; leading axes broadcast.
+        beta: inverse temperature, above 0, maybe traced.
+        keep: booleans that broadcast to `(..., T, S)`: which patterns exist; None keeps all.
+        tolerance: the largest change of a feature that counts as rest; None means 8 epsilons of the dtype
+            times the largest feature of a pattern.
+        max_steps: updates after which a state that has not come to rest is returned as it is.
+
+    Returns:
+        A `Retrieval`.
+
+    Raises:
+        TypeError: arrays that are not floating-point.
+        ValueError: shapes that do not fit, fewer than 0 steps.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import hopfield
+        >>> found = hopfield.retrieve(jnp.asarray([[0.8, 0.3]]), jnp.eye(2), beta=50.0)
+        >>> found.state.round(6).tolist(), found.converged.tolist()
+        ([[1.0, 0.0]], [True])
+
+    Reference: Ramsauer et al., 2021, theorems 1 and 2: the energy falls and the states converge.
+    """
+    if max_steps < 0:
+        raise ValueError(f"max_steps: expected at least 0 updates, got {max_steps}")
+    state, patterns = operands.floating(state=state, patterns=patterns)
+    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    leading = np.broadcast_shapes(state.shape[:-2], patterns.shape[:-2])
+    state = jnp.broadcast_to(state, (*leading, *state.shape[-2:]))
+    if tolerance is None:
+        size = jax.lax.stop_gradient(jnp.abs(patterns).max(initial=0))
+        allowed = 8 * float(jnp.finfo(state.dtype).eps) * size
+    else:
+        allowed = jnp.asarray(tolerance, state.dtype)
+
+    def restless(carry: Any) -> Array:
+        _, steps, converged = carry
+        return (~converged & (steps < max_steps)).any()
+
+    def step(carry: Any) -> Any:
+        state, steps, converged = carry
+        moved = update(state, patterns, beta, keep)
+        still = jnp.abs(moved - state).max(-1, initial=0) <= allowed
+        return (
+            jnp.where(converged[..., None], state, moved),
+            steps + (~converged).astype(steps.dtype),
+            converged | still,
+        )
+
+    rows = state.shape[:-1]
+    start = (state, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
+    state, steps, converged = jax.lax.while_loop(restless, step, start)
+    return Retrieval(state, steps, converged, energy(state, patterns, beta, keep))
+
+
+def separation(patterns: Any) -> Array:
+    """Measure how well each pattern stands apart from the others.
+
+    Delta_i = p_i . p_i - max_(j != i) p_i . p_j
+
+    Args:
+        patterns: p, `(..., S, D)`.
+
+    Returns:
+        `(..., S)`; below 0 where another pattern fits better than the pattern itself, +inf for one alone. The
+        theorem wants beta Delta to exceed log(2 (S - 1) S beta M^2) + 2 / S of a pattern to be stored.
+
+    Raises:
+        TypeError: patterns that are not floating-point.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import hopfield
+        >>> hopfield.separation(jnp.asarray([[2.0, 0.0], [1.0, 1.0]])).tolist()
+        [2.0, 0.0]
+
+    Reference: Ramsauer et al., 2021, definition 2 and theorem 4.
+    """
+    (patterns,) = operands.floating(patterns=patterns)
+    operands.check_axes(2, "(..., S, D)", patterns=patterns)
+    fit = _contract("...id,...jd->...ij", patterns, patterns)
+    own = jnp.broadcast_to(jnp.eye(fit.shape[-1], dtype=bool), fit.shape)
+    others = jnp.where(own, -jnp.inf, fit).max(-1, initial=-jnp.inf)
+    return jnp.where(own, fit, 0).sum(-1) - others
+
+
+def capacity(width: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> float:
+    """Estimate how many random patterns can be stored: a number that grows exponentially with the width.
+
+    N = sqrt(failure) c^((D - 1) / 4),  c = b / W(e^(a + log b)),  W Lambert's function
+    a = 2 / (D - 1) (1 + log(2 beta radius^2 failure (D - 1))),  b = 2 radius^2 beta / 5
+
+    A bound from below for patterns drawn at random from a sphere of radius sqrt(D - 1) times `radius`; many
+    more may fit.
+
+    Args:
+        width: D, at least 2.
+        beta: inverse temperature, above 0.
+        radius: of the sphere, in units of sqrt(D - 1), above 0.
+        failure: chance in (0, 1] that the set of patterns is not stored.
+
+    Returns:
+        N; +inf where it exceeds what a float holds. Below 2 the theorem promises nothing.
+
+    Raises:
+        ValueError: arguments out of range.
+
+    Example:
+        >>> from regard.theory import hopfield
+        >>> round(hopfield.capacity(75, radius=1.0))
+        11
+        >>> hopfield.capacity(64, radius=3.0) > 1e6
+        True
+
+    Reference: Ramsauer et al., 2021, theorem 3.
+    """
+    if width < 2 or not (beta > 0 and radius > 0 and 0 < failure <= 1):
+        raise ValueError(
+            "capacity: expected width of at least 2, beta and radius above 0, failure in (0, 1];"
+            f" got width={width}, beta={beta}, radius={radius}, failure={failure}"
+        )
+    log_count = math.log(failure) / 2 + (width - 1) / 4 * math.log(growth(width, beta, radius, failure))
+    return math.exp(log_count) if log_count < 700 else math.inf
+
+
+def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> float:
+    """Find the base c of the capacity's exponential.
+
+    c = b / W(e^(a + log b)), with a and b as in `capacity`
+
+    Args:
+        width: D, at least 2.
+        beta: inverse temperature, above 0.
+        radius: of the sphere, in units of sqrt(D - 1), above 0.
+        failure: chance in (0, 1] that the set of patterns is not stored.
+
+    Returns:
+        c. The theorem holds where c is at least (2 / sqrt(failure))^(4 / (D - 1)).
+
+    Example:
+        >>> from regard.theory import hopfield
+        >>> f"{hopfield.growth(20, radius=3.0):.3f} {hopfield.growth(75):.3f}"
+        '3.155 1.372'
+
+    Reference: Ramsauer et al., 2021, theorem 3, whose two examples these are.
+    """
+    a = 2 / (width - 1) * (1 + math.log(2 * beta * radius**2 * failure * (width - 1)))
+    b = 2 * radius**2 * beta / 5
+    return b / _lambert(a + math.log(b))
+
+
+def _lambert(exponent: float) -> float:
+    """W(e^exponent): the w with w + log w = exponent, by Newton's method on log w."""
+    log_w = min(exponent, math.log(max(exponent, 1.0)))
+    for _ in range(50):
+        w = math.exp(log_w)
+        log_w -= (w + log_w - exponent) / (w + 1)
+    return math.exp(log_w)

@@ -1,0 +1,315 @@
+"""Attention step by step, as document and textbook write it: scores S, weights A, output O."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.theory import operands
+from regard.theory.notation import contract as _contract
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """One call of attention with everything that was computed on the way; made by `attention_steps`.
+
+    Arrays have all leading axes in full; key and value are those of the query's heads, and 0 where no query
+    may attend.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import steps
+        >>> found = steps.attention_steps(jnp.eye(2), jnp.eye(2), jnp.eye(2))
+        >>> found.scores.shape, found.weights.shape, found.output.shape
+        ((2, 2), (2, 2), (2, 2))
+    """
+
+    query: Array
+    """Q, `(*B, T, D)`."""
+    key: Array
+    """K, `(*B, S, D)`."""
+    value: Array
+    """V, `(*B, S, E)`."""
+    products: Array
+    """Q g K, `(*B, T, S)`, before any scale."""
+    capped: Array
+    """The same scaled, and capped where a softcap is given; before what is added."""
+    scores: Array
+    """S, with everything added, -inf where a query may not attend."""
+    keep: Array
+    """Which query may attend to which key."""
+    weights: Array
+    """A, before dropout."""
+    sink_weight: Array
+    """What the sink takes of each row, `(*B, T)`."""
+    log_partition: Array
+    """log Z, `(*B, T)`, sink included: `attend`'s lse."""
+    output: Array
+    """O, `(*B, T, E)`."""
+    scale: Array
+    """The factor on the products."""
+    metric: Array | None
+    """g, `(..., D, D)`."""
+    softcap: Array | None
+    """The cap, shape `()`."""
+    distance: Array
+    """|i - j|, `(T, S)`, what ALiBi's slopes multiply."""
+    dropout: Array | None
+    """The factor on each weight: 0, or 1 / (1 - rate)."""
+    shapes: dict[str, tuple[int, ...] | None] = dataclasses.field(metadata={"static": True})
+    """The shapes of the arguments, which gradients have."""
+
+
+def attention_steps(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    scale: Any = None,
+    metric: Any = None,
+    softcap: Any = None,
+    slopes: Any = None,
+    query_offset: Any = 0,
+    bias: Any = None,
+    keep: Any = None,
+    sinks: Any = None,
+    dropout: Any = None,
+) -> Steps:
+    """Compute attention as it is defined, and keep every step.
+
+    S^{ij} = f(scale sum_ab Q^{ia} g_ab K^{jb}) - slope |i - j| + bias^{ij},  f(x) = cap tanh(x / cap)
+    A^{ij} = e^{S^{ij}} / Z^i,  Z^i = e^sink + sum_j e^{S^{ij}} over the keys that are kept
+    O^{ib} = sum_j A^{ij} V^{jb}
+
+    The whole matrix is stored, T x S numbers per head and step: for understanding, and to test against.
+
+    Args:
+        query: Q, `(*B, T, D)`; heads are the axis before T, a multiple of those of key and value.
+        key: K, `(*B, S, D)`; leading axes broadcast.
+        value: V, `(*B, S, E)`.
+        scale: a number; None means 1/sqrt(D), or 1 where a metric is given.
+        metric: g, `(..., D, D)`; None means Euclidean.
+        softcap: the cap, a number above 0; None caps nothing.
+        slopes: ALiBi's slope of each head; an array that broadcasts to `*B`. None means 0.
+        query_offset: position of the first query, an integer, maybe traced; keys begin at 0.
+        bias: added to the scores; broadcasts to `(*B, T, S)`; -inf removes a key. None means 0.
+        keep: booleans that broadcast to `(*B, T, S)`, True = may attend; None keeps all.
+        sinks: one logit per head, an array that broadcasts to `*B`; None means none, as -inf does.
+        dropout: the factor on each weight, broadcasts to `(*B, T, S)`; None means 1.
+
+    Returns:
+        `Steps`, in the common dtype of query, key and value, float32 at least. A query that may attend to
+        nothing has weights 0, output 0, and log partition -inf, or the sink's logit.
+
+    Raises:
+        TypeError: arrays that are not floating-point, a mask that is not boolean.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import steps
+        >>> x = jnp.asarray([[1.0, 0.0], [0.0, 1.0]])
+        >>> steps.attention_steps(x, x, x, keep=jnp.tri(2, dtype=bool)).weights.round(3).tolist()
+        [[1.0, 0.0], [0.33000001311302185, 0.6700000166893005]]
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1.
+    """
+    query, key, value = operands.floating(query=query, key=key, value=value)
+    operands.check_axes(2, "(..., length, width)", query=query, key=key, value=value)
+    if query.shape[-1] != key.shape[-1] and metric is None:
+        raise ValueError(f"key: expected the query's width {query.shape[-1]}, got shape {key.shape}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"value: expected one row per key, {key.shape[-2]}, got shape {value.shape}")
+    dtype = query.dtype
+
+    def number(given: Any) -> Any:
+        return None if given is None else jnp.asarray(given).astype(dtype)
+
+    given = {
+        "metric": number(metric),
+        "softcap": number(softcap),
+        "slopes": number(slopes),
+        "bias": number(bias),
+        "sinks": number(sinks),
+        "dropout": number(dropout),
+    }
+    scale = number((1 / np.sqrt(query.shape[-1]) if metric is None else 1.0) if scale is None else scale)
+    for name, one in (("scale", scale), ("softcap", given["softcap"])):
+        if one is not None and one.ndim:
+            raise ValueError(f"{name}: expected one number, got shape {one.shape}")
+    shapes = {name: None if array is None else array.shape for name, array in given.items()}
+    shapes |= {"query": query.shape, "key": key.shape, "value": value.shape}
+
+    leading = _leading(query, key, value)
+    pairs = (*leading, query.shape[-2], key.shape[-2])
+    keep = operands.kept(keep, pairs)
+    if given["bias"] is not None:
+        bias = operands.broadcast("bias", given["bias"], pairs)
+        keep &= bias != -jnp.inf
+    # What nobody may attend to may hold NaN: it is never multiplied.
+    query = jnp.where(keep.any(-1)[..., None], spread("query", query, leading), 0)
+    key, value = (
+        jnp.where(keep.any(-2)[..., None], spread(name, array, leading), 0)
+        for name, array in (("key", key), ("value", value))
+    )
+    lowered = key if metric is None else _contract("...ab,...jb->...ja", given["metric"], key)
+    products = _contract("...ia,...ja->...ij", query, lowered)
+    capped = scale * products
+    if given["softcap"] is not None:
+        capped = given["softcap"] * jnp.tanh(capped / given["softcap"])
+    distance = _distance(query.shape[-2], key.shape[-2], query_offset).astype(dtype)
+    scores = capped
+    if given["slopes"] is not None:
+        slope = operands.broadcast("slopes", given["slopes"], leading)[..., None, None]
+        scores = scores - slope * jnp.broadcast_to(distance, pairs)
+    if given["bias"] is not None:
+        scores = scores + jnp.where(keep, bias, 0)
+    scores = jnp.where(keep, scores, -jnp.inf)
+
+    sink = -jnp.inf if given["sinks"] is None else given["sinks"]
+    sink = operands.broadcast("sinks", jnp.asarray(sink, dtype), leading)[..., None, None]
+    peak = jnp.maximum(scores.max(-1, keepdims=True, initial=-jnp.inf), sink)
+    some = peak != -jnp.inf
+    base = jax.lax.stop_gradient(jnp.where(some, peak, 0))
+    shares = jnp.where(keep, jnp.exp(jnp.where(keep, scores - base, 0)), 0)
+    rest = jnp.exp(sink - base)
+    total = jnp.where(some, shares.sum(-1, keepdims=True) + rest, 1)
+    weights = shares / total
+    used = weights
+    if given["dropout"] is not None:
+        used = weights * operands.broadcast("dropout", given["dropout"], pairs)
+        given["dropout"] = jnp.broadcast_to(given["dropout"], pairs)
+    return Steps(
+        query=query,
+        key=key,
+        value=value,
+        products=products,
+        capped=capped,
+        scores=scores,
+        keep=keep,
+        weights=weights,
+        sink_weight=(rest / total)[..., 0],
+        log_partition=jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0],
+        output=_contract("...ij,...jb->...ib", used, value),
+        scale=scale,
+        metric=given["metric"],
+        softcap=given["softcap"],
+        distance=distance,
+        dropout=given["dropout"],
+        shapes=shapes,
+    )
+
+
+class HeadSteps(NamedTuple):
+    """Several heads in index form, made by `multi_head`."""
+
+    query: Array  # Q^{hia}
+    key: Array  # K^{hja}
+    value: Array  # V^{hjb}
+    scores: Array  # S^{hij}
+    weights: Array  # A^{hij}
+    heads: Array  # O^{hib}
+    contributions: Array  # O^{hib} W_O^{hbc} of each head, (..., H, T, M); they sum to the output
+    output: Array  # Output^{ic}
+
+
+def multi_head(
+    hidden: Any,
+    query_weight: Any,
+    key_weight: Any,
+    value_weight: Any,
+    output_weight: Any,
+    *,
+    source: Any = None,
+    **options: Any,
+) -> HeadSteps:
+    """Let several heads attend, each with projections of its own, and add up what they say.
+
+    Q^{hia} = X^{ib} W_Q^{hba},  K^{hja} = Y^{jb} W_K^{hba},  V^{hjb} = Y^{jc} W_V^{hcb}
+    O^{hib} = A^{hij} V^{hjb},  Output^{ic} = O^{hib} W_O^{hbc},  summed over what is repeated
+
+    Heads are never joined side by side: the sum over h and b is what joining and projecting computes.
+
+    Args:
+        hidden: X, `(..., T, M)`: what asks.
+        query_weight: W_Q, `(H, M, D)`.
+        key_weight: W_K, `(H, M, D)`.
+        value_weight: W_V, `(H, M, E)`.
+        output_weight: W_O, `(H, E, M)`.
+        source: Y, `(..., S, M)`: what is asked; None means X itself.
+        **options: what `attention_steps` takes beside query, key and value.
+
+    Returns:
+        `HeadSteps`.
+
+    Raises:
+        TypeError: arrays that are not floating-point.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import steps
+        >>> weight = jnp.ones((2, 4, 3))
+        >>> found = steps.multi_head(jnp.ones((5, 4)), weight, weight, weight, jnp.ones((2, 3, 4)))
+        >>> found.weights.shape, found.output.shape
+        ((2, 5, 5), (5, 4))
+
+    Reference: Vaswani et al., 2017, section 3.2.2; with one tensor per projection instead of one matrix per
+    head.
+    """
+    source = hidden if source is None else source
+    query = _contract("...ib,hba->...hia", hidden, query_weight)
+    key = _contract("...jb,hba->...hja", source, key_weight)
+    value = _contract("...jc,hcb->...hjb", source, value_weight)
+    found = attention_steps(query, key, value, **options)
+    contributions = _contract("...hib,hbc->...hic", found.output, output_weight)
+    return HeadSteps(
+        query, key, value, found.scores, found.weights, found.output, contributions, contributions.sum(-3)
+    )
+
+
+def spread(name: str, array: Array, leading: tuple[int, ...]) -> Array:
+    """The array with all leading axes; a head shared by a group is repeated for each of the group.
+
+    Args:
+        name: of the argument, for errors.
+        array: `(..., length, width)`.
+        leading: the axes to give it, heads last.
+
+    Returns:
+        `(*leading, length, width)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.theory import steps
+        >>> steps.spread("key", jnp.ones((2, 5, 3)), (7, 4)).shape
+        (7, 4, 5, 3)
+    """
+    if array.ndim > 2 and leading and 1 < array.shape[-3] < leading[-1]:
+        array = jnp.repeat(array, leading[-1] // array.shape[-3], axis=-3)
+    return operands.broadcast(name, array, (*leading, *array.shape[-2:]))
+
+
+def _leading(query: Array, key: Array, value: Array) -> tuple[int, ...]:
+    heads = max([array.shape[-3] for array in (query, key, value) if array.ndim > 2], default=1)
+    shapes = []
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        shape = array.shape[:-2]
+        if shape and heads % max(shape[-1], 1):
+            raise ValueError(f"{name}: expected heads that divide {heads}, got shape {array.shape}")
+        shapes.append((*shape[:-1], 1 if shape[-1] == 1 else heads) if shape else ())
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(f"expected leading axes that broadcast, got {', '.join(map(str, shapes))}") from None
+
+
+def _distance(num_queries: int, num_keys: int, query_offset: Any) -> Array:
+    row = jnp.asarray(query_offset, jnp.int32) + jnp.arange(num_queries, dtype=jnp.int32)
+    return jnp.abs(row[:, None] - jnp.arange(num_keys, dtype=jnp.int32)[None, :])

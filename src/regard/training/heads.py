@@ -1,0 +1,113 @@
+"""What every head does on a fixed probe, step by step: how spread out it reads, how large its logits grow.
+
+Collapsing entropy and growing logits announce a training that is about to fail, and show which head it is.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.training.task import Batch, Task
+
+AUX = ("entropy", "max_score")
+SPLIT = "heads"  # what marks these lines among those of metrics.jsonl
+DIGITS = 6
+Looks = dict[str, dict[str, jax.Array]]
+
+
+def measure_heads(task: Task, model: Any, batch: Batch) -> Looks:
+    """Measures every head of every attention layer on a batch.
+
+    entropy = mean over queries t of -sum_s p_ts log p_ts,  max_score = max over t, s of score_ts
+
+    Args:
+        task: says how the model reads the batch.
+        model: in evaluation mode.
+        batch: examples, as `Task.held_out` has them.
+
+    Returns:
+        "entropy" in nats and "max_score", each a dict from the layer's name to `(H,)`. Queries that may
+        attend to nothing are left out; where there is no other, entropy is NaN and the score -inf.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.training import presets, tasks
+        >>> task = tasks.make_task(presets.Copy(held_out_size=3))
+        >>> model = task.make_model(nnx.Rngs(0))
+        >>> looks = measure_heads(task, model, task.probe)
+        >>> looks["entropy"]["blocks.0"].shape, sorted(looks)
+        ((4,), ['entropy', 'max_score'])
+    """
+    found: Looks = {name: {} for name in AUX}
+    for layer, seen in _walk(task.look(model, batch, AUX)):
+        entropy, largest = (seen[name] for name in AUX)
+        reads = largest != -jnp.inf
+        found["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
+        found["max_score"][layer] = jnp.max(largest, axis=(0, 2))
+    return found
+
+
+def describe_looks(step: int, looks: Looks) -> dict[str, Any]:
+    """Returns the line of metrics.jsonl that says what `measure_heads` found: {"split": "heads", ...}."""
+    fetched = jax.device_get(looks)
+    line: dict[str, Any] = {"step": step, "split": SPLIT}
+    for name, layers in fetched.items():
+        line[name] = {layer: _round(layers[layer]) for layer in sorted(layers, key=_place)}
+    return line
+
+
+def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[str], np.ndarray]:
+    """Puts what the lines of a metrics.jsonl say of the heads into one matrix.
+
+    Args:
+        lines: what `metrics.read` returned; lines about anything else are passed over.
+        name: "entropy" or "max_score".
+
+    Returns:
+        Steps, increasing; names such as "blocks.0 head 1"; and the values `(heads, steps)`, float64, NaN
+        where they were not finite or not logged.
+
+    Example:
+        >>> line = {"step": 3, "split": "heads", "entropy": {"blocks.0": [1.5, None]}}
+        >>> read_heads([line], "entropy")
+        ([3], ['blocks.0 head 0', 'blocks.0 head 1'], array([[1.5],
+               [nan]]))
+    """
+    found: dict[int, dict[str, float]] = {}
+    for line in lines:
+        if line.get("split") == SPLIT and name in line:
+            found[line["step"]] = {
+                f"{layer} head {head}": math.nan if value is None else value
+                for layer, heads in line[name].items()
+                for head, value in enumerate(heads)
+            }
+    steps = sorted(found)
+    names = list(dict.fromkeys(name for step in steps for name in found[step]))
+    values = [[found[step].get(name, math.nan) for step in steps] for name in names]
+    return steps, names, np.asarray(values, np.float64).reshape(len(names), len(steps))
+
+
+def _round(heads: np.ndarray) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in heads]
+
+
+def _place(layer: str) -> list[tuple[int, str]]:
+    """Sorts layers by number: compiled functions return dicts sorted by letter."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in layer.split(".")]
+
+
+def _walk(seen: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
+    """Every attention layer of what a model returned beside its output, by its dotted place in it."""
+    if isinstance(seen, Mapping):
+        if AUX[0] in seen:
+            yield name, seen
+            return
+        parts = list(seen.items())
+    else:
+        parts = list(enumerate(seen))
+    for part, inner in parts:
+        yield from _walk(inner, f"{name}.{part}" if name else str(part))

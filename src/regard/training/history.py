@@ -1,0 +1,90 @@
+"""The course of a training as the explorer's page shows it: curves by step, and maps of head x step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.training import metrics
+from regard.training.heads import read_heads
+
+UNITS = {
+    "loss": "nats",
+    "bits_per_byte": "bits per byte",
+    "accuracy": "share",
+    "token_accuracy": "share",
+    "learning_rate": "",
+    "grad_norm": "",
+    "parameter_norm": "",
+}
+HELD_OUT = "held_out_"
+MAPS = {"entropy": "nats", "max_score": "logit"}
+
+
+def training_document(run_directory: str | Path) -> dict[str, Any]:
+    """Collects what a run logged, in the form of the "training" part of an explorer page.
+
+    Args:
+        run_directory: a run directory, finished or not; only its metrics.jsonl is read.
+
+    Returns:
+        A dict of "title" (the directory's name), "curves" and "maps". A curve has "name", "unit", "split"
+        ("train", "test" or None) and "points", float32 (2, n): steps and values, NaN where a value was not
+        finite. A map has "name" ("entropy" or "max_score"), "unit", "rows" (one name per head), "steps" and
+        "values", float32 (heads, steps). What the run did not log is left out; a run without a line gives
+        no curve and no map.
+
+    Raises:
+        ValueError: where a line of metrics.jsonl is damaged, naming it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> run = pathlib.Path(tempfile.mkdtemp(), "run")
+        >>> run.mkdir()
+        >>> metrics.append(run / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+        >>> document = training_document(run)
+        >>> document["curves"][0]["name"], document["curves"][0]["points"].tolist()
+        ('loss', [[1.0, 2.0], [0.5, 0.25]])
+    """
+    directory = Path(run_directory)
+    lines = metrics.read(directory / "metrics.jsonl")
+    curves = [
+        {"name": name, "unit": unit, "split": split, "points": points}
+        for name, unit in UNITS.items()
+        for split, prefix in (("train", ""), ("test", HELD_OUT))
+        if (points := _join(*metrics.columns(lines, prefix + name))).shape[1]
+    ]
+    for curve in curves:
+        if not any(curve["name"] == other["name"] and other["split"] == "test" for other in curves):
+            curve["split"] = None  # a learning rate is not of one set of data
+    rates = _measure_rates(*metrics.columns(lines, "seconds"))
+    if rates.shape[1]:
+        curves.append({"name": "steps_per_second", "unit": "1/s", "split": None, "points": rates})
+    maps = []
+    for name, unit in MAPS.items():
+        steps, rows, values = read_heads(lines, name)
+        if steps:
+            maps.append(
+                {
+                    "name": name,
+                    "unit": unit,
+                    "rows": rows,
+                    "steps": steps,
+                    "values": values.astype(np.float32),
+                }
+            )
+    return {"title": directory.resolve().name, "curves": curves, "maps": maps}
+
+
+def _join(steps: Sequence[int], values: Sequence[float]) -> np.ndarray:
+    """Steps above values; a step logged twice counts with its last value."""
+    points = dict(zip(steps, values, strict=True))
+    return np.asarray([[*points], [*points.values()]], np.float32).reshape(2, len(points))
+
+
+def _measure_rates(steps: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
+    """Steps per second of training between the logged steps; none where the clock stood still."""
+    apart, took = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
+    known = (took > 0) & (apart > 0)
+    return np.asarray([np.asarray(steps)[1:][known], apart[known] / took[known]], np.float32).reshape(2, -1)

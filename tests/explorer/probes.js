@@ -1,0 +1,202 @@
+// What the tests in a browser ask of a page, as functions of `window.probe`.
+(() => {
+  // A policy that a page breaks is told to the document, and is not always on the console.
+  addEventListener("securitypolicyviolation", (event) => {
+    console.error(`policy: ${event.violatedDirective} refused ${event.blockedURI}`);
+  });
+
+  const visible = (one) => one.checkVisibility({ visibilityProperty: true });
+  const outline = (one) => one.outerHTML.slice(0, 160);
+  const seen = new Set();
+  addEventListener("focusin", ({ target }) => seen.add(target));
+
+  function controls() {
+    const every = document.querySelectorAll("button, input, select, textarea, summary, a[href], [tabindex]");
+    return [...every].filter((one) => one.tabIndex >= 0 && visible(one) && !one.disabled);
+  }
+
+  /** Whether an element around it that hides what is beyond its edges had to be scrolled; it is put back. */
+  function shut(one) {
+    let found = false;
+    for (let up = one.parentElement; up; up = up.parentElement) {
+      const { overflowX, overflowY } = getComputedStyle(up);
+      if ((overflowY === "hidden" && up.scrollTop > 1) || (overflowX === "hidden" && up.scrollLeft > 1)) {
+        up.scrollTo(0, 0);
+        found = true;
+      }
+    }
+    return found;
+  }
+
+  /** Relative luminance, as WCAG has it. */
+  function luminance([r, g, b]) {
+    const linear = [r, g, b].map((part) => part / 255).map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  }
+
+  let pen = null;
+  function channels(colour) {
+    pen ??= document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  }
+
+  /** The opaque colour behind an element; null where it is a picture or a mixture. */
+  function ground(one) {
+    for (let up = one; up; up = up.parentElement) {
+      const style = getComputedStyle(up);
+      const colour = channels(style.backgroundColor);
+      if (style.backgroundImage !== "none" || (colour[3] > 0 && colour[3] < 255)) return null;
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  }
+
+  window.probe = {
+    nodes: () => document.querySelectorAll("*").length,
+
+    controls: () => controls().length,
+
+    reached: () => {
+      const once = [...seen];
+      const back = once.filter((one, n) => n && !(once[n - 1].compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING));
+      return { count: once.length, back: back.map(outline) };
+    },
+
+    /** Controls that cannot be brought under a finger: covered, cut off, or of no size. */
+    unreachable: () => {
+      const lost = [];
+      for (const one of controls()) {
+        one.scrollIntoView({ block: "center", inline: "center" });
+        const box = one.getBoundingClientRect();
+        const [x, y] = [box.left + Math.min(box.width, innerWidth) / 2, box.top + Math.min(box.height, innerHeight) / 2];
+        const found = document.elementFromPoint(x, y);
+        const label = one.closest("label");
+        // Cells of the grid lie under the picture that they are drawn in, which finds them again.
+        const drawn = one.role === "gridcell" && found === one.closest(".rg-atlas").querySelector("canvas");
+        // What cannot be scrolled by hand was scrolled just now.
+        const stuck = shut(one);
+        if (!stuck && found && (drawn || one.contains(found) || label?.contains(found))) continue;
+        lost.push(`${outline(one)} at ${x},${y} under ${found ? outline(found) : "nothing"}`);
+      }
+      scrollTo(0, 0);
+      return lost;
+    },
+
+    /** The focused control, where nothing around it shows that it is. */
+    ringless: () => {
+      const one = document.activeElement;
+      if (!one || one === document.body) return [];
+      const style = getComputedStyle(one);
+      const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+      return ring || style.boxShadow !== "none" ? [] : [outline(one)];
+    },
+
+    /** Texts with less contrast than 4.5 to 1. */
+    faint: () => {
+      const weak = [];
+      const left = "script, svg, option, [disabled], [aria-disabled=true], [aria-hidden=true], .reader-text, .rg-atlas canvas";
+      const walker = document.createTreeWalker(document.querySelector(".regard"), NodeFilter.SHOW_TEXT);
+      for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        const one = node.parentElement;
+        if (!node.data.trim() || !visible(one) || one.closest(left)) continue;
+        const behind = ground(one);
+        if (!behind) continue;
+        const [a, b] = [luminance(channels(getComputedStyle(one).color)), luminance(behind)];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) weak.push(`${ratio.toFixed(2)} "${node.data.trim().slice(0, 40)}" in ${one.tagName}.${one.className}`);
+      }
+      return weak;
+    },
+
+    /** The same for the letters of drawings. */
+    faintLetters: () => [...document.querySelectorAll("svg text")].filter(visible).flatMap((one) => {
+      const behind = ground(one);
+      const fill = getComputedStyle(one).fill;
+      if (!behind || !one.textContent.trim() || one.closest("[aria-hidden=true]")) return [];
+      const [a, b] = [luminance(channels(fill)), luminance(behind)];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      return ratio < 4.5 ? [`${ratio.toFixed(2)} "${one.textContent}" ${fill}`] : [];
+    }),
+
+    ground: (selector) => ground(document.querySelector(selector))?.slice(0, 3) ?? null,
+
+    /** Buttons whose name does not hold what is seen on them. */
+    misnamed: () => [...document.querySelectorAll("button[aria-label]")].filter((one) => {
+      const words = one.textContent.toLowerCase().replace(/[^\p{L} ]/gu, "").trim();
+      return words.length > 1 && !one.getAttribute("aria-label").toLowerCase().includes(words);
+    }).map(outline),
+
+    /** Elements that would move. */
+    moving: () => [...document.querySelectorAll("*")].filter((one) => {
+      const { transitionDuration, animationDuration } = getComputedStyle(one);
+      return `${transitionDuration},${animationDuration}`.split(",").some((time) => parseFloat(time) > 0.01);
+    }).map(outline),
+
+    look: (one) => {
+      const style = getComputedStyle(one);
+      return [style.color, style.backgroundColor, style.borderBottomColor, style.borderBottomWidth, style.outlineStyle, style.fontWeight,
+        style.textDecorationLine].join();
+    },
+
+    repeated: () => {
+      const ids = [...document.querySelectorAll("[id]")].map(({ id }) => id).filter((id) => id !== "regard-document");
+      return ids.filter((id, n) => ids.indexOf(id) !== n);
+    },
+
+    /** How many colours the map has. */
+    colours: () => {
+      const canvas = document.querySelector("canvas.rg-base");
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return new Set(new Uint32Array(data.buffer)).size;
+    },
+
+    /** Red, green, blue and place on the colour bar of the map's own pixels under the centres of cells. */
+    pixels: (cells) => {
+      const canvas = document.querySelector("canvas.rg-base");
+      const box = canvas.getBoundingClientRect();
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return cells.map(([i, j]) => {
+        const { x, y } = __regard.pixel(i, j);
+        const at = [(x * canvas.width) / box.width, (y * canvas.height) / box.height].map(Math.floor);
+        const [r, g, b] = data.slice(4 * (at[1] * canvas.width + at[0]));
+        return [r, g, b, __regard.unit(r, g, b)];
+      });
+    },
+
+    cells: async ([c, h, rows, keys]) => {
+      const found = [];
+      for (let i = 0; i < rows; i += 1) for (let j = 0; j < keys; j += 1) found.push(await __regard.cell(0, c, h, i, j));
+      return found;
+    },
+
+    blocks: async ([c, h, up, across, rows, keys, channel]) => {
+      const found = new Array(rows * keys);
+      for (let top = 0; top < rows; top += 256) {
+        for (let left = 0; left < keys; left += 256) {
+          const tile = await __regard.tile(0, c, h, up, across, top / 256, left / 256, channel);
+          for (let i = top; i < Math.min(rows, top + 256); i += 1) {
+            for (let j = left; j < Math.min(keys, left + 256); j += 1) found[i * keys + j] = tile[256 * (i - top) + j - left];
+          }
+        }
+      }
+      const [i, j] = [rows >> 1, keys >> 2];
+      const one = await __regard.block(0, c, h, up, across, i, j, channel);
+      if (found[i * keys + j] !== one) throw new Error("block and tile differ");
+      return found;
+    },
+
+    /** Milliseconds between frames while something goes on. */
+    frames: (count) => new Promise((done) => {
+      const times = [];
+      const next = (now) => {
+        times.push(now);
+        if (times.length <= count) requestAnimationFrame(next);
+        else done(times.slice(1).map((time, n) => time - times[n]));
+      };
+      requestAnimationFrame(next);
+    }),
+  };
+})();

@@ -1,0 +1,64 @@
+"""For tests of the explorer's page: traces, their weights in float64 by the definition, a reader of pages."""
+
+import base64
+import json
+import re
+
+import numpy as np
+
+from regard import attend, inspection, masks
+from regard.inspection.explorer.codes import unpack
+from regard.inspection.explorer.shell import Shell
+
+BARE = Shell(
+    '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT--></script>\n<!--CHUNKS-->',
+    "",
+    "",
+    "",
+)
+
+
+def small(**settings):
+    """Eleven tokens: where any trace will do, one shape is compiled once."""
+    return watch(11, **{"mask": masks.causal(), **settings})[0]
+
+
+def watch(T, S=None, heads=3, groups=None, width=5, seed=0, tokens=None, title="a trace", **options):
+    """A trace of one call, and its weights (H, T, S) in float64 by the definition."""
+    S = T if S is None else S
+    rng = np.random.default_rng(seed)
+    query = rng.normal(size=(heads, T, width)).astype(np.float32)
+    key = rng.normal(size=(groups or heads, S, width)).astype(np.float32)
+    change = options.pop("change", lambda scores, distance: scores)
+    scale = options.pop("scale", 1.5)
+    with inspection.capture(title=title, tokens=tokens) as trace:
+        attend(query[None], key[None], key[None], scale=scale, **options)
+    offset = options.get("query_offset") or 0
+    distance = np.arange(T)[:, None] + offset - np.arange(S)
+    keys = np.repeat(key, heads // len(key), 0).astype(np.float64)
+    s = change(scale * np.einsum("htd,hsd->hts", query.astype(np.float64), keys), distance)
+    if options.get("bias") is not None:
+        s = s + np.asarray(options["bias"], np.float64)
+    if options.get("mask") is not None:
+        keep = np.asarray(options["mask"].dense(T, S, query_offset=offset))
+        s = np.where(keep, s, -np.inf)
+    sinks = np.full((heads, 1, 1), -np.inf)
+    if options.get("sinks") is not None:
+        sinks = np.asarray(options["sinks"], np.float64)[:, None, None]
+    peak = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sinks)
+    peak = np.where(peak == -np.inf, 0, peak)
+    p = np.exp(s - peak)
+    total = p.sum(-1, keepdims=True) + np.exp(sinks - peak)
+    return trace, p / np.where(total == 0, 1, total), distance, s != -np.inf
+
+
+def opened(page):
+    """Document and decoded chunks of a page, as a browser reads them."""
+    document = json.loads(re.search(r'id="regard-document">(.*?)</script>', page, re.S)[1])
+    chunks = {}
+    for block in re.findall(r'<script type="text/plain" class="regard-chunks">(.*?)</script>', page, re.S):
+        for line in block.split("\n"):
+            name, text = line.split(":")
+            chunks[name] = unpack(document["chunks"][name], base64.b64decode(text, validate=True))
+    assert set(chunks) == set(document["chunks"])
+    return document, chunks

@@ -1,0 +1,174 @@
+"""The explorer's page under every setting of a reader's system, and by its names and roles."""
+
+import pytest
+
+pytest_plugins = ("browser", "explorer_layers")
+pytestmark = pytest.mark.browser
+
+TABS = ("attention", "positions", "compare", "training")
+# Roles that say nothing without a name.
+NAMED = {
+    *("application", "button", "checkbox", "combobox", "dialog", "grid", "gridcell", "link", "listbox"),
+    *("option", "radio", "region", "searchbox", "slider", "spinbutton", "switch", "tab", "table", "tablist"),
+    *("textbox", "toolbar"),
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"viewport": {"width": 320, "height": 640}},
+        {"viewport": {"width": 640, "height": 400}, "device_scale_factor": 2},  # 1280 x 800 at 200 %
+        {"viewport": {"width": 1280, "height": 800}},
+        {"viewport": {"width": 2560, "height": 1300}},
+    ],
+    ids=["narrow", "zoomed", "usual", "wide"],
+)
+def test_nothing_is_out_of_reach(open_page, settings):
+    visit = open_page("#row=30&key=12", **settings)
+    for tab in TABS:
+        visit.evaluate("(tab) => { location.hash = `#row=30&key=12&tab=${tab}`; }", tab)
+        visit.settle()
+        wide = visit.evaluate("document.scrollingElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, tab
+        assert not visit.probe("unreachable"), tab
+    visit.evaluate("() => { location.hash = '#row=30&key=12'; }")
+    visit.settle()
+    stage = visit.page.locator(".rg-stage").bounding_box()
+    assert stage["width"] >= min(280, settings["viewport"]["width"] - 40)
+    assert stage["height"] >= 200
+
+
+def test_the_order_of_focus(open_page):
+    """Tab goes through every control in the order of the page and leaves it at the end."""
+    visit = open_page("#row=30&key=12")
+    count = visit.probe("controls")
+    for _ in range(count + 5):
+        visit.page.keyboard.press("Tab")
+    found = visit.probe("reached")
+    assert found["back"] == []
+    radios = visit.evaluate("document.querySelectorAll('input[type=radio]').length")
+    assert count - radios <= found["count"] <= count
+    assert 20 < count < 150
+
+
+def test_focus_can_be_seen(open_page):
+    visit = open_page("#row=30&key=12")
+    unseen = []
+    for _ in range(60):
+        visit.page.keyboard.press("Tab")
+        unseen += visit.probe("ringless")
+    assert not unseen
+
+
+def read_names(visit):
+    session = visit.page.context.new_cdp_session(visit.page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()
+    return [
+        (node["role"]["value"], node.get("name", {}).get("value", "").strip(), node)
+        for node in nodes
+        if not node["ignored"]
+    ]
+
+
+def test_names_and_roles(open_page):
+    visit = open_page("#row=30&key=12")
+    visit.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    seen = set()
+    for tab in TABS:
+        visit.evaluate("(tab) => { location.hash = `#row=30&key=12&tab=${tab}`; }", tab)
+        visit.settle()
+        for role, name, node in read_names(visit):
+            assert role not in NAMED or name, (tab, role, node)
+            seen.add(role)
+    assert {
+        "button",
+        "combobox",
+        "grid",
+        "searchbox",
+        "tab",
+        "tablist",
+        "tabpanel",
+        "table",
+        "toolbar",
+    } <= seen
+    assert "application" in seen
+    grid = visit.evaluate(
+        "(({ ariaRowCount, ariaColCount }) => [ariaRowCount, ariaColCount])"
+        "(document.querySelector('[role=grid]'))"
+    )
+    assert grid == ["3", "2"]
+    assert visit.evaluate("document.documentElement.lang") == "en"
+    # What is read aloud holds what is seen, for those who speak to their computer.
+    assert not visit.probe("misnamed")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_schemes(open_page, scheme):
+    visit = open_page("#row=30&key=12", color_scheme=scheme)
+    ground = visit.probe("ground", ".rg-map")
+    assert (max(ground) < 70) if scheme == "dark" else (min(ground) > 230)
+    assert not visit.probe("faint")
+
+
+def test_little_motion(open_page):
+    visit = open_page(reduced_motion="reduce")
+    visit.press("]", "+", "m")
+    assert not visit.probe("moving")
+    assert visit.evaluate("document.getAnimations().length") == 0
+    assert visit.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+
+
+def test_forced_colours(open_page):
+    """With the system's own colours, what is chosen can still be told from what is not."""
+    visit = open_page("#row=30&key=12", forced_colors="active")
+    assert visit.evaluate("matchMedia('(forced-colors: active)').matches")
+    looks = visit.evaluate(
+        """() => {
+          const { look } = window.probe;
+          const tabs = [...document.querySelectorAll("[role=tab]")];
+          const pressed = document.querySelector("button[aria-pressed=true]");
+          const loose = pressed.parentElement.querySelector("button[aria-pressed=false]");
+          return [tabs.map(look), [look(pressed), look(loose)]];
+        }"""
+    )
+    assert looks[0][0] not in looks[0][1:]
+    assert looks[1][0] != looks[1][1]
+    # The map is a picture of numbers, which keeps its colours.
+    assert visit.probe("colours") > 50
+
+
+def test_print(open_page):
+    visit = open_page("#row=30&key=12", color_scheme="dark")
+    visit.page.emulate_media(media="print")
+    visit.settle()
+    assert not visit.page.locator(".rg-tools").is_visible()
+    assert visit.page.locator(".rg-stage").is_visible()
+    assert visit.page.locator("h1").is_visible()
+    assert visit.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    assert visit.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+
+
+def test_two_on_one_page(browser, layers_page, tmp_path):
+    """As a notebook or an article might have them: each has its own state, keys go to the last one used."""
+    text = layers_page.read_text(encoding="utf-8")
+    start, end = text.index('<div class="regard">'), text.index('<script type="module">')
+    both = tmp_path / "both.html"
+    both.write_text(text[:start] + text[start:end] * 2 + text[end:], encoding="utf-8")
+    visit = browser.visit(both.as_uri() + "#l=1", allowed=both.as_uri())
+    states = "[...document.querySelectorAll('.regard')].map((root) => root.regard.state().c)"
+    visit.evaluate("Promise.all([...document.querySelectorAll('.regard')].map((root) => root.regard.ready))")
+    assert visit.evaluate(states) == [1, 0]
+    visit.press("]")
+    assert visit.evaluate(states) == [2, 0]
+    visit.page.locator(".rg-stage").nth(1).focus()
+    visit.press("]", "m")
+    assert visit.evaluate(states) == [2, 1]
+    visit.evaluate("() => document.activeElement.blur()")
+    visit.press("]")
+    assert visit.evaluate(states) == [2, 2]
+    assert "l=2" in visit.evaluate("location.hash")
+    assert visit.probe("repeated") == []
+    visit.check()
+    browser.close(visit)

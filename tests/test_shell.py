@@ -1,0 +1,131 @@
+"""The explorer's page without data: small, closed, and the same script as its modules."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import zlib
+
+import pytest
+
+from regard.inspection.explorer.shell import detach_module, load_shell, shorten_script, shorten_style
+
+NODE = shutil.which("node")
+LARGEST = 100_000
+
+
+def digest(script):
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def test_the_shell_is_small_and_runs_its_own_scripts_alone():
+    shell = load_shell()
+    assert shell.size <= LARGEST
+    page = shell.fill(title="t", document="{}", chunks="", connect="'none'")
+    assert page.count("<script") == page.count("</script>") == 2
+    script = re.search(r"<script(?: type=\"module\")?>(.*?)</script>", page, re.S)[1]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
+    parts = dict(part.split(" ", 1) for part in policy.split("; "))
+    # What opens the page, and what it then puts into it.
+    assert parts["script-src"] == f"{digest(script)} {digest(shell.script)}"
+    assert parts["default-src"] == parts["connect-src"] == parts["base-uri"] == "'none'"
+    assert not re.search(r"<!--[A-Z]+-->", page)
+    packed = re.search(r'openPage\("([A-Za-z0-9+/=]*)"\);$', script)[1]
+    style, main = zlib.decompress(base64.b64decode(packed)).decode().split("\0")
+    assert (style, main) == (shell.style, shell.script)
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    shell = load_shell()
+    everything = shell.skeleton + shell.style + shell.script + shell.boot
+    assert not re.search(
+        r"""(src|href)=["']?(https?:)?//|@import|url\(["']?http|\beval\(|new Function""", everything
+    )
+    assert not re.search(r"^\s*(import|export) ", shell.script + shell.boot, re.MULTILINE)
+    assert "innerHTML" not in shell.script
+
+
+def test_modules_are_joined_after_what_they_import():
+    script = load_shell().script
+    for needed, needing in (("function decodeChunk(", "class Source"), ("class Source", "boot(root")):
+        assert 0 < script.index(needed) < script.index(needing)
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_joined_script_is_javascript(tmp_path):
+    shell = load_shell()
+    for name, text in (("main.js", shell.script), ("boot.mjs", shell.opening)):
+        (tmp_path / name).write_text(text)
+        assert NODE is not None
+        order = [NODE, "--check", str(tmp_path / name)]
+        ran = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_page_unpacks_what_was_packed(tmp_path):
+    shell = load_shell()
+    (tmp_path / "boot.mjs").write_text(
+        "const document={createElement:(name)=>({name}),head:{append:(part)=>parts.push(part)}},parts=[];\n"
+        f"{shell.opening}\nconsole.log(JSON.stringify(parts));"
+    )
+    assert NODE is not None
+    ran = subprocess.run(
+        [NODE, tmp_path / "boot.mjs"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [
+        {"name": "style", "textContent": shell.style},
+        {"name": "script", "textContent": shell.script},
+    ]
+
+
+TRICKY = r"""
+// nothing
+const url = "https://a//b", quote = 'it\'s // no';  /* gone */ const slash = /[/"]\/\/'/g;
+const half = 12 / 4 / 3;
+const nested = `a // ${[1, 2].map((x) => `<${x}>  //`).join("  ")} /* b */
+    kept  indent`;
+function minus(a, b) {
+    return a - -b + +a;  // signs stay apart
+}
+/**
+ * @param {number} x
+ */
+const found = "a/b".replace(/\//, " : "), test = (x) => x  ?  .5  :  1;
+let i = 1
+let j = i /* a
+line */ i++
+const last = "x\"//'".replace(slash, "y");
+console.log(JSON.stringify([url, quote, last, half, nested, minus(1, 2), found, test(0), i, j]));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_a_shortened_script_does_the_same(tmp_path):
+    short = shorten_script(TRICKY)
+    assert len(short) < 0.85 * len(TRICKY)
+    assert "nothing" not in short
+    assert "gone" not in short
+    assert shorten_script(short) == short
+    out = []
+    for name, text in (("a.mjs", TRICKY), ("b.mjs", short)):
+        (tmp_path / name).write_text(text)
+        assert NODE is not None
+        ran = subprocess.run([NODE, tmp_path / name], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        out.append(json.loads(ran.stdout))
+    assert out[0] == out[1]
+
+
+def test_styles_are_shortened():
+    text = "/* a\n b */\n.a , .b {\n  color: red;\n  margin: 0 1px;\n}\n"
+    text += "@media print {\n  .c { left: calc(1px + 2px) }\n}\n"
+    assert shorten_style(text) == ".a,.b{color: red;margin: 0 1px}@media print{.c{left: calc(1px + 2px)}}"
+
+
+def test_modules_are_detached():
+    text = 'import { a, b } from "./c.js";\nexport function d() {}\nexport const e = "export f";\n'
+    assert detach_module(text) == 'function d() {}\nconst e = "export f";\n'

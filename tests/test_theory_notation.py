@@ -1,0 +1,144 @@
+"""Index notation: contractions are read as they are evaluated, and mistakes are named."""
+
+import ast
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.theory import contract, explain_einsum, notation
+from test_layering import imports
+
+SOURCE = Path(regard.__file__).parent
+
+
+def test_the_public_name_is_the_one_of_theory():
+    assert regard.explain_einsum is notation.explain_einsum
+    assert regard.theory.contract is notation.contract
+
+
+def test_nothing_in_the_package_imports_theory():
+    def users(sources):
+        return [path for path, source in sources if any(name[0] == "theory" for name in imports(source))]
+
+    outside = [path for path in SOURCE.rglob("*.py") if path.parent.name != "theory"]
+    sources = [(path, path.read_text()) for path in outside if path != SOURCE / "__init__.py"]
+    assert len(sources) > 50
+    assert not users(sources)
+    assert users([("broken", "from regard import theory")])
+    assert users([("broken", "def f():\n    import regard.theory.gibbs")])
+
+
+def test_theory_imports_only_axes_of_the_package():
+    outside = set()
+    for path in (SOURCE / "theory").glob("*.py"):
+        outside |= {name[0] for name in imports(path.read_text()) if name[0] != "theory"}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                outside.add(node.module.split(".")[0])
+    standard = {"__future__", "typing", "dataclasses", "collections"}
+    assert outside - standard == {"axes", "regard"}
+
+
+def test_roles_of_indices():
+    found = explain_einsum("hia,hja->hij")
+    assert (found.batch, found.free, found.summed, found.diagonal) == (("h",), ("i", "j"), ("a",), ())
+    assert (found.sizes, found.output_shape, found.multiplications) == (None, None, None)
+    assert "contracted" in str(found)
+    found = explain_einsum("ij->i")
+    assert (found.free, found.summed, found.batch) == (("i",), ("j",), ())
+    assert "in one operand only: added up" in str(found)
+
+
+def test_the_result_of_a_missing_arrow():
+    assert explain_einsum("ba,ca").output == "bc"
+    assert explain_einsum("ba").output == "ab"
+    assert explain_einsum("...ia,...ja").output == "...ij"
+
+
+def test_a_repeated_index_is_named_a_diagonal():
+    # One letter for batch and width: the public package attn_tensors reads a diagonal there.
+    found = explain_einsum("bib,hba->bhia", np.ones((3, 5, 3)), np.ones((2, 3, 7)))
+    assert found.diagonal == ("b",)
+    assert "b = 3: twice in one operand: only its diagonal is read" in str(found)
+    with pytest.raises(ValueError, match=r"operand 0: expected size 4 for index 'b', as in operand 0; got 3"):
+        explain_einsum("bib,hba->bhia", np.ones((4, 5, 3)), np.ones((2, 3, 7)))
+
+
+def test_shapes_with_leading_axes():
+    found = explain_einsum("...ia,...ja->...ij", np.ones((7, 1, 2, 3)), np.ones((5, 11, 3)))
+    assert found.output_shape == (7, 5, 2, 11)
+    assert found.multiplications == 7 * 5 * 2 * 11 * 3
+    assert "leading axes that broadcast, (7, 5)" in str(found)
+    assert contract("...ia,...ja->...ij", jnp.ones((7, 1, 2, 3)), jnp.ones((5, 11, 3))).shape == (7, 5, 2, 11)
+
+
+def test_shape_structures_serve_as_arrays():
+    found = explain_einsum("ia,ja->ij", *(jax.ShapeDtypeStruct((n, 5), jnp.float32) for n in (2, 3)))
+    assert found.output_shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes", "message"),
+    [
+        ("ia,ja->ij", [(2, 3)], r"arrays: expected 2, one per operand of 'ia,ja->ij'; got 1"),
+        ("ia,ja->ij", [(2, 3), (5, 7)], r"operand 1: expected size 3 for index 'a', as in operand 0; got 7"),
+        ("ia,ja->ij", [(2, 3), (5,)], r"operand 1: expected 2 axes, one per index of 'ja', got 1"),
+        ("i...a->...i", [(2,)], r"operand 0: expected at least 2 axes"),
+        ("ia,ja->ik", [], r"index 'k' of the result is in no operand"),
+        ("ia,ja->ii", [], r"index 'i' is twice in the result"),
+        ("i1,ja->ij", [], r"expected letters.*got '1'"),
+        ("ia,ja->i->j", [], r"expected letters"),
+        ("...i...->i", [], r"at most one '...'"),
+        ("...i->i", [], r"'...' is in an operand, not in the result"),
+        ("i->...i", [], r"'...' is in the result of '.*' only"),
+        ("...i,...i->...", [(2, 5), (3, 5)], r"axes under '...' that broadcast, got \[\(2,\), \(3,\)\]"),
+    ],
+)
+def test_errors_name_the_index(subscripts, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        explain_einsum(subscripts, *(np.ones(shape) for shape in shapes))
+    with pytest.raises(ValueError, match=message):
+        contract(subscripts, *(jnp.ones(shape) for shape in shapes or [(2, 2), (2, 2)]))
+
+
+def test_kinds_are_checked():
+    with pytest.raises(TypeError, match="subscripts: expected a string"):
+        explain_einsum(("ia", "ja"))
+    with pytest.raises(TypeError, match="operand 1: expected a floating-point array, got int32"):
+        contract("i,i->", jnp.ones(2), jnp.ones(2, jnp.int32))
+
+
+LETTERS = st.text("ijab", min_size=0, max_size=3).map(lambda text: "".join(dict.fromkeys(text)))
+
+
+@settings(max_examples=15)
+@given(LETTERS, LETTERS, st.data())
+def test_any_contraction_is_numpys(first, second, data):
+    every = sorted(set(first + second))
+    output = "".join(data.draw(st.permutations(every)))[: data.draw(st.integers(0, len(every)))]
+    subscripts = f"{first},{second}->{output}"
+    size = dict(zip("ijab", (2, 3, 5, 7), strict=True))
+    rng = np.random.default_rng(1)
+    arrays = [rng.normal(size=[size[i] for i in text]) for text in (first, second)]
+    with jax.enable_x64(True):
+        found = contract(subscripts, *arrays)
+        np.testing.assert_allclose(found, np.einsum(subscripts, *arrays), rtol=1e-12, atol=1e-12)
+    told = explain_einsum(subscripts, *arrays)
+    assert told.output_shape == found.shape
+    assert {*told.free, *told.batch, *told.summed} == set(every)
+    assert told.multiplications == np.prod([size[i] for i in every], initial=1)
+    assert str(told)
+
+
+def test_document_004_in_index_form(x64):
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=shape) for shape in ((3, 5, 7), (3, 11, 7), (3, 11, 13)))
+    scores = contract("hia,hja->hij", query, key)
+    np.testing.assert_allclose(scores, query @ key.transpose(0, 2, 1), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(contract("hij,hjb->hib", scores, value), scores @ value, rtol=1e-12, atol=1e-9)
