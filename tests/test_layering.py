@@ -41,7 +41,8 @@ FOLDERS = {
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
     "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
-    " tiles operands tile_scores flash primitives dense tuning tiled registry explanation placement",
+    " tiles operands tile_scores flash primitives dense tuning tiled delegation patterns cudnn splash_tpu"
+    " registry explanation placement",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring execution accounts placements calls",
     "linear": "features halving state inputs chunks attention",
