@@ -195,6 +195,13 @@ def test_what_cudnn_is_asked_means_the_same(hopper, name):
         check("cudnn", *SERVED[name])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="no NVIDIA GPU")
+@pytest.mark.parametrize("name", SERVED)
+def test_cudnn_itself(name):
+    check("cudnn", *SERVED[name])
+
+
 @pytest.mark.parametrize("name", SPLASHED)
 def test_splash_attention_in_interpret_mode(interpreted, name):
     check("splash_tpu", *SPLASHED[name])

@@ -109,6 +109,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     pattern = read_pattern(problem)
     assert isinstance(pattern, Pattern)  # else it was refused
     bounds = row_bounds(pattern, problem)
+    assert not isinstance(bounds, str)
     batch = problem.leading[:-1]
     # Keys after the last query's own are nobody's: what they hold, NaN even, is not to be read.
     reach = problem.S if pattern.after is None else min(problem.S, problem.T)
