@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import cache, inspection, layers, linear, masks, models, positions, readouts, scores
+from regard import cache, inspection, layers, linear, masks, models, parallel, positions, readouts, scores
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
 from regard.models import sampling
@@ -23,6 +23,7 @@ def public_names():
         cache,
         linear,
         masks,
+        parallel,
         positions,
         readouts,
         scores,
