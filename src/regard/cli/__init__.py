@@ -1,4 +1,4 @@
-"""The command line: `regard demo | train | generate | plot | inspect | view | explain | bench | doctor`.
+"""The command line: `regard demo`, `train`, `generate`, `plot`, `inspect`, `view`, `explain`, `plan` ...
 
 Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at
 once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _dispatch(command: Any, console: "Console") -> int:
     """Hands a command to its module, importing no other."""
-    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plot, Train, View
+    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plan, Plot, Train, View
 
     match command:
         case Train():
@@ -98,6 +98,10 @@ def _dispatch(command: Any, console: "Console") -> int:
             from regard.cli.explaining import run_explaining
 
             return run_explaining(command, console)
+        case Plan():
+            from regard.cli.planning import run_planning
+
+            return run_planning(command, console)
         case Bench():
             from regard.cli.benchmarking import run_benchmark
 
