@@ -85,7 +85,8 @@ class Candidate:
             for keyword, name in (("batch_axis", "data"), ("head_axis", "heads"))
             if name in self.mesh
         ]
-        axes = self.axes if len(self.axes) > 1 else self.axes[0]
+        first, *others = self.axes
+        axes = self.axes if others else first
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
         return f"mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
 

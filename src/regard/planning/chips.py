@@ -16,7 +16,7 @@ class Chip:
 
     Example:
         >>> from regard.planning import Chip
-        >>> laptop = Chip("laptop", {"float32": 2e11}, 8e9, 3e10, 1, 1, 1e10, 1e9, {"all figures": "a guess"})
+        >>> laptop = Chip("laptop", {"float32": 2e11}, 8e9, 3e10, 1, 1, 1e10, 1e9, {"compute": "A guess"})
         >>> laptop.flops["float32"] / laptop.memory_bandwidth  # FLOPs per byte at which both take as long
         6.666666666666667
     """
@@ -38,11 +38,15 @@ class Chip:
     far_bandwidth: float
     """Over the network, per device."""
     sources: Mapping[str, str]
-    """Where each figure is published."""
+    """Where figures are published: of compute, memory, links and network."""
     torus: bool = False
     """Whether the fast links go to neighbours alone, and not through a switch."""
     shared: bool = False
     """Whether the figures for compute and memory bandwidth are those of a host, which its devices share."""
+
+    def name_source(self, figure: str) -> str:
+        """Where a figure is published, as a sentence."""
+        return f"{self.sources.get(figure, 'Given')}."
 
     def divide(self, devices: int) -> Chip:
         """What each of so many devices has of a host that they share."""

@@ -140,11 +140,11 @@ class Report:
         kind = "per link of a torus" if chip.torus else "out of each device"
         joined = "all devices" if chip.shared else f"{chip.near_devices} devices"
         near = f"{scaled(chip.near_bandwidth, 'B/s')} {kind}, among {joined}"
-        yield "compute", f"{rates}; {shares.compute_efficiency:.0%} reached. {chip.sources['compute']}"
-        yield "memory", f"{memory}; {shares.memory_efficiency:.0%} reached. {chip.sources['memory']}"
-        yield "links", f"{near}; {shares.link_efficiency:.0%} reached. {chip.sources['links']}"
+        yield "compute", f"{rates}; {shares.compute_efficiency:.0%} reached. {chip.name_source('compute')}"
+        yield "memory", f"{memory}; {shares.memory_efficiency:.0%} reached. {chip.name_source('memory')}"
+        yield "links", f"{near}; {shares.link_efficiency:.0%} reached. {chip.name_source('links')}"
         if not chip.shared:
-            yield "network", f"{scaled(chip.far_bandwidth, 'B/s')} per device. {chip.sources['network']}"
+            yield "network", f"{scaled(chip.far_bandwidth, 'B/s')} per device. {chip.name_source('network')}"
         yield "messages", f"{spell_seconds(shares.message_seconds)} each before the first byte"
         yield "room", f"{shares.memory_share:.0%} of the memory is for arrays"
         yield (
