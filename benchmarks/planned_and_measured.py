@@ -1,8 +1,8 @@
 """Times that the planner expects of a ring of CPU devices, and those that are measured.
 
 All devices are threads of one machine and share its cores, so more of them are not faster: what is compared
-is whether the planner sees what a division costs. The machine is measured before each of a few rounds, as others
-use it, too; the median ratio counts.
+is whether the planner sees what a division costs. The machine is measured before each of a few rounds, as
+others use it, too; the median ratio counts.
 
     python benchmarks/planned_and_measured.py
 """
@@ -73,10 +73,10 @@ def main():
                 )  # fmt: skip
                 found = json.loads(done.stdout.splitlines()[-1])
                 what = f"{'causal' if causal else 'full':<7}{'with gradients' if backward else 'forward':<15}"
+                planned, measured = (found[name] * 1e3 for name in ("planned", "measured"))
                 print(
-                    f"{what} {devices} devices {found['layout']:<11} {found['rate'] / 1e9:5.0f} GFLOP/s  "
-                    f" planned {found['planned'] * 1e3:6.0f} ms   measured {found['measured'] * 1e3:6.0f} ms   ratio"
-                    f" {found['measured'] / found['planned']:.2f}",
+                    f"{what} {devices} devices {found['layout']:<11} {found['rate'] / 1e9:5.0f} GFLOP/s  ",
+                    f"planned {planned:6.0f} ms   measured {measured:6.0f} ms   ratio {measured / planned:.2f}",
                     flush=True,
                 )
 

@@ -387,7 +387,7 @@ def test_the_command_prints_a_table_and_all_assumptions(capsys):
         "3.35 TB/s",
         "NVIDIA H100 data sheet",
         "jax.make_mesh(",
-        "2 hosts of up to 8",
+        "on hosts of 8: 2",
     ):
         assert words in text
 

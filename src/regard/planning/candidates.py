@@ -7,11 +7,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from regard.engine.problem import Problem
-from regard.parallel.division import Division
+from regard.parallel.division import Division, Round
 from regard.parallel.placements import MeshPlacement
 from regard.parallel.schedule import plan_rounds
 from regard.planning.links import Line
@@ -72,10 +73,14 @@ class Candidate:
             place.mesh, ring, exchange, place.batch, place.heads, self.layout, problem.T, problem.S
         )
 
-    def divide(self, problem: Problem) -> Division:
-        """Which device has which part, and the rounds of the ring."""
-        division = self.cut(problem)
-        return dataclasses.replace(division, rounds=plan_rounds(problem, division))
+    def divide(self, problem: Problem, known: dict[Any, tuple[Round, ...]] | None = None) -> Division:
+        """Which device has which part, and the rounds of the ring; `known` keeps those of one problem."""
+        division, known = self.cut(problem), {} if known is None else known
+        # The batch and the heads have no part in them.
+        chunks = (self.sequence, self.layout, division.queries.chunk)
+        if chunks not in known:
+            known[chunks] = plan_rounds(problem, division)
+        return dataclasses.replace(division, rounds=known[chunks])
 
     def code(self) -> str:
         """Python that runs attention like this."""

@@ -90,10 +90,15 @@ class Estimate:
 
 
 def estimate(
-    problem: Problem, candidate: Candidate, work: Work, chip: Chip, assumptions: Assumptions, backward: bool
+    problem: Problem,
+    candidate: Candidate,
+    division: Division,
+    work: Work,
+    chip: Chip,
+    assumptions: Assumptions,
+    backward: bool,
 ) -> Estimate:
-    """Weigh a candidate."""
-    division = candidate.divide(problem)
+    """Weigh a candidate, divided with its rounds."""
     held = _Held.measure(problem, division)
     cells = work.divide(division)
     share = (

@@ -109,7 +109,11 @@ def plan(
     if least > room:
         raise MemoryTooSmallError(_say_too_small(problem, sizes, fixed, chosen, least, room, backward))
     work = Work.count(problem)
-    found = [estimate(problem, item, work, chosen, assumptions, backward) for item in candidates]
+    known: dict[Any, Any] = {}
+    found = [
+        estimate(problem, item, item.divide(problem, known), work, chosen, assumptions, backward)
+        for item in candidates
+    ]
     request = Request(**sizes, mask=None if mask is None else repr(mask), dtype=dtype, backward=backward)
     return Report(request, chosen, assumptions, _rank(found), work.kept, work.side)
 

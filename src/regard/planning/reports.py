@@ -113,7 +113,7 @@ class Report:
         if asked.mask and not self.tile_side:
             counted = "not known here, so all pairs are counted"
         yield "mask", f"{asked.mask}: {counted}" if asked.mask else "none: every pair counts"
-        joined = "one machine" if chip.shared else f"{self.processes} hosts of up to {chip.devices_per_host}"
+        joined = "one machine" if chip.shared else f"on hosts of {chip.devices_per_host}: {self.processes}"
         yield "devices", f"{asked.devices} x {chip.name}, {joined}"
         yield "best", f"{_name(best)}: {spell_seconds(best.seconds)}, bound by {best.bound}"
         yield "memory", f"{scaled(best.memory_bytes, 'B')} of {scaled(chip.memory_bytes, 'B')} per device"
@@ -150,7 +150,8 @@ class Report:
         yield (
             "model",
             "products in tiles with work; arrays read once per round; a round waits for its slowest link;"
-            " heads divided before the call are summed by the projection after it",
+            " sequences of a batch have as much work each; heads divided before the call are summed by the"
+            " projection after it",
         )
 
     def code(self) -> str:
