@@ -1,5 +1,6 @@
 """The planner: amounts, work, bytes and times by hand, and against compiled programs."""
 
+import dataclasses
 import json
 import math
 
@@ -15,6 +16,7 @@ from regard.cli import main
 from regard.engine.posing import pose
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.planner import rank
 from regard.planning.workload import Work
 
 CAUSAL = masks.causal()
@@ -270,6 +272,19 @@ def test_the_bytes_are_those_of_the_account():
         account = item.candidate.place().explain(problem)
         assert item.sent_bytes == account.forward_bytes + account.backward_bytes
         assert (item.rounds, item.candidate.layout) == (account.rounds, account.layout)
+
+
+def test_of_those_as_fast_the_one_that_sends_least_is_first():
+    any_one = plan().best
+
+    def make(seconds, sent, fits=True):
+        times = {f"{name}_seconds": 0.0 for name in ("memory", "travel", "exchange")}
+        given = times | {"compute_seconds": seconds, "sent_bytes": sent, "summed_bytes": 1, "fits": fits}
+        return dataclasses.replace(any_one, **given)
+
+    items = [make(1.0, 50), make(1.03, 10), make(1.019, 40), make(2.0, 1), make(0.1, 1, fits=False)]
+    order = [items.index(item) for item in rank(items)]
+    assert order == [2, 0, 1, 3, 4]
 
 
 def test_the_order_of_the_ranking():

@@ -115,10 +115,10 @@ def plan(
         for item in candidates
     ]
     request = Request(**sizes, mask=None if mask is None else repr(mask), dtype=dtype, backward=backward)
-    return Report(request, chosen, assumptions, _rank(found), work.kept, work.side)
+    return Report(request, chosen, assumptions, rank(found), work.kept, work.side)
 
 
-def _rank(found: list[Estimate]) -> tuple[Estimate, ...]:
+def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
     """Those that fit by time, but first, of those as fast as the fastest, the one that sends least."""
     fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
     rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
