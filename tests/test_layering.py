@@ -48,8 +48,8 @@ FOLDERS = {
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
-    "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
-    " checkpoints runs heads history loop",
+    "training": "settings presets meshes metrics progress processes compilation scans corpora vocabularies task"
+    " language tasks checkpoints runs sharding heads programs history loop",
     "inspection": "words tokens"
     " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures"
