@@ -120,11 +120,13 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
     state_shapes = jax.eval_shape(draw_state)
     places = None if deployment is None else deployment.divide_state(state_shapes)
-    divide = (lambda batch: batch) if deployment is None else deployment.constrain
+    divide, collect = (
+        (_leave, _leave) if deployment is None else (deployment.constrain, deployment.gather)
+    )
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.
-        model = nnx.merge(active, params, jax.tree.map(jnp.asarray, rest))
+        model = nnx.merge(active, collect(params), jax.tree.map(jnp.asarray, rest))
         nnx.reseed(model, dropout=rng)
         return task.measure(model, batch)
 
@@ -141,10 +143,10 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
 
     def evaluate(params: Any, batch: Batch) -> Metrics:
-        return task.evaluate(nnx.merge(resting, params, rest), divide(batch))
+        return task.evaluate(nnx.merge(resting, collect(params), rest), divide(batch))
 
     def look(params: Any, batch: Batch) -> heads.Looks:
-        return heads.measure_heads(task, nnx.merge(resting, params, rest), divide(batch))
+        return heads.measure_heads(task, nnx.merge(resting, collect(params), rest), divide(batch))
 
     def start() -> State:
         return run_once(draw_state, places=places)
@@ -154,7 +156,13 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
 def _measure_norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all leaves together."""
-    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+    # Not vdot, which would lay every leaf out as a vector, and gather it for that.
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def _leave(tree: Any) -> Any:
+    """What there is to do on one device."""
+    return tree
 
 
 def _select_matrices(params: Any) -> Any:

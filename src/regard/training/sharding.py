@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,19 +38,23 @@ TENSOR_AXES: dict[str, tuple[int, ...]] = {
     "gate/kernel": (1,),
     "gate/bias": (0,),
     "narrow/kernel": (0,),
-    "table/embedding": (0, 1),  # the vocabulary, or where it does not divide, the width
+    "table/embedding": (0, 1),  # the vocabulary; where it does not divide, it is kept by width
     "head/kernel": (1, 0),
     "head/bias": (0,),
 }
 
 
-def divide_array(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+def divide_array(
+    path: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, in_use: bool = False
+) -> PartitionSpec:
     """Returns how a parameter, or an array of the optimizer that belongs to one, is divided.
 
     Args:
         path: names down to the array, such as `params/trunk/stack/blocks/0/feed_forward/widen/kernel`.
         shape: its shape.
         sizes: devices along the axes of the mesh.
+        in_use: whether the question is how a layer computes with it, not how it is kept: then what "fsdp"
+            divides is gathered, and so are tables whose vocabulary does not divide.
 
     Returns:
         For each axis the mesh axes that divide it. Vectors are not divided along "fsdp": there are many, and
@@ -60,8 +65,9 @@ def divide_array(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) ->
         P('fsdp', 'tensor')
     """
     spec: list[Any] = [None] * len(shape)
-    tensor, fsdp = sizes.get("tensor", 1), sizes.get("fsdp", 1)
+    tensor, fsdp = sizes.get("tensor", 1), 1 if in_use else sizes.get("fsdp", 1)
     wanted = next((axes for end, axes in TENSOR_AXES.items() if f"/{path}".endswith(f"/{end}")), ())
+    wanted = wanted[:1] if in_use else wanted
     taken = next((axis for axis in wanted if axis < len(shape) and shape[axis] % tensor == 0), None)
     if tensor > 1 and taken is not None:
         spec[taken] = "tensor"
@@ -102,12 +108,7 @@ class Deployment:
 
     def divide_state(self, shapes: Any) -> Any:
         """Returns shardings in the structure of a state, or of its parameters."""
-
-        def place(path: Any, leaf: Any) -> NamedSharding:
-            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
-            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape))
-
-        return jax.tree_util.tree_map_with_path(place, shapes)
+        return self._place(shapes, in_use=False)
 
     def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
         """Returns how an array of a batch lies: rows first, then positions. What does not divide is whole."""
@@ -120,6 +121,14 @@ class Deployment:
         return jax.tree.map(
             lambda array: jax.lax.with_sharding_constraint(array, self.divide_batch(array.shape)), batch
         )
+
+    def gather(self, params: Any) -> Any:
+        """Gathers what a device needs to compute; gradients are divided again.
+
+        Said aloud, as the compiler would else now and then divide what is computed, not the rows.
+        """
+        kept, used = (self._place(params, in_use=in_use) for in_use in (False, True))
+        return jax.tree.map(_gather, params, used, kept)
 
     def spread(self, arrays: Any, place: Callable[[tuple[int, ...]], NamedSharding] | None = None) -> Any:
         """Puts arrays that every process has on the mesh, whole or divided; each process gives its part."""
@@ -144,5 +153,31 @@ class Deployment:
         ]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
+    def _place(self, shapes: Any, *, in_use: bool) -> Any:
+        def place(path: Any, leaf: Any) -> NamedSharding:
+            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
+            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape, in_use=in_use))
+
+        return jax.tree_util.tree_map_with_path(place, shapes)
+
     def _count(self, *axes: str) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
+    """The array as it is used, its gradient as it is kept: the plain rule would gather that, too."""
+    return jax.lax.with_sharding_constraint(array, used)
+
+
+def _gather_forward(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> tuple[jax.Array, None]:
+    return _gather(array, used, kept), None
+
+
+def _gather_backward(used: NamedSharding, kept: NamedSharding, _: None, pull: jax.Array) -> tuple[jax.Array]:
+    # In two steps, lest the compiler divide the layer's inputs as the gradient is kept.
+    whole = jax.lax.with_sharding_constraint(pull, used)
+    return (jax.lax.with_sharding_constraint(whole, kept),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
