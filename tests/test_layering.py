@@ -48,8 +48,8 @@ FOLDERS = {
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
-    "training": "settings presets meshes metrics progress processes compilation scans corpora vocabularies task"
-    " language tasks checkpoints runs sharding heads programs history loop",
+    "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
+    " vocabularies task language tasks checkpoints runs sharding heads programs history loop",
     "inspection": "words tokens"
     " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures"
@@ -63,8 +63,8 @@ FOLDERS = {
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
-    "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
+    "cli": "console commands spelling voices displays interruption overview supervision training pictures"
+    " plotting specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

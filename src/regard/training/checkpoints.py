@@ -70,7 +70,7 @@ class Checkpoint:
             )
         except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
             raise CheckpointError(f"{self.path} cannot be read by orbax-checkpoint: {error}") from error
-        return {**templates, **_leaves(nested)}
+        return {name: _make_empty(template) for name, template in templates.items()} | _leaves(nested)
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -163,14 +163,10 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
     if places is None:
         arrays = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in expected}
     else:
-        structs = {
-            name: jax.ShapeDtypeStruct(*kind, sharding=place)
-            for (name, kind), place in zip(expected.items(), jax.tree.leaves(places), strict=True)
-        }
-        arrays = checkpoint.read(structs)
-        for name, (shape, dtype) in expected.items():
-            if not math.prod(shape):
-                arrays[name] = jax.jit(lambda s=shape, d=dtype: jax.numpy.zeros(s, d), out_shardings=structs[name].sharding)()
+        wanted = dict(zip(expected, jax.tree.leaves(places), strict=True))
+        arrays = checkpoint.read(
+            {name: jax.ShapeDtypeStruct(*kind, sharding=wanted[name]) for name, kind in expected.items()}
+        )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
 
@@ -197,6 +193,14 @@ def _orbax(*, together: bool) -> ocp.Checkpointer:
     options = ocp.options.MultiprocessingOptions(**({} if together or processes.count() == 1 else alone))
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _make_empty(template: Any) -> Any:
+    """What stands for an array without elements, which orbax does not keep."""
+    if isinstance(template, np.ndarray) or template.size:
+        return template
+    empty = np.zeros(template.shape, template.dtype)
+    return jax.make_array_from_callback(template.shape, template.sharding, lambda index: empty[index])
 
 
 def _prepare_draft(target: Path, draft: Path) -> None:

@@ -77,7 +77,7 @@ def train(
 ) -> Outcome:
     """Trains to the last step, or until `stop` says so; saves, and can be called again to go on.
 
-    Where there are several processes, all of them call this with the same arguments, and the first one writes.
+    Where there are several processes, all of them call this alike, and the first one writes.
 
     Args:
         task: what to learn; made from the run's preset.
@@ -100,7 +100,9 @@ def train(
     program = make_program(task, run.seed, deployment)
     places = None if deployment is None else deployment.divide_state(program.shapes)
     state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
+    processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
+    processes.everyone(run.demand_begun)
     return _Session(task, run, progress or Silent()).advance(program, state, stop)
 
 
@@ -123,7 +125,8 @@ class _Session:
     def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
         """Updates, measures and saves until the end or a stop."""
         cadence, steps = self.task.preset.cadence, self.task.preset.optimization.steps
-        training_data, held_out = map(program.place, (self.task.training_data, self.task.held_out))
+        training_data = program.place(self.task.training_data)
+        held_out = program.place(self.task.held_out, as_batch=True)
         update = self._compile("train step", program, program.update, state, np.int32(0), training_data)
         measure = self._compile("evaluation", program, program.evaluate, state.params, held_out)
         look = self._prepare_look(program, state)
@@ -151,7 +154,7 @@ class _Session:
         every, steps = self.task.preset.cadence.heads_every, self.task.preset.optimization.steps
         if not every:
             return lambda step, state: None
-        probe = program.place(self.task.probe)
+        probe = program.place(self.task.probe, as_batch=True)
         # A few looks are over before an optimized program would be compiled.
         options = LITTLE_WORK if steps < FEW_LOOKS * every else None
         measure = self._compile("heads", program, program.look, state.params, probe, options=options)

@@ -67,10 +67,10 @@ class MeshSpec:
         """
         rows, batch_size = self.data * self.fsdp, preset.optimization.batch_size
         if batch_size % rows:
-            near = [size for size in (batch_size - batch_size % rows, batch_size - batch_size % rows + rows)]
+            below = batch_size - batch_size % rows
             raise ValueError(
                 f"mesh: expected a batch size that data * fsdp = {rows} divides, got batch_size={batch_size};"
-                f" choose --batch-size {' or '.join(str(size) for size in near if size)}, or another mesh"
+                f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
         for name in ("num_heads", "d_ff"):
             size = getattr(preset.model, name)
@@ -90,9 +90,7 @@ class MeshSpec:
         return "data=* takes what is there"
 
     def __str__(self) -> str:
-        parts = [
-            f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1
-        ]
+        parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]
         return ",".join(parts) or "data=1"
 
 

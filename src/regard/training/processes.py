@@ -1,5 +1,7 @@
-"""Several processes that train together, on JAX's own runtime: who is first, who waits for whom, who stops."""
+"""Several processes that train together, on JAX's own runtime: who is first, who waits, when all stop."""
 
+import itertools
+import signal
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -7,12 +9,39 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from regard.training.membership import Membership
+
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # without a sign of life, a process counts as lost: well within a minute
 
 
 class PeerError(RuntimeError):
     """Another process failed, and told why."""
+
+
+def join(membership: Membership) -> None:
+    """Joins the others, before JAX is asked for anything else; returns when all are there.
+
+    Raises:
+        ValueError: where JAX cannot find out what is missing.
+    """
+    try:
+        jax.distributed.initialize(
+            membership.coordinator,
+            membership.count,
+            membership.index,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"processes: JAX cannot tell which process this is ({error}); give --coordinator HOST:PORT, "
+            "--processes and --process"
+        ) from error
+
+
+def leave() -> None:
+    """Waits until all are done."""
+    jax.distributed.shutdown()
 
 
 def count() -> int:
@@ -81,3 +110,20 @@ def demand_same(what: str, text: str) -> None:
                 f"{what}: expected the same in every process, got {texts[0]!r} in process 0 and {other!r} in "
                 f"process {process}; start all with the same command and the same versions"
             )
+
+
+def watch_for_stop(first: int) -> Callable[[], bool]:
+    """Returns what says, asked after every step, whether to stop: in all processes after the same one.
+
+    One process that is sent SIGTERM is enough, as by a cluster that takes a machine away, or `ask_to_stop`.
+
+    Args:
+        first: steps done before; the same everywhere.
+    """
+    steps = itertools.count(first + 1)
+    return lambda: multihost_utils.reached_preemption_sync_point(next(steps))
+
+
+def ask_to_stop() -> None:
+    """Makes all processes stop after the same step."""
+    signal.raise_signal(signal.SIGTERM)  # JAX's own notice, which reaches the others, too

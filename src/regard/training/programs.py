@@ -55,7 +55,7 @@ class Program:
     def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
         """Compiles one of the functions for arguments like these; an update reuses its state's memory."""
         updates = function is self.update
-        donated = {"donate_argnums": 0} if updates else {}
+        donated: dict[str, Any] = {"donate_argnums": 0} if updates else {}
         if self.deployment is None:
             return jax.jit(function, **donated).lower(*arguments).compile(options)
         whole = self.deployment.everywhere
@@ -63,11 +63,11 @@ class Program:
         with self.deployment.within():
             return jax.jit(function, out_shardings=places, **donated).lower(*arguments).compile(options)
 
-    def place(self, batch: Any) -> Any:
-        """Puts data that every process has where the functions want it."""
+    def place(self, arrays: Any, *, as_batch: bool = False) -> Any:
+        """Puts data that every process has where the functions want it: a batch divided, all else whole."""
         if self.deployment is None:
-            return jax.tree.map(jnp.asarray, batch)
-        return self.deployment.spread(batch)
+            return jax.tree.map(jnp.asarray, arrays)
+        return self.deployment.spread(arrays, self.deployment.divide_batch if as_batch else None)
 
 
 def make_schedule(optimization: Optimization) -> optax.Schedule:
@@ -120,9 +120,7 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
     state_shapes = jax.eval_shape(draw_state)
     places = None if deployment is None else deployment.divide_state(state_shapes)
-    divide, collect = (
-        (_leave, _leave) if deployment is None else (deployment.constrain, deployment.gather)
-    )
+    divide, collect = (_leave, _leave) if deployment is None else (deployment.constrain, deployment.gather)
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.

@@ -102,6 +102,11 @@ class Deployment:
         return cls(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types))
 
     @property
+    def name(self) -> str:
+        """The specification, such as data=2,tensor=4."""
+        return str(MeshSpec(**self.mesh.shape))
+
+    @property
     def everywhere(self) -> NamedSharding:
         """Whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
