@@ -43,7 +43,7 @@ FOLDERS = {
     "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
     " tiles operands tile_scores flash primitives dense tuning tiled registry explanation placement",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
-    "parallel": "order division schedule exchange shard ring execution accounts placements calls",
+    "parallel": "order division schedule exchange shard ring apart execution accounts placements calls",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"

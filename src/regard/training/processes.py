@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from regard.training.membership import Membership
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 30  # without a sign of life, a process counts as lost: well within a minute
+HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as lost: well within a minute
 
 
 class PeerError(RuntimeError):
