@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     command = parse_arguments(arguments)
     console = Console(json_lines=getattr(command, "json", False), quiet=getattr(command, "quiet", False))
     try:
-        return _dispatch(command, console)
+        return _dispatch(command, console, sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         console.fail(str(error))
         return MISUSED
@@ -65,15 +65,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _dispatch(command: Any, console: "Console") -> int:
+def _dispatch(command: Any, console: "Console", words: Sequence[str]) -> int:
     """Hands a command to its module, importing no other."""
     from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plan, Plot, Train, View
 
     match command:
         case Train():
-            from regard.cli.training import run_training
+            from regard.cli.supervision import supervise_training
 
-            return run_training(command, console)
+            return supervise_training(command, console, words)
         case Demo():
             from regard.cli.demonstration import run_demonstration
 

@@ -68,6 +68,16 @@ class Train:
     DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
     force: bool = False
     """Delete the run in the output directory and start again."""
+    mesh: Annotated[str | None, _option("AXIS=N,...", "one device; data=* for several processes")] = None
+    """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), tensor (heads and
+    widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
+    another mesh."""
+    coordinator: Annotated[str | None, _option("HOST:PORT|auto", "as the launcher says")] = None
+    """Of several processes, where the first one listens; auto lets JAX find all three, as on Cloud TPUs."""
+    processes: Annotated[int | None, _option("N", "as the launcher says, or 1")] = None
+    """How many processes run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
+    process: Annotated[int | None, _option("I", "as the launcher says")] = None
+    """Which one this is, from 0; the first one writes."""
     quiet: bool = False
     """Print errors only."""
     json: bool = False
