@@ -27,6 +27,19 @@ def split_computations(text):
     return found, entry
 
 
+def count_group(line, devices):
+    """How many devices take part together, in one of the notations of HLO."""
+    if "replica_groups={}" in line:
+        return devices
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return len(listed[1].split(","))
+    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(counted[1])
+    sizes, named = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line).groups()
+    sizes = dict(pair.split("=") for pair in sizes.split(","))
+    return prod(int(sizes[name]) for name in named.split(","))
+
+
 def sent_by(line, devices):
     """Bytes that a device sends on average in one instruction, by the kind of instruction."""
     match = re.search(
@@ -40,11 +53,10 @@ def sent_by(line, devices):
         total = total // 2 if starts else total  # a start names what it sends and what it receives
         pairs = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(\{.*?\})\}", line)[1])
         return kind, total * sum(one != other for one, other in pairs) / devices
-    if kind == "all-to-all":
-        group = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-        size = len(group[1].split(",")) if group else int(re.search(r"replica_groups=\[\d+,(\d+)\]", line)[1])
-        return kind, total * (size - 1) / size
-    return kind, total
+    if kind in ("all-to-all", "all-gather", "all-reduce"):
+        size = count_group(line, devices)
+        return kind, total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
+    raise NotImplementedError(kind)
 
 
 def count_sent(text, devices):

@@ -263,9 +263,9 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
 
 def test_the_bytes_are_those_of_the_account():
     report = plan(
-        length=1009, heads=6, devices=12, batch=2, mask=CAUSAL & masks.sliding_window(100), backward=True
+        length=1009, heads=4, devices=8, batch=2, mask=CAUSAL & masks.sliding_window(100), backward=True
     )
-    array = jax.ShapeDtypeStruct((2, 6, 1009, 64), "bfloat16")
+    array = jax.ShapeDtypeStruct((2, 4, 1009, 64), "bfloat16")
     problem = pose(array, array, array, mask=CAUSAL & masks.sliding_window(100))
     assert len(report.ranking) > 10
     for item in report.ranking:
@@ -295,7 +295,7 @@ def test_the_order_of_the_ranking():
     assert best.seconds <= 1.02 * fastest
     for item in fitting:
         if item.seconds <= 1.02 * fastest:
-            assert best.sent_bytes + best.summed_bytes <= item.sent_bytes + item.summed_bytes
+            assert best.all_bytes <= item.all_bytes
     times = [item.seconds for item in rest if item.fits]
     assert times == sorted(times)
     assert report.explain_loss(best) == "best"
@@ -486,18 +486,31 @@ for backward in (False, True):
         assert sums < 100, sums
         print(
             *(f"{name}={size}" for name, size in item.candidate.mesh.items()), item.candidate.layout,
-            item.sent_bytes / max(sum(sent.values()), 1), item.memory_bytes / used, sep=";",
+            (item.sent_bytes + item.gathered_bytes) / max(sum(sent.values()), 1), item.memory_bytes / used,
+            sep=";",
         )
 """
 
 
-def test_bytes_and_memory_are_those_of_compiled_programs():
-    lines = spawn(COMPILED).split()
-    assert len(lines) == 14  # seven meshes and orders, forward and with gradients
+def check_compiled(code, count, least_memory):
+    lines = spawn(code).split()
+    assert len(lines) == count
     for line in lines:
         *_, sent, memory = line.split(";")
         assert float(sent) == pytest.approx(1, abs=0.05), line
-        assert 0.9 < float(memory) < 1.25, line
+        assert least_memory < float(memory) < 1.25, line
+
+
+def test_bytes_and_memory_are_those_of_compiled_programs():
+    check_compiled(COMPILED, 14, 0.9)  # seven meshes and orders, forward and with gradients
+
+
+def test_a_length_that_nothing_divides_costs_what_is_planned():
+    """Rows are whole on every device but in attention."""
+    meshes = "MESHES = [{'sequence': 8}, {'sequence': 4, 'exchange': 2}]"
+    code = COMPILED.replace("16384", "16001").replace("for backward in", f"{meshes}\nfor backward in")
+    code = code.replace("spec = item.candidate.cut(problem).outside(problem.query)", "spec = jax.P()")
+    check_compiled(code.replace("(False, True)", "(False,)"), 4, 0.75)
 
 
 RUN = """

@@ -90,5 +90,5 @@ def _tabulate(report: Report, top: int) -> Table:
 def _describe(item: Estimate) -> list[str]:
     """Times and sizes."""
     times = (item.seconds, item.compute_seconds, item.travel_seconds, item.exchange_seconds)
-    sizes = (item.memory_bytes, item.sent_bytes + item.summed_bytes)
+    sizes = (item.memory_bytes, item.all_bytes)
     return [*map(spell_seconds, times), *(scaled(size, "B") for size in sizes)]

@@ -12,7 +12,7 @@ from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip
-from regard.planning.links import exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
 from regard.planning.workload import Work
 
 
@@ -59,6 +59,8 @@ class Estimate:
     """Of them, to put tokens in an order that spreads the work, and back."""
     summed_bytes: int
     """By the projection after it, where heads are divided: sums of its parts."""
+    gathered_bytes: int
+    """Where the length is not divided evenly, and rows are whole on every device before and after."""
     compute_seconds: float
     memory_seconds: float
     travel_seconds: float
@@ -70,6 +72,11 @@ class Estimate:
     def seconds(self) -> float:
         """Of all: the slowest of computing, reading and travelling, and then what waits."""
         return self.exchange_seconds + max(self.compute_seconds, self.memory_seconds, self.travel_seconds)
+
+    @property
+    def all_bytes(self) -> int:
+        """Sent by each device for whatever reason."""
+        return self.sent_bytes + self.summed_bytes + self.gathered_bytes
 
     @property
     def balance(self) -> float:
@@ -112,6 +119,9 @@ def estimate(
     kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
     sent, ordered = (sum(sent_bytes(problem, one)[: 2 if backward else 1]) for one in (division, kept))
     summed, waiting = _wait(problem, division, candidate, chip, assumptions, backward)
+    gathered = held.gathered(backward)
+    along = Line(candidate.sequence * candidate.exchange, candidate.heads)
+    waiting += sum_seconds(chip, along, gathered) / assumptions.link_efficiency
     return Estimate(
         candidate=candidate,
         memory_bytes=memory,
@@ -122,6 +132,7 @@ def estimate(
         sent_bytes=sent,
         balancing_bytes=sent - ordered,
         summed_bytes=summed,
+        gathered_bytes=gathered,
         compute_seconds=flops / rate,
         memory_seconds=held.traffic(len(division.rounds), backward)
         / (chip.memory_bandwidth * assumptions.memory_efficiency),
@@ -147,6 +158,7 @@ class _Held:
     key_sums: int  # gradients of keys and values while they are
     statistic: int
     tiles: float
+    copies: int  # of the caller's rows on devices along the sequence, whose parts are uneven; 1: none
 
     @classmethod
     def measure(cls, problem: Problem, division: Division) -> _Held:
@@ -165,6 +177,9 @@ class _Held:
             key_sums=(key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide,
             statistic=rows * wide,
             tiles=2.5 * scores * wide,
+            copies=1
+            if division.queries.padded == division.queries.length
+            else division.size(division.ring, division.exchange),
         )
 
     def peak(self, candidate: Candidate, backward: bool) -> int:
@@ -175,14 +190,20 @@ class _Held:
         # What was summed up before and what a stop adds; the keys here and those that arrive.
         forward = (2 if travels else 1) * self.sums + (2 * self.keys if travels else 0) + inside
         forward += 2 * self.statistic + self.tiles
-        caller = self.query + self.keys + self.output
+        caller = self.copies * (self.query + self.keys + self.output)
         if not backward:
             return round(caller + forward)
-        caller += self.output + self.query + self.keys  # the gradient that comes, and those that go
+        # The gradient that comes, and those that go.
+        caller += self.copies * (self.output + self.query + self.keys)
         later = (2 if travels else 1) * self.query_sums + (3 if travels else 1) * self.key_sums
         later += (2 * self.keys if travels else 0) + inside + (self.output + self.sums if moved else 0)
         later += 4 * self.statistic + self.tiles
         return round(caller + max(forward, later))
+
+    def gathered(self, backward: bool) -> int:
+        """Bytes sent so that all have all rows of the output, and of the gradients."""
+        results = self.output + (self.query + self.keys if backward else 0)
+        return (self.copies - 1) * results
 
     def traffic(self, rounds: int, backward: bool) -> float:
         """Read from and written to memory, if what a stop needs is read once there."""

@@ -123,7 +123,7 @@ def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
     fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
     rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
     alike = [item for item in fitting if item.seconds <= _ALIKE * fitting[0].seconds]
-    best = min(alike, key=lambda item: (item.sent_bytes + item.summed_bytes, item.seconds))
+    best = min(alike, key=lambda item: (item.all_bytes, item.seconds))
     return (best, *(item for item in fitting if item is not best), *rest)
 
 

@@ -47,7 +47,7 @@ class Report:
         ...     length="64k", heads=8, devices=4, chip="v5e", mask=masks.causal() & masks.sliding_window(4095)
         ... )
         >>> report.best.candidate.mesh, report.best.rounds, report.kept < 0.07
-        ({'heads': 4}, 1, True)
+        ({'sequence': 4}, 2, True)
     """
 
     request: Request
@@ -85,7 +85,7 @@ class Report:
         if other.compute_seconds > 1.05 * best.compute_seconds:
             ratio = other.compute_seconds / best.compute_seconds
             reasons.append(f"{ratio:.2g} times the work on the busiest device")
-        sent, least = (item.sent_bytes + item.summed_bytes for item in (other, best))
+        sent, least = (item.all_bytes for item in (other, best))
         if sent > 1.05 * least:
             reasons.append(
                 f"{sent / least:.2g} times the bytes" if least else "sends, where the best does not"
@@ -121,6 +121,8 @@ class Report:
         sent = f"{scaled(best.sent_bytes, 'B')} per device in {best.rounds} rounds"
         if best.summed_bytes:
             sent += f", and {scaled(best.summed_bytes, 'B')} to sum projections over heads"
+        if best.gathered_bytes:
+            sent += f", and {scaled(best.gathered_bytes, 'B')} as the mesh does not divide the length"
         yield "sent", sent
         yield (
             "time",
