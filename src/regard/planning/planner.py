@@ -109,9 +109,9 @@ def plan(
     if least > room:
         raise MemoryTooSmallError(_say_too_small(problem, sizes, fixed, chosen, least, room, backward))
     work = Work.count(problem)
-    known: dict[Any, Any] = {}
+    rounds: dict[Any, Any] = {}
     found = [
-        estimate(problem, item, item.divide(problem, known), work, chosen, assumptions, backward)
+        estimate(problem, item, item.divide(problem, rounds), work, chosen, assumptions, backward)
         for item in candidates
     ]
     request = Request(**sizes, mask=None if mask is None else repr(mask), dtype=dtype, backward=backward)
