@@ -68,7 +68,8 @@ FOLDERS = {
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
     "cli": "console commands spelling voices displays interruption overview supervision training pictures"
-    " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating benchmarking",
+    " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating"
+    " benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")
