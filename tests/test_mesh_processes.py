@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from regard.cli import main
+from regard.training import runs
 from small_runs import compile_once  # noqa: F401
 
 TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size", "16", "--batch-size", "8"]
@@ -97,6 +98,9 @@ def test_two_processes_train_as_one(tmp_path):
     assert_same_course(read(tmp_path / "two"), read(tmp_path / "one"), 2e-5)
     assert main([*COPY, *SHORT, "--out", str(tmp_path / "two")]) == 0
     assert json.loads((tmp_path / "two" / "config.json").read_text())["mesh"] == "data=2,fsdp=2"
+    task, model = runs.load_run(tmp_path / "two")
+    measured = task.evaluate(model, task.held_out)["loss"]
+    np.testing.assert_allclose(measured, read(tmp_path / "two")[-1]["held_out_loss"], rtol=2e-5)
 
 
 def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
