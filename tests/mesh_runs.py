@@ -98,10 +98,7 @@ def check_own_rows(preset, batch_size):
     def draw(divide):
         call = lambda data, rng: divide(task.draw(data, rng, batch_size))
         data = deployment.spread(task.training_data)
-        places = jax.tree.map(
-            lambda leaf: deployment.divide_batch(leaf.shape), jax.eval_shape(call, data, KEY)
-        )
-        compiled = jax.jit(call, out_shardings=places).lower(data, KEY).compile()
+        compiled = jax.jit(call).lower(data, KEY).compile()
         return compiled(data, KEY), compiled.as_text()
 
     batch, program = draw(deployment.constrain)
