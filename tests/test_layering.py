@@ -67,7 +67,7 @@ FOLDERS = {
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
-    "cli": "console commands spelling voices displays interruption overview supervision training pictures"
+    "cli": "console commands spelling voices displays interruption overview training supervision pictures"
     " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating"
     " benchmarking",
 }
