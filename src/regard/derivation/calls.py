@@ -13,7 +13,6 @@ from regard.derivation.course import Course
 from regard.derivation.notation import Notation
 from regard.derivation.operands import operand_steps, split_metric
 from regard.derivation.record import Derivation
-from regard.derivation.steps import Step
 from regard.derivation.tables import View
 from regard.engine.posing import pose
 from regard.engine.problem import Problem
@@ -93,7 +92,7 @@ def derive(
     Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1; indices as in `explain_einsum`.
     """
     options = {"mask": mask, "bias": bias, "score": score, "scale": scale, "sinks": sinks, "rng": rng}
-    _check_known((query, key, value, options, query_offset, key_offset, rows, heads))
+    check_known((query, key, value, options, query_offset, key_offset, rows, heads))
     problem = pose(
         query,
         key,
@@ -111,7 +110,10 @@ def derive(
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     notation = name_axes(problem, **sizes)
     entry = operand_steps(problem, notation, jnp.asarray(query), metric)
-    return derive_problem(problem, notation, entry, "Attention")
+    check_size(problem)
+    course = Course(problem, notation, entry)
+    course.walk()
+    return assemble(course, "Attention")
 
 
 def name_axes(problem: Problem, **sizes: int) -> Notation:
@@ -120,22 +122,12 @@ def name_axes(problem: Problem, **sizes: int) -> Notation:
     return Notation.cover(problem.leading, problem.key_heads, **lengths, **sizes)
 
 
-def derive_problem(problem: Problem, notation: Notation, entry: list[Step], title: str) -> Derivation:
-    """Derive a call from the steps that made its query, key and value."""
-    check_size(problem)
-    course = Course(problem, notation, list(entry))
-    course.walk()
-    return assemble(problem, notation, course.steps, course.aliases, title)
-
-
-def assemble(
-    problem: Problem, notation: Notation, steps: list[Step], aliases: dict[str, str], title: str
-) -> Derivation:
-    """The record of finished steps."""
-    chosen = {"i": problem.rows, "h": problem.heads}
+def assemble(course: Course, title: str) -> Derivation:
+    """The record of a finished course."""
+    chosen = {"i": course.problem.rows, "h": course.problem.heads}
     members = {letter: index for letter, index in chosen.items() if index is not None}
-    view = View.choose(steps, notation.sizes, members)
-    return Derivation(f"{title}, step by step", tuple(steps), view, aliases)
+    view = View.choose(course.steps, course.notation.sizes, members)
+    return Derivation(f"{title}, step by step", tuple(course.steps), view, course.aliases)
 
 
 def check_size(problem: Problem) -> None:
@@ -154,7 +146,8 @@ def check_size(problem: Problem) -> None:
     )
 
 
-def _check_known(arguments: Any) -> None:
+def check_known(arguments: Any) -> None:
+    """Raise where there are no numbers."""
     if not is_concrete(arguments):
         raise TypeError(
             "derive: expected arrays with numbers, got traced or abstract ones; call it outside jax.jit,"

@@ -44,6 +44,7 @@ class Course:
     def __init__(self, problem: Problem, notation: Notation, entry: list[Step]):
         self.problem, self.notation = problem, notation
         self.steps = entry
+        self.setting: Setting | None = None
         self.aliases: dict[str, str] = {}
         self.rows = _members(problem.T, problem.rows)
         self.heads = _members(problem.leading[-1] if problem.leading else 1, problem.heads)
@@ -52,21 +53,20 @@ class Course:
         self.pairs = spell(self.pair_names)
         self.queries = spell(self.pair_names[:-1])
 
-    def walk(self) -> None:
-        """Add all steps."""
+    def walk(self, last: str = "output") -> None:
+        """Add all steps; the last one gets the name given."""
         if self.notation.is_grouped:
             self._add_groups()
-        setting = self._add_positions()
-        scores = self._add_scores(setting)
+        scores = self._add_scores(self.setting or self._place())
         weights = self._add_weights(scores)
         if self.problem.dropout_rate:
             weights = self._add_dropout(weights)
-        self._add_output(weights, scores)
+        self._add_output(weights, scores, last)
 
     def add(
         self,
         name: str,
-        left: Symbol,
+        left: Formula,
         right: Formula | None,
         words: str,
         unit: str,
@@ -101,7 +101,7 @@ class Course:
         index = Fraction(Symbol("h"), Number(str(size)))
         self.add(
             "groups",
-            Symbol("g", "h"),
+            Call("g", (Symbol("h"),)),
             Call("floor", (index,)),
             words,
             "key head",
@@ -109,35 +109,48 @@ class Course:
             ("h",),
         )
 
-    def _add_positions(self) -> Setting:
-        problem, grid = self.problem, self._grid()
+    def _place(self) -> Setting:
+        """Symbols for score functions; with steps for positions where a mask or score reads them."""
+        parts = (self.problem.mask, self.problem.score)
+        if any(part is not None and part.reads_positions for part in parts):
+            return self.add_positions()
         letters = self.notation.leading
         example = letters[0] if len(letters) > 1 else ""
-        before = Symbol("S", self.pairs, "0")
-        setting = Setting(before, Symbol("p", "i"), Symbol("r", "j"), example, letters[-1] if letters else "")
-        if not any(part is not None and part.reads_positions for part in (problem.mask, problem.score)):
-            return setting
-        for name, index, letter, array, offset, noun in (
+        head = letters[-1] if letters else ""
+        return Setting(Symbol("S"), Symbol("p", "i"), Symbol("r", "j"), example, head)
+
+    def add_positions(self) -> Setting:
+        """Add where queries and keys stand."""
+        problem, grid = self.problem, self._grid()
+        letters = self.notation.leading
+        wheres: dict[str, Symbol] = {}
+        for name, index, letter, array, start, noun in (
             ("query_position", "i", "p", grid.query_position[..., 0], problem.query_offset, "query"),
-            ("key_position", "j", "r", grid.key_position[..., 0, :], problem.key_offset, "key"),
+            (
+                "key_position",
+                "j",
+                "r",
+                grid.key_position[..., 0, :],
+                0 if problem.key_offset is None else problem.key_offset,
+                "key",
+            ),
         ):
             if all(size == 1 for size in array.shape[:-1]):
                 array = array.reshape(-1)
-            own = self.notation.name(array.shape, index) if index == "j" else self._row_names(array.shape)
+            own = self.notation.name((*array.shape[:-1], self.notation.sizes[index]), index)
             where = Symbol(letter, spell(own))
-            start = 0 if offset is None else offset
             if isinstance(start, int):
                 right = Symbol(index) if start == 0 else Row((Number(str(start)), Symbol(index)), "+")
             else:
                 right = Row((Symbol("offset", spell(own[:-1])), Symbol(index)), "+")
-            words = f"Where {noun} {index} stands in the sequence."
-            self.add(name, where, right, words, "tokens", array, own)
-            setting = setting._replace(**{name: where})
-        return setting
-
-    def _row_names(self, shape: tuple[int, ...]) -> tuple[str, ...]:
-        """Names of an array whose rows are chosen already."""
-        return self.notation.name((*shape[:-1], self.problem.T), "i")
+            self.add(
+                name, where, right, f"Where {noun} {index} stands in the sequence.", "tokens", array, own
+            )
+            wheres[name] = where
+        example = letters[0] if len(letters) > 1 else ""
+        head = letters[-1] if letters else ""
+        self.setting = Setting(Symbol("S"), wheres["query_position"], wheres["key_position"], example, head)
+        return self.setting
 
     def _add_scores(self, setting: Setting) -> Array:
         problem = self.problem
@@ -279,7 +292,7 @@ class Course:
         self.add("kept_weights", kept, right, words, "shares", weights * factor, self.pair_names)
         return weights * factor
 
-    def _add_output(self, weights: Array, scores: Array) -> None:
+    def _add_output(self, weights: Array, scores: Array, last: str) -> None:
         problem = self.problem
         names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
         value = self._step("value")
@@ -305,7 +318,7 @@ class Course:
         output = output.astype(problem.query.dtype)
         letter = "D" if problem.dropout_rate else "A"
         self.add(
-            "output",
+            last,
             Symbol("O", spell(names)),
             Sum("j", product(Symbol(letter, self.pairs), Symbol("V", spell(value.indices)))),
             words,

@@ -12,6 +12,7 @@ Roles = Mapping[str, str]  # what each index does, for its colour in MathML
 _GREEK = {"gamma": "γ", "eps": "ε"}
 _LATEX = {"gamma": r"\gamma", "eps": r"\epsilon"}
 _FUNCTIONS = ("tanh", "log")
+_TIGHT = '<mo stretchy="false" lspace="0" rspace="0">'
 
 
 class Formula(Protocol):
@@ -113,13 +114,13 @@ class Row:
 
     @property
     def latex(self) -> str:
-        sign = {"not in": r" \notin ", "": r" \, "}.get(self.sign, f" {self.sign} ")
-        return sign.join(part.latex for part in self.parts)
+        return (f" {self.sign} " if self.sign else r" \, ").join(part.latex for part in self.parts)
 
     def mathml(self, roles: Roles) -> str:
-        # U+2062 is a product without a sign.
-        shown = {"-": "−", "": "&#x2062;"}.get(self.sign, self.sign)
-        return f"<mo>{shown}</mo>".join(f"<mrow>{part.mathml(roles)}</mrow>" for part in self.parts)
+        shown = {"-": "−"}.get(self.sign, self.sign)
+        # U+2062 is a product without a sign; a word beside a letter needs room.
+        between = f"<mo>{shown}</mo>" if shown else '<mo rspace="0.18em">&#x2062;</mo>'
+        return between.join(f"<mrow>{part.mathml(roles)}</mrow>" for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,5 @@ def _index_elements(indices: str, roles: Roles) -> str:
     found = []
     for index in indices:
         kind = f' class="{roles[index]}"' if index in roles else ""
-        tag = "mi" if index.isalpha() else "mo"
-        found.append(f"<{tag}{kind}>{escape(index)}</{tag}>")
+        found.append(f"<mi{kind}>{escape(index)}</mi>" if index.isalpha() else f"{_TIGHT}{index}</mo>")
     return "".join(found)

@@ -21,7 +21,7 @@ display:grid;grid-template-columns:2em minmax(0,1fr)}
 .regard-derivation header{display:flex;flex-wrap:wrap;gap:0 1em;align-items:baseline;margin:0;padding:0}
 .regard-derivation h3{font-size:1em;margin:0;font-weight:600}
 .regard-derivation .facts{margin-left:auto;opacity:.65;font-size:.87em}
-.regard-derivation math{font-size:1.2em;margin:.25em 0;display:block;text-align:left}
+.regard-derivation .formula{font-size:1.2em;margin:.3em 0;overflow-x:auto;overflow-y:hidden}
 .regard-derivation p{margin:.1em 0}
 .regard-derivation .roles{font-size:.87em;opacity:.85}
 .regard-derivation .roles span{margin-right:1.2em}
@@ -80,7 +80,8 @@ def _write_step(number: int, step: Step, view: View) -> str:
     return (
         f'<section><div class="number">{number}</div><div>\n'
         f'<header><h3>{name}</h3><span class="facts">{escape(facts)}</span></header>\n'
-        f'<math display="block">{formula}</math>\n<p>{escape(step.words)}</p>\n{roles}'
+        f'<div class="formula"><math displaystyle="true">{formula}</math></div>\n'
+        f"<p>{escape(step.words)}</p>\n{roles}"
         f'<div class="tables">{tables}</div></div></section>'
     )
 

@@ -33,7 +33,7 @@ def write_lines(title: str, steps: Sequence[Step], view: View) -> list[list[Span
 
 
 def _write_step(number: int, step: Step, view: View) -> list[list[Span]]:
-    left, formula = f"{number:>2}  {step.name:<14} ", step.expression
+    left, formula = f"{number:>2}  {step.name:<15} ", step.expression
     facts = f"{step.shape} {step.dtype}{f', {step.unit}' if step.unit else ''}"
     room = WIDTH - len(left)
     if len(formula) + len(facts) + 2 <= room:

@@ -28,10 +28,12 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
 def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
     place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
     rows = [" & ".join(_SIGNS.get(cell.text, cell.text) for cell in row) for row in table.cells]
-    body = rows[0] if len(rows) == 1 and len(table.cells[0]) == 1 else _bracket(rows)
+    body = rows[0] if len(rows) == 1 and len(table.cells[0]) == 1 else _bracket(rows, len(table.cells[0]))
     left = rf"\left[{symbol}\right]_{{{place}}}" if place else symbol
     return f"{left} &= {body}" + (f" && {name}" if is_given else "")
 
 
-def _bracket(rows: list[str]) -> str:
-    return r"\begin{bmatrix} " + r" \\ ".join(rows) + r" \end{bmatrix}"
+def _bracket(rows: list[str], columns: int) -> str:
+    # bmatrix ends at ten columns, and centres numbers.
+    body = r" \\ ".join(rows)
+    return rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"
