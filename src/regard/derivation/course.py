@@ -75,11 +75,14 @@ class Course:
         subscripts: str | None = None,
     ) -> None:
         """Add a step; a name that is taken gets a number."""
-        taken = {step.name for step in self.steps}
-        number = 2
-        while name in taken:
-            name, number = f"{name.rstrip('0123456789_')}_{number}", number + 1
+        name = self._unused(name)
         self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
+
+    def _unused(self, name: str) -> str:
+        """The name, with a number where it is taken."""
+        taken = {step.name for step in self.steps}
+        names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+        return next(free for free in names if free not in taken)
 
     def pick(self, array: Array, names: tuple[str, ...]) -> Array:
         """The rows and heads that are derived."""
@@ -188,7 +191,7 @@ class Course:
             nonlocal number
             after = Symbol("S", self.pairs, "" if number == last else str(number))
             if number == last and name != "scores":
-                self.aliases[name], name = "scores", "scores"
+                self.aliases[self._unused(name)], name = "scores", "scores"
             formula = right if found is None else found(after)
             self.add(name, after, formula, words, SCORES, next(stages), self.pair_names)
             number += 1
