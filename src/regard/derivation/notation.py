@@ -16,6 +16,7 @@ MEANINGS = {
     "c": "features of the layer",
     "d": "features of the memory",
     "e": "features before the metric",
+    "f": "features of all heads",
 }
 # For leading axes before the heads, from the last to the first.
 _BATCH = "nmlopqrstuvwxyz"

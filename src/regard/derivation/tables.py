@@ -68,13 +68,13 @@ class View:
     def legend(self, steps: Sequence[Step]) -> list[tuple[str, str]]:
         """Each letter in use, and what it counts."""
         used = dict.fromkeys(letter for step in steps for letter in _letters(step))
-        order = sorted(used, key=lambda letter: "nmhgijabcde".find(letter) % 99)
+        order = sorted(used, key=lambda letter: "nmhgijabcdef".find(letter) % 99)
         return [(letter, self._count(letter)) for letter in order if letter in self.sizes]
 
     def _count(self, letter: str) -> str:
         words = f"{self.sizes[letter]:,} {describe(letter)}"
         shown = [self.number(letter, index) for index in self.shown[letter]]
-        if letter in "ijabcde" or len(shown) == self.sizes[letter]:
+        if letter in "ijabcdef" or len(shown) == self.sizes[letter]:
             return words
         return f"{words}, printed: {', '.join(map(str, shown))}"
 
@@ -108,7 +108,7 @@ def _letters(step: Step) -> list[str]:
 
 
 def _limit(letter: str) -> int:
-    if letter in "abcde":
+    if letter in "abcdef":
         return _FEATURES
     return _MOST.get(letter, _MOST_EXAMPLES)
 

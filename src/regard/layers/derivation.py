@@ -29,7 +29,7 @@ from regard.scores.score import compose
 
 
 def derive(
-    layer: MultiHeadAttention,
+    layer: nnx.Module,
     query: ArrayLike,
     key: ArrayLike | Memory | None = None,
     value: ArrayLike | None = None,
@@ -52,7 +52,7 @@ def derive(
     are not joined side by side: the sum over them is what joining and projecting computes.
 
     Args:
-        layer: the layer to be called. Where its dropout is on, the call draws from its stream.
+        layer: the `MultiHeadAttention` to be called. Where its dropout is on, the call draws from its stream.
         query: as in a call of the layer.
         key: as in a call of the layer.
         value: as in a call of the layer.
@@ -112,6 +112,7 @@ def derive(
     source = _Source.read(layer, query, key, value)
     sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
+    sizes |= {"f": layer.num_heads * layer.head_dim}
     notation = Notation.cover(problem.leading, problem.key_heads, **sizes)
     alone = output.ndim == 2
     if alone:
@@ -214,9 +215,8 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         sides = Call("join", (heads,))
         words = "The heads side by side: what the layer returns without an output projection."
         whole = joined if problem.heads is None else chosen
-        # Its last axis is that of heads and features at once, and has no letter of its own.
-        names = outer.name((*problem.leading[:-1], problem.T, 1), "i ")
-        course.add("output", Symbol("Y", spell(names[:-1])), sides, words, FEATURES, whole, names)
+        names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
+        course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
         return
     linear = layer.output_projection
     names = ("h", "b", "c")
