@@ -57,7 +57,9 @@ class View:
         if weights is not None and lengths.get("j", 0) > _MOST["j"]:
             array = _cut(weights, cls(sizes, members, {**shown, "j": tuple(range(lengths["j"]))}))
             most = array.reshape((-1, array.shape[-1])).max(0, initial=0)
-            best = np.argsort(-most, kind="stable")[: _MOST["j"]]
+            # Where few have any, their neighbours follow: the border of a mask is seen.
+            away = np.abs(np.arange(most.size) - most.argmax())
+            best = np.lexsort((away, -most))[: _MOST["j"]]
             shown["j"] = tuple(sorted(map(int, best)))
         return cls(sizes, members, shown)
 
