@@ -26,8 +26,8 @@ class Derivation:
         >>> derivation = regard.derive(x, x, x)
         >>> [step.name for step in derivation]
         ['query', 'key', 'value', 'products', 'scale', 'scores', 'lse', 'weights', 'entropy', 'output']
-        >>> derivation["weights"].value.round(2).tolist()
-        [[0.6700000166893005, 0.33000001311302185], [0.33000001311302185, 0.6700000166893005]]
+        >>> [f"{share:.2f}" for share in derivation["weights"].value[0]]
+        ['0.67', '0.33']
     """
 
     title: str
