@@ -55,7 +55,7 @@ def start(words, count, *, devices=2):
 def finish(started):
     """Exit codes, and what was printed."""
     try:
-        said = [process.communicate(timeout=120) for process in started]
+        said = [process.communicate(timeout=300) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -79,7 +79,7 @@ def assert_same_course(one, other, rtol):
 
 
 def wait_for(path, process):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -227,4 +227,4 @@ def test_a_mistake_is_told_by_all_and_nobody_waits(tmp_path):
     assert codes == [2, 2]
     assert "error: " in said[0][1]
     assert "process 0 of 2: RunError: " in said[1][1]
-    assert time.monotonic() - began < 100
+    assert time.monotonic() - began < 250  # JAX itself would wait 300
