@@ -1,0 +1,92 @@
+"""Docstrings as they are written in Regard, told to Sphinx.
+
+In a docstring single backticks mean code, a paragraph of equations is a formula that keeps its lines, and
+stars and bars are nothing but stars and bars.
+"""
+
+import re
+from typing import Any
+
+from names import find_home
+from sphinx.application import Sphinx
+from sphinx.util import inspect
+from sphinx.util.inspect import stringify_signature
+
+SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Example|Reference|Yields):")
+EQUATION = re.compile(r"[A-Za-z_(][\w', \[\](){}^|.,*/=\":>+-]{0,60}? (=|<=|:=|->|<-) \S")
+DOCTEST = re.compile(r"\s*(>>>|\.\.\. |\.\.\.$)")
+
+
+def is_formula(paragraph: list[str]) -> bool:
+    """Whether every line of a paragraph is an equation, or goes on with one."""
+    return bool(EQUATION.match(paragraph[0])) and not paragraph[-1].endswith((".", ":"))
+
+
+def escape(line: str) -> str:
+    """One line of prose: code in backticks, a link where it is a public name, the rest as it stands."""
+    pieces = re.split(r"(``[^`]+``|`[^`]+`)", line)
+    for number, piece in enumerate(pieces):
+        if piece.startswith("``"):
+            continue
+        if number % 2:
+            code = piece[1:-1]
+            home = find_home(code)
+            pieces[number] = f":py:obj:`{code} <{home}>`" if home else f"``{code}``"
+        else:
+            pieces[number] = re.sub(r"(?<=\w)_(?!\w)|[*|\\]", r"\\\g<0>", piece)
+    # Markup has to be set off from letters that follow: `x`s.
+    return "".join(
+        piece + ("\\ " if number % 2 and re.match(r"[\w-]", [*pieces, ""][number + 1]) else "")
+        for number, piece in enumerate(pieces)
+    )
+
+
+def translate(lines: list[str]) -> list[str]:
+    """A whole docstring."""
+    text, paragraph, told, example = [], [], False, False
+
+    def close() -> None:
+        if not paragraph:
+            return
+        if not told and text and is_formula(paragraph):
+            text.extend([".. code-block:: text", "", *(f"    {line}" for line in paragraph)])
+        else:
+            joined = "\n".join(paragraph)
+            # A span of code may go over the end of a line.
+            joined = re.sub(r"`[^`]+`", lambda found: re.sub(r"\n\s*", " ", found[0]), joined)
+            text.extend(map(escape, joined.split("\n")))
+        paragraph.clear()
+
+    for line in lines:
+        line = re.sub(r"^Example: (regard .*)", r"Example: `\1`", line)
+        section = SECTION.match(line)
+        if section:
+            close()
+            told, example = True, line.strip() == "Example:"
+            if section[1] == "Reference":
+                line = line.replace("Reference:", "REFERENCE", 1)
+        if example:
+            text.append(escape(line) if line.startswith("Example: ") else line)
+        elif line.strip():
+            paragraph.append(line)
+        else:
+            close()
+            text.append("")
+    close()
+    return [line.replace("REFERENCE", "**Reference:**", 1) for line in text]
+
+
+def show_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """What a class takes is what its `__init__` takes, also where a metaclass calls it."""
+    if what != "class" or not arguments or not arguments.startswith("(*args"):
+        return None
+    signature = inspect.signature(obj.__init__, type_aliases=app.config.autodoc_type_aliases)
+    rest = list(signature.parameters.values())[1:]
+    return stringify_signature(signature.replace(parameters=rest), unqualified_typehints=True), None
+
+
+def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Before napoleon reads the sections."""
+    lines[:] = translate(lines)
