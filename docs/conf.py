@@ -69,7 +69,6 @@ nb_ipywidgets_js = {}  # nothing is fetched from elsewhere
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike")}
 autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False

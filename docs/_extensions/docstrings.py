@@ -4,13 +4,14 @@ In a docstring single backticks mean code, a paragraph of equations is a formula
 stars and bars are nothing but stars and bars.
 """
 
+import ast
+import enum
+import inspect
 import re
 from typing import Any
 
 from names import find_home
 from sphinx.application import Sphinx
-from sphinx.util import inspect
-from sphinx.util.inspect import stringify_signature
 
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Example|Reference|Yields):")
 EQUATION = re.compile(r"[A-Za-z_(][\w', \[\](){}^|.,*/=\":>+-]{0,60}? (=|<=|:=|->|<-) \S")
@@ -76,15 +77,47 @@ def translate(lines: list[str]) -> list[str]:
     return [line.replace("REFERENCE", "**Reference:**", 1) for line in text]
 
 
+def show_annotation(annotation: Any) -> str:
+    """A type as the source has it."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def show_default(value: Any) -> str:
+    """A default as an expression: its name, where its text is none."""
+    text = repr(value)
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return getattr(value, "__name__", type(value).__name__)
+    return text
+
+
 def show_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
-    """What a class takes is what its `__init__` takes, also where a metaclass calls it."""
-    if what != "class" or not arguments or not arguments.startswith("(*args"):
+    """Arguments with their types as written: aliases keep their names, arrays their shapes."""
+    if not arguments:
         return None
-    signature = inspect.signature(obj.__init__, type_aliases=app.config.autodoc_type_aliases)
-    rest = list(signature.parameters.values())[1:]
-    return stringify_signature(signature.replace(parameters=rest), unqualified_typehints=True), None
+    if isinstance(obj, type) and issubclass(obj, enum.Enum):
+        return "", None
+    # Where a metaclass takes anything, `__init__` knows better.
+    called = obj.__init__ if isinstance(obj, type) and arguments.startswith("(*args") else obj
+    signature = inspect.signature(called)
+    taken = [one for one in signature.parameters.values() if one.name != "self"]
+    parts, kinds = [], [one.kind for one in taken]
+    for number, one in enumerate(taken):
+        if one.kind is one.KEYWORD_ONLY and not {one.KEYWORD_ONLY, one.VAR_POSITIONAL} & set(kinds[:number]):
+            parts.append("*")
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        typed = "" if one.annotation is one.empty else f": {show_annotation(one.annotation)}"
+        preset = "" if one.default is one.empty else f" = {show_default(one.default)}"
+        parts.append(f"{stars}{one.name}{typed}{preset}")
+        if one.kind is one.POSITIONAL_ONLY and one.POSITIONAL_ONLY not in kinds[number + 1 :]:
+            parts.append("/")
+    result = None
+    if not isinstance(obj, type) and signature.return_annotation is not signature.empty:
+        result = show_annotation(signature.return_annotation)
+    return f"({', '.join(parts)})", result
 
 
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

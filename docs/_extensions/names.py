@@ -81,9 +81,7 @@ def list_objects(module: str) -> list[tuple[str, Any, str]]:
 @cache
 def place_objects() -> dict[int, str]:
     """The path under which each object is documented: what several modules show, in the last of them."""
-    return {
-        id(value): f"{module}.{name}" for module in MODULES for name, value, _ in list_objects(module)
-    }
+    return {id(value): f"{module}.{name}" for module in MODULES for name, value, _ in list_objects(module)}
 
 
 def place(module: str, name: str, value: Any) -> str:
@@ -92,7 +90,19 @@ def place(module: str, name: str, value: Any) -> str:
 
 
 # Words with many meanings, and words of the language, lead nowhere.
-AMBIGUOUS = {"regard", "read", "step", "window", "label", "loop", "cache", "heads", "flax", "bilinear", "Text"}
+AMBIGUOUS = {
+    "regard",
+    "read",
+    "step",
+    "window",
+    "label",
+    "loop",
+    "cache",
+    "heads",
+    "flax",
+    "bilinear",
+    "Text",
+}
 
 
 @cache
