@@ -14,8 +14,13 @@ sys.path.insert(0, str(DOCS / "_extensions"))
 # What the cells compute is to be the same on every machine.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PYTHONHASHSEED"] = "0"
-os.environ["REGARD_DOCS"] = str(DOCS)
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+
+# No profile of the reader's own, and no word from the kernel about how it talks to this process.
+profile = ROOT / "build" / "docs-ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
 
 project = "Regard"
 author = "the Regard authors"
@@ -85,6 +90,7 @@ html_static_path = ["_static"]
 html_css_files = ["regard.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_theme_options = {
     "show_navbar_depth": 1,
