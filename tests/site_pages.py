@@ -42,7 +42,9 @@ class Page(HTMLParser):
 
 def read_site(folder: Path = SITE) -> dict[Path, Page]:
     """Every page below a folder, by its path."""
-    return {path.resolve(): Page(path) for path in sorted(folder.rglob("*.html"))}
+    return {
+        path.resolve(): Page(path) for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts
+    }
 
 
 def is_elsewhere(address: str) -> bool:
@@ -68,9 +70,10 @@ def find_broken(pages: dict[Path, Page]) -> list[str]:
 
 
 def read_inventory(path: Path) -> dict[str, str]:
-    """Documented Python names and where they are, from objects.inv."""
+    """Documented functions, classes and constants, and where they are, from objects.inv."""
     data = path.read_bytes()
     for _ in range(4):  # lines of the head
         data = data.partition(b"\n")[2]
     rows = (line.split(" ", 4) for line in zlib.decompress(data).decode().splitlines())
-    return {name: place for name, kind, _, place, _ in rows if kind.startswith("py:") and kind != "py:module"}
+    kinds = ("py:function", "py:class", "py:exception", "py:data")
+    return {name: place for name, kind, _, place, _ in rows if kind in kinds}

@@ -3,7 +3,6 @@
 What needs the site is skipped where `make docs` has not built it; `make docs-check` builds it first.
 """
 
-import importlib
 import os
 import re
 import subprocess
@@ -15,11 +14,14 @@ from site_pages import ROOT, SITE, Page, find_broken, is_elsewhere, read_invento
 from test_docstrings import NAMES
 from test_seeds_page import resolve
 
+pytest_plugins = ("browser",)
+
 DOCS = ROOT / "docs"
 TEXTS = {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 TUTORIALS = [name for name in TEXTS if name.startswith("tutorials/")]
-ROOMS = ("attend", "masks", "scores", "positions", "linear", "readouts", "theory", "interop")
-IN_ROOMS = re.compile(rf"(regard\.)?({'|'.join(ROOMS)}|figures|inspection|layers|models|training)(\.[a-zA-Z_]\w*)+")
+ROOMS = ("masks", "scores", "positions", "linear", "readouts", "theory", "interop", "figures", "inspection")
+ROOMS += ("layers", "models", "training")
+IN_ROOMS = re.compile(rf"(regard\.)?({'|'.join(ROOMS)})(\.[a-zA-Z_]\w*)+")
 
 
 def quoted(text):
@@ -78,6 +80,7 @@ def test_every_cell_is_python(page):
     for cell in cells(TEXTS[page]):
         lines = [line for line in cell.splitlines() if not line.startswith(("!", ":"))]
         compile("\n".join(lines), page, "exec")
+        assert [line for line in lines if len(line) > 92] == [], "wider than the page"
 
 
 def test_the_reference_lists_the_modules_of_its_pages():
@@ -87,7 +90,9 @@ def test_the_reference_lists_the_modules_of_its_pages():
         from names import MODULES
     finally:
         sys.path.pop(0)
-    shown = re.findall(r"public:: (\S+)\n```", "".join(TEXTS[name] for name in TEXTS if name.startswith("api/")))
+    shown = re.findall(
+        r"public:: (\S+)\n```", "".join(TEXTS[name] for name in TEXTS if name.startswith("api/"))
+    )
     assert sorted(shown) == sorted(MODULES)
 
 
@@ -119,7 +124,9 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_broken_links_are_found_out(tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#x"></a><a href="#y"></a><img src="c.png"><a href="b.html#z">')
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#x"></a><a href="#y"></a><img src="c.png"><a href="b.html#z">'
+    )
     (tmp_path / "b.html").write_text('<p id="x">')
     assert find_broken(read_site(tmp_path)) == [
         "a.html: no place #y",
@@ -133,13 +140,6 @@ def test_every_public_name_is_in_the_reference(site):
     documented = {id(resolve(name)) for name in places}
     assert len(NAMES) > 100
     assert [name for name, value in NAMES.items() if id(value) not in documented] == []
-    for module in ("regard", "regard.inspection", "regard.models", "regard.masks", "regard.training.presets"):
-        home = importlib.import_module(module)
-        shown = [name for name in dir(home) if name[0].isalpha()]
-        own = {name: getattr(home, name) for name in shown}
-        own = {name: value for name, value in own.items() if getattr(value, "__module__", "").startswith("regard")}
-        missing = [name for name, value in own.items() if isinstance(value, type) and id(value) not in documented]
-        assert missing == [], module
 
 
 def test_no_cell_failed(site):
@@ -171,7 +171,8 @@ def test_home(browser, site, scheme):
     # Pictures are there, and not wider than the text.
     widths = visit.evaluate(
         "[...document.querySelectorAll('.cell_output img')].map((img) =>"
-        " [img.naturalWidth, img.getBoundingClientRect().right, img.closest('article').getBoundingClientRect().right])"
+        " [img.naturalWidth, img.getBoundingClientRect().right,"
+        " img.closest('article').getBoundingClientRect().right])"
     )
     assert len(widths) >= 6
     assert all(natural > 100 and right <= edge + 1 for natural, right, edge in widths)
@@ -188,9 +189,10 @@ def test_the_explorer_lives_in_a_page(browser, site, page):
     frame.evaluate("() => window.__regard.ready.then(() => null)")
     assert frame.evaluate("window.origin") == "null"
     assert frame.evaluate("window.probe.colours()") > 20
-    stage = visit.page.frame_locator("iframe").locator(".rg-stage")
-    stage.scroll_into_view_if_needed()
-    stage.click()
+    # A frame out of sight draws nothing, so it would never come to rest.
+    visit.evaluate("document.querySelector('iframe').scrollIntoView({ block: 'center' })")
+    visit.settle()
+    visit.page.frame_locator("iframe").locator(".rg-stage").click()
     before = frame.evaluate("__regard.state().h")
     visit.press(".")
     assert frame.evaluate("__regard.state().h") == before + 1
@@ -202,7 +204,8 @@ def test_the_explorer_lives_in_a_page(browser, site, page):
 
 @pytest.mark.browser
 def test_search_finds_a_function(browser, site):
-    visit = visit_page(browser, "search.html?q=sliding_window")
+    visit = visit_page(browser, "index.html")
+    visit.page.goto((SITE / "search.html").as_uri() + "?q=sliding_window")
     visit.until("document.querySelectorAll('#search-results li').length > 2")
     found = visit.evaluate("document.querySelector('#search-results').textContent")
     assert "sliding_window" in found

@@ -9,7 +9,6 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 SCREEN_DPI = 96
-FIGURE_DPI = 160
 
 
 class Measure(SphinxPostTransform):
@@ -23,7 +22,9 @@ class Measure(SphinxPostTransform):
             if "width" in node or path.suffix != ".png" or not path.is_file():
                 continue
             with Image.open(path) as picture:
-                node["width"] = f"{round(picture.width * SCREEN_DPI / FIGURE_DPI)}px"
+                dots = picture.info.get("dpi", (SCREEN_DPI,))[0]
+                node["width"] = f"{round(picture.width * SCREEN_DPI / float(dots))}px"
+            node["alt"] = "what the cell above draws"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -37,7 +37,12 @@ def document(module: str, name: str, value: Any, text: str) -> Iterator[str]:
     elif callable(value):
         yield f".. autofunction:: {path}"
     else:
-        yield from (f".. py:data:: {path}", "", *(f"   {line}" for line in translate(text.split("\n"))))
+        yield from (
+            f".. py:data:: {name}",
+            f"   :module: {module}",
+            "",
+            *(f"   {line}" for line in translate(text.split("\n"))),
+        )
 
 
 class Public(SphinxDirective):
