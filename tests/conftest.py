@@ -1,6 +1,7 @@
 """Strict arrays and shape checking while testing."""
 
 import os
+from importlib.util import find_spec
 
 # One deterministic CPU device, and no pop-up windows.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -23,7 +24,8 @@ CHECKED = (
     "regard.layers",
     "regard.models",
 )
-_hook = install_import_hook(list(CHECKED), "beartype.beartype")
+# A borrowed python, as `make gpu-check` may take, need not have beartype.
+_hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("beartype") else None
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

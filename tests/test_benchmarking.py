@@ -333,7 +333,7 @@ def test_a_training_step_is_timed_with_either_attention():
     [
         (
             ["--cases", "huge"],
-            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, options, cache, readouts, linear,",
+            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, options, cache, readouts,",
         ),
         (["--peers", "jax"], "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),

@@ -308,9 +308,7 @@ def test_trust_and_output_error_tell_of_another_computation(monkeypatch):
     monkeypatch.undo()
     # The lse is that of the backend, and the readout is not made with it.
     np.testing.assert_allclose(trace.calls[0].readout().trust, 1 - np.exp(-0.125), rtol=1e-5)
-    monkeypatch.setattr(
-        captures.BACKENDS["dense"], "run", lambda p: (out * 2, {}) if not p.aux else run(p)
-    )
+    monkeypatch.setattr(captures.BACKENDS["dense"], "run", lambda p: (out * 2, {}) if not p.aux else run(p))
     with inspection.capture() as trace:
         attend(*arrays, backend="dense", **options)
     assert trace.calls[0].output_error > 0.1

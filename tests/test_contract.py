@@ -13,7 +13,7 @@ import oracle
 import plain
 from regard import attend, masks
 from regard.engine.posing import AUX
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def serve(case, backend):
     return arrays
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name, backend, request):
     case = CASES[name]
@@ -191,7 +191,7 @@ POISON = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", POISON)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
@@ -223,7 +223,7 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
         np.testing.assert_array_equal(dirty, clean)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     query, key, value, _ = Case().arrays()
     mask = np.ones((5, 11), bool)
@@ -238,7 +238,7 @@ def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     assert not np.asarray(d_query)[:, :, 2].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_statistics_have_gradients(backend, x64):
     """lse, entropy, max_score, scores and weights against central differences."""
     case = replace(
@@ -266,7 +266,7 @@ def test_statistics_have_gradients(backend, x64):
     assert not np.asarray(jax.grad(lambda q: lse(q)[1].sum())(query))[0].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_float32_statistics_of_large_scores(backend):
     """Entropy by the difference lse - E[score] would lose three digits here."""
     query, key, value, _ = Case().arrays()
@@ -279,7 +279,7 @@ def test_float32_statistics_of_large_scores(backend):
     np.testing.assert_allclose(aux["entropy"], truth, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", ["grouped", "bias that drops"])
 def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
     case = CASES[name]
@@ -302,7 +302,7 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_every_transform(backend):
     """jit, vmap, jvp, linearize, Hessian-vector product and checkpoint agree with the plain call."""
     query, key, value, _ = Case((3, 5, 7), (3, 11, 7), (3, 11, 13)).arrays()
@@ -338,7 +338,7 @@ def test_every_transform(backend):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
     arrays = [x.astype(jnp.bfloat16) for x in Case().arrays()[:3]]
     wide = [x.astype(jnp.float32) for x in arrays]

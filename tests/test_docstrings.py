@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import cache, layers, linear, masks, models, positions, readouts, scores
+from regard import cache, inspection, layers, linear, masks, models, parallel, positions, readouts, scores
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
 from regard.models import sampling
@@ -18,10 +18,12 @@ def public_names():
     found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
     adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
     found |= {f"{value.__module__}.{value.__name__}": value for value in adapters}
+    found |= {f"regard.inspection.{name}": getattr(inspection, name) for name in inspection._HOMES}
     for module in (
         cache,
         linear,
         masks,
+        parallel,
         positions,
         readouts,
         scores,
@@ -72,7 +74,7 @@ def test_a_public_name_is_documented(name):
     assert "Example:" in text
     assert ">>>" in text
     takes = [p for p in inspect.signature(value).parameters if p not in ("self", "args", "kwargs")]
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and "Args:" not in text:
         # Fields are described where they are declared.
         assert inspect.getsource(value).count('"""') >= 2 * len(takes)
     elif takes and name != "regard.masks.Mask":

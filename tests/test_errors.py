@@ -53,7 +53,7 @@ WRONG = {
     "rng number": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": 0}),
     "aux text": (TypeError, r"aux: expected a sequence of names, got the string 'lse'; write aux=\('lse',\)", {"aux": "lse"}),
     "aux name": (ValueError, "aux: expected names among weights, scores, .*; got 'weight'", {"aux": ("weight",)}),
-    "backend": (ValueError, "backend: expected one of tiled, dense.*did you mean 'dense'", {"backend": "dens"}),
+    "backend": (ValueError, "backend: expected one of .*tiled, dense.*did you mean 'dense'", {"backend": "dens"}),
 }  # fmt: skip
 
 

@@ -35,14 +35,16 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture verdicts algebra data positional predicates keys documents stored conventions"
+    "masks": "grid picture verdicts algebra data positional predicates keys stored documents conventions"
     " notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
     "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
-    " tiles operands tile_scores flash primitives dense tuning tiled registry explanation",
+    " tiles operands tile_scores flash primitives dense tuning tiled delegation patterns cudnn splash_tpu"
+    " registry explanation placement",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
+    "parallel": "order division schedule exchange shard ring execution accounts placements calls",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
@@ -61,7 +63,8 @@ FOLDERS = {
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
-    " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine report tuning",
+    " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
+    " report tuning",
     "cli": "console commands spelling voices displays interruption overview training pictures plotting"
     " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
 }

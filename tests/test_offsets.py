@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard import attend, explain, masks
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 
 T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys
@@ -33,7 +33,7 @@ def piece(array):
     return array[..., FIRST:LAST, :]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("offset", ["number", "per row"])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, backend):
@@ -61,7 +61,7 @@ def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, bac
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_documents_read_the_id_of_the_key_where_the_query_sits(backend):
     query, key, value = draw()
     square = jnp.concatenate([query] * 6, -2)[..., :S, :]
@@ -78,7 +78,7 @@ def test_documents_read_the_id_of_the_key_where_the_query_sits(backend):
     np.testing.assert_array_equal(far, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_dropout_follows_the_positions_of_keys(backend):
     query, key, value = draw()
     options = {"dropout_rate": 0.4, "rng": jax.random.key(3), "query_offset": 13, "backend": backend}

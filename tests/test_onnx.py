@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import plain
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 from regard.interop import onnx_ops, onnx_subgraphs
 
 with warnings.catch_warnings():
@@ -40,7 +40,7 @@ def operator_of(name):
 def runs():
     for name in CASES:
         with_softmax = operator_of(name) in ("Attention", "FlexAttention")
-        yield from ((name, backend) for backend in (BACKENDS if with_softmax else [None]))
+        yield from ((name, backend) for backend in (COMPLETE if with_softmax else [None]))
 
 
 def test_all_cases_are_there():
@@ -123,7 +123,7 @@ def all_modes(run):
     return [outputs[0].output, *(one.qk_matmul_output for one in outputs[1:])], outputs[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_past_window_softcap_and_a_short_mask(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     past_key, past_value = draw(B, K, PAST, D, seed=1), draw(B, K, PAST, E, seed=1)
@@ -146,7 +146,7 @@ def test_past_window_softcap_and_a_short_mask(backend):
     compare(found, evaluate(*arguments, np.float64), evaluate(*arguments, np.float32))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_padded_keys_and_a_window_that_looks_ahead(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     real = np.asarray([3, 6])  # 3 - T < 0: the first queries of row 0 sit before all keys
@@ -173,7 +173,7 @@ def test_padded_keys_and_a_window_that_looks_ahead(backend):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_causal_without_a_past_starts_at_the_first_key(backend):
     query, key, value = draw(B, T, H * D), draw(B, NEW, K * D), draw(B, NEW, K * E)
     found = onnx_ops.attention(query, key, value, is_causal=1, q_num_heads=H, kv_num_heads=K, backend=backend)
@@ -196,14 +196,14 @@ def test_masks_have_gradients():
     energy = lambda added, backend: jnp.sum(
         onnx_ops.attention(query, key, value, added, is_causal=1, softcap=2.0, backend=backend).output ** 2
     )
-    grads = [jax.grad(energy)(added, backend) for backend in BACKENDS]
+    grads = [jax.grad(energy)(added, backend) for backend in COMPLETE]
     assert np.abs(grads[0]).max() > 0.1
     np.testing.assert_array_equal(np.triu(grads[0], 1), 0)
     # Each entry sums terms, of both signs, as large as the largest entry.
     np.testing.assert_allclose(*grads, rtol=1e-5, atol=2e-6 * float(np.abs(grads[0]).max()))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_precision_asked_for_is_had(backend, x64):
     query, key, value = (10 * draw(B, K, T, D), draw(B, K, T, D), draw(B, K, T, E))
     arguments = (query, key, value, True, 0, 1.0, 0)
@@ -226,7 +226,7 @@ def test_precision_asked_for_is_had(backend, x64):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_narrow_inputs_lose_no_more_than_their_own_roundings(backend, dtype):
     query, key, value = (
         jnp.asarray(x, dtype) for x in (draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E))
@@ -455,7 +455,7 @@ def flex(query, key, value, backend=None, precision=None, **graphs):
     return onnx_ops.flex_attention(query, key, value, softmax_precision=precision, backend=backend, **graphs)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_graphs_of_scores_and_weights_in_grouped_heads(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     score_mod = graph(
@@ -475,7 +475,7 @@ def test_graphs_of_scores_and_weights_in_grouped_heads(backend):
     plain.assert_as_exact(found, expect(np.float64), expect(np.float32))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_graphs_have_gradients(backend):
     query, key, value = (jnp.asarray(x) for x in (draw(B, K, T, D), draw(B, K, T, D), draw(B, K, T, E)))
     capped = graph("a = Div (s, cap) b = Tanh (a) r = Mul (b, cap)", cap=np.asarray(1.5))
@@ -487,7 +487,7 @@ def test_graphs_have_gradients(backend):
     np.testing.assert_allclose(*grads, rtol=1e-5, atol=2e-6 * float(np.abs(grads[0]).max()))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_a_query_whose_keys_a_graph_removes_reads_0(backend):
     query, key, value = (jnp.asarray(x) for x in (draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)))
     made = graph("m = Greater (q, one) r = Where (m, s, minus_infinity)", minus_infinity=np.asarray(-np.inf))

@@ -298,6 +298,8 @@ def test_other_files_are_not_replaced(bare, tmp_path):
     assert thesis.read_text() == "<html>years of work</html>"
     with pytest.raises(FileExistsError, match="the folder"):
         pages.write(trace, tmp_path)
+    with pytest.raises(FileNotFoundError, match="none is there; make it"):
+        pages.write(trace, tmp_path / "nowhere" / "page.html")
     empty = tmp_path / "empty.html"
     empty.touch()
     pages.write(trace, empty)

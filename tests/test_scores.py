@@ -11,7 +11,7 @@ import oracle
 from regard import attend, explain, masks, scores
 from regard.engine import tiled
 from regard.engine.posing import pose
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 from regard.engine.tiles import Blocking
 from regard.scores.cells import _toeplitz
 from regard.scores.distances import _borders
@@ -167,7 +167,7 @@ def call(name, backend):
     return run, np.asarray(bias)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "small tiles"])
+@pytest.mark.parametrize("backend", [*COMPLETE, "small tiles"])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
@@ -188,7 +188,7 @@ def mostly_slow(names, *quick):
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "modifier"))
 def test_statistics_have_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
@@ -252,7 +252,7 @@ def test_every_transform(name, transform, x64):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "relative bias"))
 def test_what_is_masked_reaches_nothing(name, bad, backend):
@@ -274,7 +274,7 @@ def test_what_is_masked_reaches_nothing(name, bad, backend):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_dtypes(dtype, backend, x64):
     arrays = [x.astype(dtype) for x in draw()]
@@ -424,7 +424,7 @@ def test_memory_is_linear_with_scores():
 # Bilinear.
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("shape", [(D, 11), (H, D, 11), (1, D, 11)])
 def test_bilinear(shape, backend, x64):
     query, _, value = draw()
@@ -457,7 +457,7 @@ def test_bilinear(shape, backend, x64):
 # Weights on demand.
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize(
     ("rows", "heads"), [([3, 0, 12], None), ([7], [5, 1]), (None, [2]), ([], [0]), ([4, 4], [1, 1])]
 )

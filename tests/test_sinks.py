@@ -8,7 +8,7 @@ import pytest
 import oracle
 import plain
 from regard import attend, masks
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 from regard.masks import from_array
 
 T, S = 5, 11
@@ -47,7 +47,7 @@ def truth(query, key, value, sinks, keep, cotangent):
     return oracle.batched(query, key, value, keep=keep, bias=bias, cotangent=cotangent)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_sink_is_one_more_key(name, backend):
     arrays = draw(name)
@@ -79,7 +79,7 @@ def test_a_sink_is_one_more_key(name, backend):
         np.testing.assert_array_equal(aux[name], bare[name])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_statistics_with_sinks_have_gradients(backend, x64):
     query, key, value, sinks = (x.astype(jnp.float64) for x in draw("grouped"))
     keep = causal(S)
@@ -98,7 +98,7 @@ def test_statistics_with_sinks_have_gradients(backend, x64):
         np.testing.assert_allclose(exact, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_a_sink_of_minus_infinity_is_none_and_a_huge_one_takes_all(backend):
     query, key, value, _ = draw("heads")
     sinks = jnp.asarray([-jnp.inf, 0.0, 1e30])
@@ -120,7 +120,7 @@ def test_a_sink_of_minus_infinity_is_none_and_a_huge_one_takes_all(backend):
     np.testing.assert_array_equal(grad[np.array([0, 2])], 0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_transforms_of_sinks(backend):
     query, key, value, sinks = draw("heads")
     run = lambda query, sinks: attend(
@@ -136,7 +136,7 @@ def test_transforms_of_sinks(backend):
     np.testing.assert_allclose(both, jax.hessian(energy)(sinks) @ jnp.cos(sinks), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_dropout_leaves_the_sink_alone(backend):
     query, key, _, sinks = draw("heads")
     ones = jnp.ones((2, 3, S, 4))

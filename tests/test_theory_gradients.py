@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 from regard import attend, scores
-from regard.engine.registry import BACKENDS
+from regard.engine.registry import COMPLETE
 from regard.theory import gradients, steps
 
 T, S, D, E = 5, 7, 3, 2
@@ -128,7 +128,7 @@ def test_the_numpy_oracle_agrees_also_where_rows_are_empty(name, x64):
         assert not np.asarray(array).any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_an_oracle_for_every_backend(backend, x64):
     query, key, value = draw("grouped")
     numbers, fixed = options("grouped")

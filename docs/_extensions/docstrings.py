@@ -79,7 +79,8 @@ def translate(lines: list[str]) -> list[str]:
 
 def show_annotation(annotation: Any) -> str:
     """A type as the source has it."""
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
 
 
 def show_default(value: Any) -> str:

@@ -21,6 +21,7 @@ MODULES = (
     "regard.cache",
     "regard.linear",
     "regard.readouts",
+    "regard.parallel",
     "regard.layers",
     "regard.models",
     "regard.models.sampling",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard import linear as linear
     from regard import masks as masks
+    from regard import parallel as parallel
     from regard import positions as positions
     from regard import readouts as readouts
     from regard import scores as scores
@@ -27,6 +28,7 @@ _HOMES = {
     "explain_einsum": "regard.theory.notation",
     "linear": "regard.linear",
     "masks": "regard.masks",
+    "parallel": "regard.parallel",
     "positions": "regard.positions",
     "readouts": "regard.readouts",
     "scores": "regard.scores",

@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.axes import Array, ArrayLike
 from regard.engine.explanation import Explanation, describe
+from regard.engine.placement import active
 from regard.engine.posing import pose
 from regard.engine.registry import BACKENDS, choose
 from regard.engine.watching import report
@@ -69,7 +70,7 @@ def attend(
         rows: which query rows "weights" and "scores" in aux are wanted for; None means all. They are then
             `(*B, len(rows), S)`, formed from the saved lse; of long sequences, nothing larger is computed.
         heads: which query heads they are wanted for, likewise: the heads axis becomes `len(heads)` long.
-        backend: name of the backend to use; None picks.
+        backend: name of the backend to use; None picks, or does as `parallel.use` around the call says.
         precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
             multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
             more than the default precision is asked for.
@@ -114,8 +115,9 @@ def attend(
         heads=heads,
         precision=precision,
     )
-    chosen = choose(problem, backend).name
-    output, extra = BACKENDS[chosen].run(problem)
+    placement = active() if backend is None else None
+    chosen = choose(problem, backend).name  # under a placement, what one device would take
+    output, extra = (placement or BACKENDS[chosen]).run(problem)
     report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 

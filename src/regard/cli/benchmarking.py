@@ -14,6 +14,7 @@ from regard.benchmarking import (
     cache_rate,
     cases,
     generation_rate,
+    gpu_rates,
     jit_gain,
     linear_gain,
     machine,
@@ -46,6 +47,7 @@ EXTRA: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[dict[str, Any]
     "readouts": (readout_costs.measure_readout_costs, readout_costs.describe_readout_costs),
     "linear": (linear_gain.measure_linear_gain, linear_gain.describe_linear_gain),
     "generate": (generation_rate.measure_generation_rate, generation_rate.describe_generation_rate),
+    "gpu": (gpu_rates.measure_gpu_rates, gpu_rates.describe_gpu_rates),
     "train": (training_gain.measure_training_gain, training_gain.describe_training_gain),
 }
 PEERS = {peer.name: peer for peer in (*peers.JAX_PEERS, *torch_peers.TORCH_PEERS)}

@@ -94,7 +94,7 @@ def _ask_backends() -> dict[str, str]:
     from regard import explain
     from regard.engine.registry import BACKENDS
 
-    example = jax.ShapeDtypeStruct((1, 2, 128, 64), "float32")
+    example = jax.ShapeDtypeStruct((1, 2, 128, 64), "bfloat16")
     answers = {}
     for name in BACKENDS:
         try:

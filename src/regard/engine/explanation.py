@@ -76,7 +76,7 @@ class Explanation:
         lines += [
             ("backend", f"{self.backend}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
-            ("all pairs", f"{_scaled(self.dense_flops, 'FLOP')}, {_scaled(self.dense_bytes, 'B')} of scores"),
+            ("all pairs", f"{scaled(self.dense_flops, 'FLOP')}, {scaled(self.dense_bytes, 'B')} of scores"),
         ]
         return "\n".join(f"{label:<10} {text}" for label, text in lines)
 
@@ -128,7 +128,7 @@ def _census(problem: Problem) -> TileCensus | None:
     return TileCensus(empty, partial, full, side)
 
 
-def _scaled(amount: float, unit: str) -> str:
+def scaled(amount: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if amount < 1000:
             return f"{amount:.3g} {prefix}{unit}"

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import jax
+
 from regard.axes import Array
-from regard.engine import dense, tiled
+from regard.engine import cudnn, dense, splash_tpu, tiled
 from regard.engine.problem import Problem
 from regard.engine.tuning import load_tuning
 
@@ -25,7 +27,9 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: Mapping[str, Backend] = {"tiled": tiled, "dense": dense}
+BACKENDS: Mapping[str, Backend] = {"cudnn": cudnn, "splash_tpu": splash_tpu, "tiled": tiled, "dense": dense}
+COMPLETE = ("tiled", "dense")  # these serve every call, on every device
+PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu"}  # where the others are thought of
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,16 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
         return Choice(name, "it was asked for", {})
-    refusals = {candidate: backend.refuses(problem) for candidate, backend in BACKENDS.items()}
+    here = jax.default_backend()
+    candidates = [candidate for candidate in BACKENDS if PLATFORMS.get(candidate, here) == here]
+    refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
     serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
     refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}
     if not serving:
         listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refused.items())
         raise NotImplementedError(f"no backend can serve this call:\n{listed}")
+    if serving[0] in PLATFORMS:
+        return Choice(serving[0], "it is this device's own, and fastest", refused)
     favour = load_tuning().favours_dense(problem)
     if favour is not None and "dense" in serving:
         return Choice("dense", favour, refused)

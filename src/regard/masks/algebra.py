@@ -79,6 +79,13 @@ class Mask:
         del grid
         return self
 
+    def piece(self, grid: Grid) -> Mask:
+        """The mask of the grid's rows and columns alone, for a call on them at their own positions."""
+        del grid
+        if jax.tree.leaves(self):
+            raise NotImplementedError(f"{type(self).__name__} holds arrays and does not say how to cut them")
+        return self
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         """Raise ValueError where the mask's data does not fit a call with these sizes."""
 
@@ -290,6 +297,9 @@ class Pair(Mask):
     def hoist(self, grid: Grid) -> Mask:
         return self._join(self.left.hoist(grid), self.right.hoist(grid))
 
+    def piece(self, grid: Grid) -> Mask:
+        return self._join(self.left.piece(grid), self.right.piece(grid))
+
     def _join(self, left: Mask, right: Mask) -> Mask:
         return dataclasses.replace(self, left=left, right=right)  # type: ignore[type-var]
 
@@ -368,6 +378,9 @@ class Not(Mask):
 
     def hoist(self, grid: Grid) -> Mask:
         return Not(self.operand.hoist(grid))
+
+    def piece(self, grid: Grid) -> Mask:
+        return Not(self.operand.piece(grid))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         self.operand.check(leading, num_queries, num_keys)

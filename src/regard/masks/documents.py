@@ -12,6 +12,7 @@ from regard.masks.algebra import Cut, Mask
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_verdict
+from regard.masks.stored import FromArray
 from regard.masks.verdicts import Tile, verdict
 from regard.records import record
 
@@ -89,6 +90,10 @@ class Segments(Mask):
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return Segments(cut(self.query_ids, 1), cut(self.key_ids, 1))
 
+    def piece(self, grid: Grid) -> Mask:
+        queries = grid.take_rows(jnp.asarray(self.query_ids))
+        return Segments(queries, grid.take_columns(jnp.asarray(self.key_ids)))
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("segments query_ids", np.shape(self.query_ids)[:-1], leading)
         check_rows("segments key_ids", np.shape(self.key_ids)[:-1], leading)
@@ -152,6 +157,13 @@ class Documents(Mask):
 
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return Documents(cut(self.ids, 1))
+
+    def piece(self, grid: Grid) -> Mask:
+        # The piece's queries may sit where keys of another piece do.
+        row = grid.query_position - offset_column(grid.key_offset, grid.leading_axes)
+        queries, inside = self._at(row, grid.leading_axes)
+        keys = grid.take_columns(jnp.asarray(self.ids))
+        return Segments(queries[..., 0], keys) & FromArray(inside)
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("segments", np.shape(self.ids)[:-1], leading)

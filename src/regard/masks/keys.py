@@ -112,6 +112,10 @@ class KeysBelow(Mask):
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return dataclasses.replace(self, bound=cut(self.bound, 0))  # type: ignore[type-var]
 
+    def piece(self, grid: Grid) -> Mask:
+        del grid
+        return self
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows(type(self).__name__.lower(), np.shape(self.bound), leading)
 
@@ -153,6 +157,9 @@ class ValidKeys(Mask):
 
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return ValidKeys(cut(self.valid, 1))
+
+    def piece(self, grid: Grid) -> Mask:
+        return ValidKeys(grid.take_columns(jnp.asarray(self.valid)))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("valid_keys", np.shape(self.valid)[:-1], leading)

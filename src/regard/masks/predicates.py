@@ -87,6 +87,10 @@ class HoistedPredicate(Positional):
     def verdicts(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
 
+    def piece(self, grid: Grid) -> Mask:
+        del grid
+        return self
+
     def expression(self) -> str:
         return self.text
 

@@ -70,6 +70,9 @@ class FromArray(Mask):
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return FromArray(cut(self._full_rank(leading_axes), 2))
 
+    def piece(self, grid: Grid) -> Mask:
+        return FromArray(self.keep(grid))
+
     def verdicts(self, blocks: Blocks) -> Array:
         # One axis at a time, rows first: whole rows combine faster than entries of a row. The barrier keeps
         # XLA from evaluating a constant mask while it compiles, which takes half a minute at 4096 x 4096.

@@ -54,6 +54,7 @@ def write(
 
     Raises:
         FileExistsError: what lies at the path is not such a page.
+        FileNotFoundError: its folder does not exist.
         ValueError: what cannot be left out is larger than max_mb; a head to pin that does not exist.
 
     Example:
@@ -168,6 +169,8 @@ def _make(
 
 def _check_target(target: Path) -> None:
     if not target.exists():
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"path: expected a folder at {target.parent}, none is there; make it")
         return
     if target.is_dir():
         raise FileExistsError(f"path: expected a file to write, got the folder {target}; name a file in it")

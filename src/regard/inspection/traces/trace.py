@@ -112,7 +112,34 @@ class Trace:
         pinned: Any = 8,
         training: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a page that shows the trace, one HTML file that needs nothing else: see `pages.write`."""
+        """Write a page that shows the trace: one HTML file that needs no network and no other file.
+
+        Args:
+            path: of the file; an older page there is replaced, anything else refused.
+            compare: a second trace, to be laid beside this one.
+            title: None means the trace's.
+            max_mb: how large the file may be, in millions of bytes.
+            pinned: how many heads are carried in detail; or which: pairs of a call's number and a head.
+            training: curves and maps that a run logged, as `explorer.pages.write` describes them.
+
+        Returns:
+            The path.
+
+        Raises:
+            FileExistsError: what lies at the path is not such a page.
+            FileNotFoundError: its folder does not exist.
+            ValueError: what cannot be left out is larger than max_mb; a head to pin that does not exist.
+
+        Example:
+            >>> import tempfile
+            >>> import jax.numpy as jnp
+            >>> from regard import attend, inspection
+            >>> with inspection.capture(tokens=["a", "b", "c", "d"]) as trace:
+            ...     _ = attend(jnp.eye(4), jnp.eye(4), jnp.eye(4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trace.explore(f"{folder}/attention.html").name
+            'attention.html'
+        """
         from regard.inspection.explorer import pages
 
         return pages.write(

@@ -1,0 +1,221 @@
+"""Backend `cudnn`: NVIDIA's fused attention, through JAX, for the calls whose meaning it shares."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard import masks
+from regard.axes import Array
+from regard.engine import tiled
+from regard.engine.delegation import delegate
+from regard.engine.patterns import Pattern, four_axes, read_pattern, row_bounds
+from regard.engine.posing import pose
+from regard.engine.problem import Problem
+from regard.masks.grid import is_concrete
+
+_NARROW = (jnp.bfloat16, jnp.float16)
+_ORDINARY = (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT)
+
+
+@functools.cache
+def find_capability() -> tuple[int, int] | str:
+    """The GPU's compute capability, 9.0 for Hopper; or why none serves."""
+    if jax.default_backend() != "gpu":
+        return f"it needs an NVIDIA GPU, and JAX computes on {jax.default_backend()} here"
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", None))
+    try:
+        major, minor = map(int, capability.split("."))
+    except ValueError:
+        return f"it needs an NVIDIA GPU, this is {device.device_kind}"
+    if major < 8:
+        return f"it needs compute capability 8.0, {device.device_kind} has {capability}"
+    return major, minor
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why cuDNN, or JAX's way to it, gives other numbers than the contract's, or none."""
+    capability = find_capability()
+    if isinstance(capability, str):
+        return capability
+    return _refuses_options(problem) or _refuses_shapes(problem, capability) or _refuses_mask(problem)
+
+
+def _refuses_options(problem: Problem) -> str | None:
+    if problem.aux:
+        return "it returns no statistics: aux asks for some"
+    if problem.score is not None:
+        return "it evaluates no score functions"
+    if problem.bias is not None:
+        return "rows of -inf in a bias give NaN there, not 0"
+    if problem.sinks is not None:
+        return "it knows no sinks"
+    if problem.dropout_rate:
+        return "its dropout draws another pattern"
+    if not is_concrete(problem.scale):
+        return "its scale is part of the program, and this one is traced"
+    precision = problem.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
+    if precision not in _ORDINARY:
+        return f"it rounds weights to the inputs' dtype, and precision={precision!r} asks for more"
+    return None
+
+
+def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None:
+    dtypes = {array.dtype for array in (problem.query, problem.key, problem.value)}
+    if len(dtypes) > 1 or not dtypes <= {np.dtype(dtype) for dtype in _NARROW}:
+        names = ", ".join(sorted(dtype.name for dtype in dtypes))
+        return f"it takes bfloat16 or float16 alone, got {names}"
+    if 0 in (*problem.leading, problem.T, problem.S):
+        return "there is nothing to compute"
+    widest = 256 if capability >= (9, 0) else 128
+    if problem.D != problem.E:
+        return f"it takes values as wide as keys, got E = {problem.E}, D = {problem.D}"
+    if problem.D % 8 or not widest >= problem.D:
+        return f"it takes head widths up to {widest} that 8 divides, got {problem.D}"
+    if problem.leading and problem.leading[-1] != problem.query.shape[-3]:
+        return "it takes no query that several heads share"
+    return None
+
+
+def _refuses_mask(problem: Problem) -> str | None:
+    pattern = read_pattern(problem)
+    if isinstance(pattern, str):
+        return pattern
+    if pattern.segments is not None:
+        return "through JAX it knows no segments but by dense masks"
+    if pattern.after not in (None, 0) or (pattern.before is not None and pattern.after is None):
+        return f"it knows no band of {pattern.before} keys before to {pattern.after} after a query's row"
+    if pattern.before is not None and pattern.before < 0:
+        return "rows without a key are not 0 there"
+    if pattern.after == 0 and problem.T > problem.S:
+        return "its causal mask takes no more queries than keys"
+    if pattern.bound is not None and pattern.before is not None:
+        return "it takes lengths or a window, not both"
+    bounds = row_bounds(pattern, problem)
+    return bounds if isinstance(bounds, str) else None
+
+
+def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """Compute the output by cuDNN; derivatives beyond the first gradient are those of `tiled`."""
+    pattern = read_pattern(problem)
+    assert isinstance(pattern, Pattern)  # else it was refused
+    bounds = row_bounds(pattern, problem)
+    assert not isinstance(bounds, str)
+    batch = problem.leading[:-1]
+    # Keys after the last query's own are nobody's: what they hold, NaN even, is not to be read.
+    reach = problem.S if pattern.after is None else min(problem.S, problem.T)
+    arrays = [
+        four_axes(array, batch)[:, :, :rows]
+        for array, rows in ((problem.query, problem.T), (problem.key, reach), (problem.value, reach))
+    ]
+    kernel = Cudnn(float(problem.scale), pattern.after == 0, pattern.before)
+    output = delegate(kernel, *arrays, *([] if bounds is None else [bounds]))
+    return output.reshape((*problem.leading, problem.T, problem.E)), {}
+
+
+@dataclass(frozen=True)
+class Cudnn:
+    """One kind of call: arrays (batch, heads, length, width), and one length per batch row, or none."""
+
+    scale: float
+    causal: bool
+    before: int | None
+
+    def call(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
+        """The output, by cuDNN; 0 where there is no key, and without a look at keys beyond the length."""
+        if not lengths:
+            return self._attention(query, key, value, None)
+        count = lengths[0]
+        there = (jnp.arange(key.shape[2]) < count[:, None])[:, None, :, None]
+        key, value = jnp.where(there, key, 0), jnp.where(there, value, 0)
+        output = self._attention(query, key, value, jnp.maximum(count, 1))
+        return jnp.where(count[:, None, None, None] > 0, output, 0)
+
+    def _attention(self, query: Array, key: Array, value: Array, lengths: Array | None) -> Array:
+        return _library()(query, key, value, lengths, self.scale, self.causal, self.before)
+
+    def reference(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
+        """The same by Regard's tiles."""
+        keep = [masks.lengths(lengths[0])] if lengths else []
+        keep += [masks.causal()] if self.causal else []
+        keep += [masks.sliding_window(self.before)] if self.before is not None else []
+        mask = functools.reduce(operator.and_, keep) if keep else None
+        return tiled.run(pose(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
+
+
+Library = Callable[[Array, Array, Array, Array | None, float, bool, int | None], Array]
+
+
+@functools.cache
+def _library() -> Library:
+    """JAX's wrapper: the inner one where it takes heads first, as Regard does, for it copies nothing."""
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as inner
+
+        if "qkv_layout" in inspect.signature(inner.dot_product_attention).parameters:
+            return functools.partial(_call_inner, inner)
+    except (ImportError, AttributeError):
+        pass
+    return call_public
+
+
+def _call_inner(
+    inner: Any,
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Array | None,
+    scale: float,
+    causal: bool,
+    before: int | None,
+) -> Array:
+    kinds = {
+        (False, False): inner.MaskType.NO_MASK,
+        (True, False): inner.MaskType.CAUSAL,
+        (False, True): inner.MaskType.PADDING,
+        (True, True): inner.MaskType.PADDING_CAUSAL,
+    }
+    rows = None if lengths is None else jnp.full_like(lengths, query.shape[2])
+    return inner.dot_product_attention(
+        query,
+        key,
+        value,
+        q_seqlen=rows,
+        kv_seqlen=lengths,
+        scale=scale,
+        mask_type=kinds[causal, lengths is not None],
+        qkv_layout="BNTH",
+        sliding_window_length=None if before is None else before + 1,
+    )
+
+
+def call_public(
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Array | None,
+    scale: float,
+    causal: bool,
+    before: int | None,
+    implementation: Any = "cudnn",
+) -> Array:
+    """By `jax.nn.dot_product_attention`, whose arrays have heads after the length."""
+    # A window without is_causal would let queries attend to keys after them (jax PR 39576).
+    output = jax.nn.dot_product_attention(
+        *(jnp.swapaxes(array, 1, 2) for array in (query, key, value)),
+        scale=scale,
+        is_causal=causal,
+        key_value_seq_lengths=lengths,
+        local_window_size=None if before is None else (before, 0),
+        implementation=implementation,
+    )
+    return jnp.swapaxes(output, 1, 2)

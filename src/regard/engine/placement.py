@@ -1,0 +1,36 @@
+"""Where calls run: on one device, or as an enclosing context says. The compiled program depends on it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import jax
+
+from regard.axes import Array
+from regard.engine.problem import Problem
+
+
+class Placement(Protocol):
+    """A way to run calls, hashable, as it is part of what `jax.jit` remembers programs by."""
+
+    def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
+        """The output and what `problem.aux` names."""
+        ...
+
+
+_context: Any = None
+
+
+def active() -> Placement | None:
+    """The placement of the innermost context, or None."""
+    return None if _context is None else _context.value
+
+
+def within(placement: Placement | None) -> AbstractContextManager[Any]:
+    """A context in which calls run as the placement says."""
+    # Made when first needed: with a new context, JAX compiles anew what it had compiled before.
+    global _context
+    if _context is None:
+        _context = jax.make_user_context(None)
+    return _context(placement)

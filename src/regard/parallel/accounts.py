@@ -1,0 +1,131 @@
+"""Accounts: what a division costs in bytes and tiles, in numbers and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from regard.engine.explanation import scaled
+from regard.engine.problem import Problem
+from regard.parallel.division import Division
+from regard.parallel.exchange import moved_halves
+from regard.parallel.schedule import chunk_counts, tile_counts, tile_side
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a call over several devices does; print it to read it.
+
+    Example:
+        >>> import jax
+        >>> from regard import masks, parallel
+        >>> x = jax.ShapeDtypeStruct((1, 8, 4096, 64), "bfloat16")
+        >>> mesh = jax.sharding.AbstractMesh((8,), ("sequence",))
+        >>> near = masks.sliding_window(500)
+        >>> account = parallel.explain(x, x, x, mesh=mesh, axis="sequence", mask=near, plan="ring")
+        >>> account.rounds, account.skipped_rounds, account.forward_bytes
+        (2, 6, 1048576)
+    """
+
+    plan: str
+    """"ring", "all_to_all", "both", or "whole": one program that the compiler divides."""
+    reason: str
+    """Why this plan."""
+    refusals: dict[str, str]
+    """Why not the others, where they cannot serve."""
+    devices: int
+    """How many share the sequence."""
+    layout: str
+    """"contiguous", "zigzag" or "balanced"."""
+    rows_per_device: int
+    """Queries on each device, padding included."""
+    padding: tuple[int, int]
+    """Queries and keys that are added so that devices divide the lengths."""
+    rounds: int
+    """Stops of the keys at which some device has work, the one at home included."""
+    skipped_rounds: int
+    """Stops at which no device has work: keys go past them."""
+    forward_bytes: int
+    """Sent by each device in the forward pass."""
+    backward_bytes: int
+    """Sent by each device in the backward pass, but for sums of small gradients."""
+    tiles: tuple[int, ...]
+    """Tiles of the score matrix with work, on each member of the ring, in one head where heads are alike."""
+    counted: str
+    """What a tile is: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
+    mask is not known."""
+
+    @property
+    def balance(self) -> float:
+        """Most tiles on a device over the fewest; 1 is even."""
+        return max(self.tiles) / max(min(self.tiles), 1) if self.tiles else 1.0
+
+    def __str__(self) -> str:
+        padded = [
+            f"{count} {name}" for count, name in zip(self.padding, ("queries", "keys"), strict=True) if count
+        ]
+        lines = [
+            ("plan", f"{self.plan}: {self.reason}"),
+            *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
+            ("devices", f"{self.devices}, {self.rows_per_device} queries each, {self.layout}"),
+        ]
+        if self.plan != "whole":
+            forward, backward = (scaled(count, "B") for count in (self.forward_bytes, self.backward_bytes))
+            fewest, most = min(self.tiles), max(self.tiles)
+            lines += [
+                *([("padding", " and ".join(padded))] if padded else []),
+                ("rounds", f"{self.rounds}; {self.skipped_rounds} without work are skipped"),
+                ("sent", f"{forward} per device forward, {backward} backward"),
+                ("tiles", f"{fewest} to {most} per device ({self.counted}), balance {self.balance:.2f}"),
+            ]
+        return "\n".join(f"{label:<10} {text}" for label, text in lines)
+
+
+def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
+    """Bytes that each device sends forward and backward."""
+    wide = problem.accumulation.itemsize
+    query, key, value = (
+        _local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
+    )
+    rows = math.prod(problem.leading) // division.size(*division.batch, *division.heads, division.exchange)
+    rows *= division.queries.padded // division.size(division.ring)
+    output, statistic = rows * problem.E * problem.query.dtype.itemsize, rows * wide
+    sums = sum(
+        _local_bytes(problem, division, array) // array.dtype.itemsize * wide
+        for array in (problem.key, problem.value)
+    )
+    # Of what is exchanged, a share stays where it is.
+    shared = division.size(division.exchange)
+    away = (shared - 1) / shared
+    if division.layout == "balanced":
+        away += moved_halves(division)
+    forward = away * (query + key + value + output + 2 * statistic)
+    backward = away * (query + key + value + output + statistic)
+    stops = division.rounds
+    if stops:
+        hops = len(stops) - 1 + (stops[0].number > 0)
+        forward += hops * (key + value)
+        backward += hops * (key + value) + (len(stops) - 1 + (stops[-1].number > 0)) * sums
+    return round(forward), round(backward)
+
+
+def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
+    """Tiles with work on each member of the ring, and what a tile is."""
+    counts = tile_counts(problem, division)
+    if counts is None:
+        return chunk_counts(problem, division), "chunk"
+    side = tile_side(problem, division)
+    return counts, f"{side} x {side}"
+
+
+def _local_bytes(problem: Problem, division: Division, array: Any) -> int:
+    """Of an array as it travels: a part of the heads, the sequence of one member of the ring."""
+    *batch, heads, _, width = (1,) * (3 - array.ndim) + tuple(array.shape)
+    sequence = division.queries if array is problem.query else division.keys
+    count = math.prod(batch) * heads * (sequence.padded // division.size(division.ring)) * width
+    if batch and batch[0] > 1:
+        count //= division.size(*division.batch)
+    if heads > 1:
+        count //= division.size(*division.heads, division.exchange)
+    return count * array.dtype.itemsize

@@ -1,0 +1,341 @@
+"""The calls: attention over a mesh, by a plan that is asked for or chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from regard.axes import Array, ArrayLike
+from regard.engine.placement import active, within
+from regard.engine.posing import pose
+from regard.masks import Mask
+from regard.parallel.accounts import Account
+from regard.parallel.placements import MeshPlacement
+from regard.scores import Score
+
+Names = str | Sequence[str]
+
+
+def ring_attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mesh: Any,
+    axis: str,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
+    scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
+    layout: str = "contiguous",
+    batch_axis: Names | None = None,
+    head_axis: Names | None = None,
+    aux: Sequence[str] = (),
+    precision: Any = None,
+) -> Any:
+    """Attend with the sequence divided over devices; keys and values travel around them.
+
+    output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
+
+    Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
+    their way, and joins the result to what it has by the rules of sums of exponentials. The backward pass is
+    a second trip, on which the gradients of keys and values travel along and then home. Rounds in which the
+    mask, as far as it is known before tracing, leaves no device any work are not made. Nothing of size T x S
+    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each.
+
+    Args:
+        query: as in `attend`. Lengths need not be multiples of the number of devices.
+        key: as in `attend`.
+        value: as in `attend`.
+        mesh: a `jax.sharding.Mesh`.
+        axis: the mesh axis along which the sequence is divided.
+        mask: as in `attend`, of the whole sequence in its own order.
+        score: as in `attend`.
+        scale: as in `attend`.
+        sinks: as in `attend`.
+        dropout_rate: as in `attend`; the pattern is that of one device.
+        rng: as in `attend`.
+        query_offset: as in `attend`.
+        key_offset: as in `attend`.
+        layout: "contiguous": device i has the i-th part. "zigzag": tokens come, and results go, in the order
+            of `to_zigzag(..., mesh.shape[axis])`, which balances causal work; all else stays in the order of
+            the sequence. "balanced": tokens come in the order of the sequence and are exchanged for that.
+        batch_axis: mesh axes along which the first of several leading axes is divided; None is none.
+        head_axis: mesh axes along which heads are divided; None is none.
+        aux: () or ("lse",), as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        As `attend`. Reverse-mode derivatives exist, of score parameters too; forward-mode ones do not.
+
+    Raises:
+        TypeError: as `attend`; a mesh that is none.
+        ValueError: as `attend`; an unknown axis or layout.
+        NotImplementedError: a call that cannot be divided; the message says why.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard import masks, parallel
+        >>> mesh = jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> x = jnp.eye(3)
+        >>> out = parallel.ring_attend(x, x, x, mesh=mesh, axis="sequence", mask=masks.causal())
+        >>> [f"{number:.2f}" for number in out[1]]
+        ['0.36', '0.64', '0.00']
+
+    Reference: Liu et al., "Ring Attention with Blockwise Transformers", 2023, algorithm 1; the balanced order
+    as in Brandon et al., "Striped Attention", 2023, but with two chunks per device instead of stripes.
+    """
+    placement = MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, "ring")
+    return _run(
+        placement, query, key, value,
+        mask=mask, score=score, scale=scale, sinks=sinks, dropout_rate=dropout_rate, rng=rng,
+        query_offset=query_offset, key_offset=key_offset, aux=aux, precision=precision,
+    )  # fmt: skip
+
+
+def all_to_all_attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mesh: Any,
+    axis: str,
+    ring_axis: str | None = None,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
+    scale: float | Array | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
+    layout: str = "contiguous",
+    batch_axis: Names | None = None,
+    head_axis: Names | None = None,
+    aux: Sequence[str] = (),
+    precision: Any = None,
+) -> Any:
+    """Attend with the sequence divided over devices, which swap it for heads: each attends for some of them.
+
+    output_hte = sum_s softmax_s(score_hts) value_hse, all t and s of head h on one device
+
+    Args:
+        query: as in `attend`; its heads are a multiple of the devices along `axis`.
+        key: as in `attend`; so are its heads.
+        value: as in `attend`; so are its heads.
+        mesh: a `jax.sharding.Mesh`.
+        axis: the mesh axis along which sequence is exchanged for heads.
+        ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
+            then along `axis`. None means that each device sees all keys of its heads.
+        mask: as in `ring_attend`.
+        score: as in `attend`.
+        scale: as in `attend`.
+        sinks: as in `attend`.
+        dropout_rate: as in `attend`; the pattern is that of one device.
+        rng: as in `attend`.
+        query_offset: as in `attend`.
+        key_offset: as in `attend`.
+        layout: as in `ring_attend`, of the devices along `ring_axis`.
+        batch_axis: as in `ring_attend`.
+        head_axis: as in `ring_attend`: heads are divided along it before any are exchanged.
+        aux: () or ("lse",), as in `attend`.
+        precision: as in `attend`.
+
+    Returns:
+        As `ring_attend`.
+
+    Raises:
+        TypeError: as `ring_attend`.
+        ValueError: as `ring_attend`.
+        NotImplementedError: heads that do not divide, with the sizes that would; as `ring_attend`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard import parallel
+        >>> mesh = jax.make_mesh((1,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> x = jnp.ones((4, 3, 2))
+        >>> parallel.all_to_all_attend(x, x, x, mesh=mesh, axis="heads").shape
+        (4, 3, 2)
+
+    Reference: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3; both together: Fang and Zhao, "USP", 2024.
+    """
+    plan, axes = ("all_to_all", axis) if ring_axis is None else ("both", (ring_axis, axis))
+    placement = MeshPlacement.check(mesh, axes, batch_axis, head_axis, layout, plan)
+    return _run(
+        placement, query, key, value,
+        mask=mask, score=score, scale=scale, sinks=sinks, dropout_rate=dropout_rate, rng=rng,
+        query_offset=query_offset, key_offset=key_offset, aux=aux, precision=precision,
+    )  # fmt: skip
+
+
+def attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mesh: Any = None,
+    axis: Names | None = None,
+    batch_axis: Names | None = None,
+    head_axis: Names | None = None,
+    layout: str | None = None,
+    plan: str | None = None,
+    **options: Any,
+) -> Any:
+    """Attend over a mesh by the plan that serves and sends least; `explain` says which.
+
+    output_te = sum_s softmax_s(score_ts) value_se, as `regard.attend`
+
+    Args:
+        query: as in `attend`.
+        key: as in `attend`.
+        value: as in `attend`.
+        mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call.
+        axis: the mesh axis along which the sequence is divided, or two: one along which keys travel, and one
+            along which heads are exchanged.
+        batch_axis: as in `ring_attend`.
+        head_axis: as in `ring_attend`.
+        layout: as in `ring_attend`; None means "contiguous", or "balanced" where that evens out the work.
+        plan: "ring", "all_to_all", "both" or "whole" (one program, which the compiler divides as it can);
+            None means the one that serves and sends least, and "whole" where none serves or rows are few.
+        **options: all others of `regard.attend`.
+
+    Returns:
+        As `regard.attend`.
+
+    Raises:
+        TypeError: as `ring_attend`.
+        ValueError: as `ring_attend`; no mesh, and no `use` around the call.
+        NotImplementedError: a plan asked for that cannot serve.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard import parallel
+        >>> mesh = jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> x = jnp.ones((4, 3, 2))
+        >>> parallel.attend(x, x, x, mesh=mesh, axis="sequence").shape
+        (4, 3, 2)
+    """
+    return _run(_place(mesh, axis, batch_axis, head_axis, layout, plan), query, key, value, **options)
+
+
+def explain(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mesh: Any = None,
+    axis: Names | None = None,
+    batch_axis: Names | None = None,
+    head_axis: Names | None = None,
+    layout: str | None = None,
+    plan: str | None = None,
+    **options: Any,
+) -> Account:
+    """Say what `attend` would do over a mesh: plan and why, rounds, bytes sent, tiles per device.
+
+    Nothing is computed: `jax.ShapeDtypeStruct` stands in for arrays, `jax.sharding.AbstractMesh` for a mesh.
+
+    Args:
+        query: as in `attend`, or its shape and dtype.
+        key: as in `attend`, or its shape and dtype.
+        value: as in `attend`, or its shape and dtype.
+        mesh: as in `attend`.
+        axis: as in `attend`.
+        batch_axis: as in `attend`.
+        head_axis: as in `attend`.
+        layout: as in `attend`.
+        plan: as in `attend`.
+        **options: as in `attend`.
+
+    Returns:
+        A record to read or print.
+
+    Raises:
+        TypeError: as `attend`.
+        ValueError: as `attend`.
+        NotImplementedError: as `attend`.
+
+    Example:
+        >>> import jax
+        >>> from regard import masks, parallel
+        >>> x = jax.ShapeDtypeStruct((1, 8, 4096, 64), "bfloat16")
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("sequence",))
+        >>> print(parallel.explain(x, x, x, mesh=mesh, axis="sequence", mask=masks.causal(), plan="ring"))
+        plan       ring: it was asked for
+        devices    4, 1024 queries each, balanced
+        rounds     4; 0 without work are skipped
+        sent       9.49 MB per device forward, 26.2 MB backward
+        tiles      132 to 132 per device (128 x 128), balance 1.00
+    """
+    placement = _place(mesh, axis, batch_axis, head_axis, layout, plan)
+    return placement.explain(pose(query, key, value, **options))
+
+
+def use(
+    mesh: Any,
+    axis: Names,
+    *,
+    batch_axis: Names | None = None,
+    head_axis: Names | None = None,
+    layout: str | None = None,
+    plan: str | None = None,
+) -> AbstractContextManager[Any]:
+    """Let every `regard.attend` inside run over a mesh: layers and models need no change.
+
+    What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
+    are left alone.
+
+    Args:
+        mesh: as in `attend`.
+        axis: as in `attend`.
+        batch_axis: as in `attend`.
+        head_axis: as in `attend`.
+        layout: as in `attend`, but for "zigzag": layers number positions in the order of the sequence.
+        plan: as in `attend`.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        TypeError: as `attend`.
+        ValueError: as `attend`; zig-zag order.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import regard
+        >>> mesh = jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> with regard.parallel.use(mesh, "sequence"):
+        ...     out = regard.attend(jnp.ones((4, 3, 2)), jnp.ones((4, 3, 2)), jnp.ones((4, 3, 2)))
+    """
+    if layout == "zigzag":
+        raise ValueError(
+            "layout: expected contiguous, balanced or None, because layers number positions in the order of"
+            " the sequence; got 'zigzag'. 'balanced' exchanges tokens for that order and back in every call"
+        )
+    return within(MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan))
+
+
+def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any) -> MeshPlacement:
+    if mesh is not None:
+        if axis is None:
+            raise ValueError(
+                f"axis: expected the mesh axis of the sequence, one of {mesh.axis_names}; got None"
+            )
+        return MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan)
+    placement = active()
+    if not isinstance(placement, MeshPlacement):
+        raise ValueError(
+            "mesh: expected a mesh, or `with parallel.use(mesh, axis):` around the call; got None"
+        )
+    return placement
+
+
+def _run(placement: MeshPlacement, query: Any, key: Any, value: Any, **options: Any) -> Any:
+    problem = pose(query, key, value, **options)
+    output, extra = placement.run(problem)
+    return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output

@@ -1,0 +1,139 @@
+"""Division: which device has which part of a call. Static: it is part of the compiled program."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from regard.axes import Array
+from regard.parallel.order import from_zigzag, to_zigzag
+
+LAYOUTS = ("contiguous", "zigzag", "balanced")
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A stop of the travelling keys: how many devices they are from home, and what meets what there."""
+
+    number: int
+    pairs: tuple[tuple[int, int], ...]  # part of the queries, part of the keys
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """How one sequence axis is cut: `parts * ring` chunks, the last of them padded."""
+
+    length: int
+    parts: int
+    ring: int
+    exchange: int
+
+    @property
+    def chunk(self) -> int:
+        """Positions per chunk; a device's chunks must divide among those it exchanges heads with."""
+        unit = self.exchange // math.gcd(self.exchange, self.parts)
+        return max(-(-self.length // (self.parts * self.ring * unit)), 1) * unit
+
+    @property
+    def padded(self) -> int:
+        return self.chunk * self.parts * self.ring
+
+
+@dataclass(frozen=True)
+class Division:
+    """Names of mesh axes, sizes and rounds."""
+
+    mesh: Mesh
+    ring: str | None  # keys travel along it
+    exchange: str | None  # heads are exchanged for sequence along it
+    batch: Axes  # the first leading axis is split along these
+    heads: Axes  # and the heads along these, before any exchange
+    layout: str
+    num_queries: int
+    num_keys: int
+    rounds: tuple[Round, ...] = ()
+
+    def size(self, *axes: str | None) -> int:
+        """How many devices there are along mesh axes."""
+        return math.prod(self.mesh.shape[axis] for axis in axes if axis is not None)
+
+    @property
+    def parts(self) -> int:
+        """Chunks of the sequence on each device."""
+        return 1 if self.layout == "contiguous" else 2
+
+    @property
+    def queries(self) -> Sequence:
+        return Sequence(self.num_queries, self.parts, self.size(self.ring), self.size(self.exchange))
+
+    @property
+    def keys(self) -> Sequence:
+        return Sequence(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
+
+    def chunk_of(self, part: Any, member: Any) -> Any:
+        """Which chunk of the sequence is a part of what a member of the ring holds."""
+        if self.parts == 1:
+            return member
+        last = 2 * self.size(self.ring) - 1 - member
+        if isinstance(part, int):
+            return last if part else member
+        return jnp.where(part == 0, member, last)
+
+    def pad(self, array: Array, sequence: Sequence) -> Array:
+        """Rows (..., n, x) to rows that divide; zeros come after the last position."""
+        if sequence.length == sequence.padded:
+            return array
+        ring = sequence.ring
+        array = from_zigzag(array, ring) if self.layout == "zigzag" else array
+        array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, sequence.padded - sequence.length), (0, 0)])
+        return to_zigzag(array, ring) if self.layout == "zigzag" else array
+
+    def cut(self, array: Array, sequence: Sequence) -> Array:
+        """The inverse of `pad`."""
+        if sequence.length == sequence.padded:
+            return array
+        ring = sequence.ring
+        array = from_zigzag(array, ring) if self.layout == "zigzag" else array
+        array = jax.lax.slice_in_dim(array, 0, sequence.length, axis=-2)
+        return to_zigzag(array, ring) if self.layout == "zigzag" else array
+
+    # Where arrays (batch..., heads, length, width) lie.
+
+    def outside(self, array: Any) -> PartitionSpec:
+        """Of what the caller has: a part of the sequence, all heads of this device."""
+        return self._spec(array, self.heads, self._names(self.ring, self.exchange))
+
+    def inside(self, array: Any) -> PartitionSpec:
+        """After the exchange: a part of the heads, all of the ring member's sequence."""
+        return self._spec(array, (*self.heads, *self._names(self.exchange)), self._names(self.ring))
+
+    def _spec(self, array: Any, heads: Axes, sequence: Axes) -> PartitionSpec:
+        *batch, head_count, _, _ = array.shape
+        first = self.batch if batch and batch[0] > 1 else ()
+        rest = (None,) * (len(batch) - 1)
+        leading = (first or None, *rest) if batch else ()
+        return PartitionSpec(*leading, (heads or None) if head_count > 1 else None, sequence or None, None)
+
+    def result(self, leading: tuple[int, ...]) -> PartitionSpec:
+        """Of the output, on axes that divide it: `leading`, sequence, width."""
+        rank = len(leading)
+        whole = jax.ShapeDtypeStruct((*(leading or (1,)), 1, 1), jnp.float32)
+        *_, sequence, width = spec = self.outside(whole)
+        sequence = sequence if self.num_queries % self.size(self.ring, self.exchange) == 0 else None
+        return PartitionSpec(*spec[:rank], sequence, width)
+
+    def along(self, spec: PartitionSpec) -> Axes:
+        """Axes that work is divided along while an array of this spec is whole there."""
+        used = {name for entry in spec if entry for name in ((entry,) if isinstance(entry, str) else entry)}
+        every = (*self.batch, *self.heads, *self._names(self.ring, self.exchange))
+        return tuple(name for name in every if name not in used)
+
+    @staticmethod
+    def _names(*axes: str | None) -> Axes:
+        return tuple(axis for axis in axes if axis is not None)

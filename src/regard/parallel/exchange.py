@@ -1,0 +1,93 @@
+"""What devices send one another besides travelling keys: heads for sequence, halves for balance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.parallel.division import Division
+
+_HEADS, _SEQUENCE = -3, -2
+
+
+def bring_in(array: Array, division: Division) -> Array:
+    """(..., heads, part of the sequence, x), as the caller has it, to what a member of the ring works on."""
+    if division.size(division.exchange) > 1:
+        array = _exchange(array, division.exchange, _HEADS, _SEQUENCE)
+    return _balance(array, division) if division.layout == "balanced" else array
+
+
+def bring_out(array: Array, division: Division) -> Array:
+    """The inverse of `bring_in`."""
+    array = _unbalance(array, division) if division.layout == "balanced" else array
+    if division.size(division.exchange) > 1:
+        array = _exchange(array, division.exchange, _SEQUENCE, _HEADS)
+    return array
+
+
+def _exchange(array: Array, axis: Any, split: int, join: int) -> Array:
+    return jax.lax.all_to_all(array, axis, array.ndim + split, array.ndim + join, tiled=True)
+
+
+# Of the 2 n half chunks, member i has 2 i and 2 i + 1, and works on i and 2 n - 1 - i. One of the latter is
+# even, the other odd: the even halves are a permutation, and so are the odd ones.
+
+
+def _owner(half: int, ring: int) -> int:
+    return half if half < ring else 2 * ring - 1 - half
+
+
+def _routes(division: Division) -> tuple[list[tuple[int, int]], ...]:
+    ring = division.size(division.ring)
+    return tuple([(i, _owner(2 * i + odd, ring)) for i in range(ring)] for odd in (0, 1))
+
+
+def _balance(array: Array, division: Division) -> Array:
+    even, odd = _halves(array)
+    if division.size(division.ring) > 1:
+        even, odd = (
+            jax.lax.ppermute(half, division.ring, route)
+            for half, route in zip((even, odd), _routes(division), strict=True)
+        )
+    return jnp.concatenate(_swap_if_odd((even, odd), division), _SEQUENCE)
+
+
+def _unbalance(array: Array, division: Division) -> Array:
+    even, odd = _swap_if_odd(_halves(array), division)
+    if division.size(division.ring) > 1:
+        even, odd = (
+            jax.lax.ppermute(half, division.ring, [(there, here) for here, there in route])
+            for half, route in zip((even, odd), _routes(division), strict=True)
+        )
+    return jnp.concatenate((even, odd), _SEQUENCE)
+
+
+def _halves(array: Array) -> tuple[Array, Array]:
+    first, second = jnp.split(array, 2, _SEQUENCE)
+    return first, second
+
+
+def _swap_if_odd(halves: tuple[Array, Array], division: Division) -> tuple[Array, Array]:
+    if division.size(division.ring) == 1:
+        return halves
+    odd = jax.lax.axis_index(division.ring) & 1 == 1
+    first, second = halves
+    return jnp.where(odd, second, first), jnp.where(odd, first, second)
+
+
+def move(tree: Any, division: Division, steps: int) -> Any:
+    """Send arrays so many members up the ring."""
+    ring = division.size(division.ring)
+    if steps % ring == 0:
+        return tree
+    route = [(i, (i + steps) % ring) for i in range(ring)]
+    return jax.tree.map(lambda array: jax.lax.ppermute(array, division.ring, route), tree)
+
+
+def moved_halves(division: Division) -> float:
+    """The share of what a device has that balance sends elsewhere, on average."""
+    routes = _routes(division)
+    return sum(here != there for route in routes for here, there in route) / sum(map(len, routes))

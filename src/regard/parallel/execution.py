@@ -1,0 +1,165 @@
+"""Run a call over a mesh: shard_map around the ring, forward, and around its second trip, backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from regard.axes import Array
+from regard.engine import dropout
+from regard.engine.operands import Inputs, Results
+from regard.engine.problem import Problem
+from regard.engine.scoring import Scoring
+from regard.engine.sinks import sink
+from regard.parallel import ring
+from regard.parallel.division import Division
+from regard.parallel.exchange import bring_in, bring_out
+from regard.parallel.shard import Call, Shard
+
+
+@partial(jax.jit, static_argnames="division")
+def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+    """Compute the output and the lse, if it is asked for."""
+    leading = problem.leading or (1,)
+    scoring, parameters = None, ()
+    if problem.score is not None:
+        scoring, parameters = Scoring.split(problem.score, problem.accumulation)
+    seeds = None if not problem.dropout_rate else dropout.head_seeds(_rng(problem), leading)
+    call = Call(
+        problem.mask,
+        jnp.asarray(problem.query_offset, jnp.int32),
+        None if problem.key_offset is None else jnp.asarray(problem.key_offset, jnp.int32),
+        seeds,
+        scoring,
+        leading,
+        problem.dropout_rate,
+        problem.precision,
+        problem.query.dtype if problem.sinks is None else problem.accumulation,
+    )
+    query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
+    arrays = Inputs(
+        division.pad(query, division.queries),
+        division.pad(key, division.keys),
+        division.pad(value, division.keys),
+        problem.with_heads(jnp.asarray(problem.scale)),
+        None,
+        parameters,
+    )
+    found: tuple[Array, Array, Array] = _attend(division, arrays, call)
+    output, log_total, peak = (division.cut(rows, division.queries) for rows in found)
+    lse = jax.lax.stop_gradient(peak) + log_total
+    if problem.sinks is not None:
+        sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse))
+        output, lse = output * sunk.share, sunk.lse
+    output = output.reshape((*problem.leading, problem.T, problem.E)).astype(problem.query.dtype)
+    return output, {"lse": lse.reshape((*problem.leading, problem.T))} if "lse" in problem.aux else {}
+
+
+def _rng(problem: Problem) -> Array:
+    assert problem.rng is not None  # pose asks for it
+    return problem.rng
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(division: Division, arrays: Inputs, call: Call) -> tuple[Array, Array, Array]:
+    """Output, log of the total and peak, (..., T, x) each; the peak counts as constant."""
+    return _forward(division, arrays, call)[0]
+
+
+def _forward(division: Division, arrays: Inputs, call: Call) -> tuple[tuple[Array, Array, Array], Any]:
+    moved = division.size(division.exchange) > 1 or division.layout == "balanced"
+
+    def local(arrays: Inputs, call: Call) -> Any:
+        arrays = _long(lambda array: bring_in(array, division), arrays)
+        rows = _as_columns(ring.forward(Shard.here(division, call), arrays))
+        if not moved:
+            return rows, ()
+        leaving = rows._replace(output=rows.output.astype(call.output_dtype))
+        return jax.tree.map(lambda array: bring_out(array, division), leaving), (arrays, rows)
+
+    shapes = _row_shapes(arrays, call)
+    inside = _specs(division.inside, arrays), jax.tree.map(division.inside, shapes)
+    rows, kept = jax.shard_map(
+        local,
+        mesh=division.mesh,
+        in_specs=(_specs(division.outside, arrays), PartitionSpec()),
+        out_specs=(jax.tree.map(division.outside, shapes), inside if moved else ()),
+        check_vma=False,
+    )(arrays, call)
+    return (rows.output, rows.log_total, rows.peak), (kept or (arrays, rows), call)
+
+
+def _backward(division: Division, residuals: Any, pulls: Any) -> tuple[Inputs, None]:
+    (arrays, rows), call = residuals
+    specs = _specs(division.inside, arrays)
+    output_pull, log_pull, _ = pulls
+
+    def local(arrays: Inputs, rows: Results, pulls: Results, call: Call) -> Inputs:
+        # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
+        arrays = jax.lax.optimization_barrier(arrays)
+        pulls = jax.tree.map(lambda array: bring_in(array, division), pulls)
+        pulls = _as_rows(pulls._replace(output=pulls.output.astype(rows.output.dtype)))
+        grads = ring.backward(Shard.here(division, call), arrays, _as_rows(rows), pulls)
+        named, placed = arrays.named(), specs.named()
+        for name, grad in grads.items():
+            # Where an array is whole and the work is not, each device has a part of the gradient.
+            apart = tuple(axis for axis in division.along(placed[name]) if division.size(axis) > 1)
+            grad = jax.lax.psum(grad, apart) if apart else grad
+            grads[name] = grad.astype(named[name].dtype)
+        return _long(lambda grad: bring_out(grad, division), Inputs.from_named(grads))
+
+    pulls = Results(output_pull, log_pull)
+    grads = jax.shard_map(
+        local,
+        mesh=division.mesh,
+        in_specs=(
+            specs,
+            jax.tree.map(division.inside, rows),
+            jax.tree.map(division.outside, pulls),
+            PartitionSpec(),
+        ),
+        out_specs=_specs(division.outside, arrays),
+        check_vma=False,
+    )(arrays, rows, pulls, call)
+    return grads, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _long(function: Callable[[Any], Any], arrays: Inputs) -> Inputs:
+    """Apply a function to what is as long as the sequence."""
+    return arrays._replace(**{name: function(getattr(arrays, name)) for name in ("query", "key", "value")})
+
+
+def _specs(place: Callable[[Any], PartitionSpec], arrays: Inputs) -> Any:
+    """Where arrays lie: what is not long is whole on every device."""
+    rest = jax.tree.map(lambda _: PartitionSpec(), arrays)
+    return rest._replace(**{name: place(getattr(arrays, name)) for name in ("query", "key", "value")})
+
+
+def _row_shapes(arrays: Inputs, call: Call) -> Results:
+    """What there is per query, with a last axis."""
+    rows = (*call.leading, arrays.query.shape[-2])
+
+    def column(width: int, dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((*rows, width), dtype)
+
+    narrow = column(1, jnp.float32)
+    return Results(column(arrays.value.shape[-1], call.output_dtype), narrow, peak=narrow)
+
+
+def _as_columns(rows: Results) -> Results:
+    """Numbers per query with a last axis, so that they move as arrays do."""
+    return rows._replace(log_total=rows.log_total[..., None], peak=rows.peak[..., None])
+
+
+def _as_rows(columns: Results) -> Results:
+    """The inverse."""
+    peak = None if columns.peak is None else columns.peak[..., 0]
+    return columns._replace(log_total=columns.log_total[..., 0], peak=peak)

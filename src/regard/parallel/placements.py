@@ -1,0 +1,247 @@
+"""Placements: a mesh and what its axes are for, and the plan that a call gets on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from regard.axes import Array
+from regard.engine.problem import Problem
+from regard.engine.registry import BACKENDS, choose
+from regard.masks.grid import Grid, Run
+from regard.parallel.accounts import Account, sent_bytes, work
+from regard.parallel.division import LAYOUTS, Axes, Division
+from regard.parallel.execution import run
+from regard.parallel.schedule import plan_rounds
+
+PLANS = ("ring", "all_to_all", "both", "whole")
+_UNEVEN = 1.1  # so much more work on one device than on another is worth an exchange
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a call."""
+
+    name: str
+    reason: str
+    refusals: dict[str, str]
+    division: Division
+
+
+@dataclass(frozen=True)
+class MeshPlacement:
+    """A mesh and what its axes are for; hashable."""
+
+    mesh: Any
+    axes: Axes  # the sequence lies along them: one, or two for keys that travel and heads that are exchanged
+    batch: Axes
+    heads: Axes
+    layout: str | None
+    plan: str | None
+    explicit: Any = None  # the mesh as it was given, if its axes are part of arrays' types
+
+    @classmethod
+    def check(
+        cls,
+        mesh: Any,
+        axis: Any,
+        batch_axis: Any = None,
+        head_axis: Any = None,
+        layout: Any = None,
+        plan: Any = None,
+    ) -> MeshPlacement:
+        """Read and check arguments of a user."""
+        shape = getattr(mesh, "shape", None)
+        if not hasattr(mesh, "axis_names") or shape is None:
+            raise TypeError(
+                f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}; see jax.make_mesh"
+            )
+        axes, batch, heads = (
+            (given,) if isinstance(given, str) else tuple(given or ())
+            for given in (axis, batch_axis, head_axis)
+        )
+        named = {"axis": axes, "batch_axis": batch, "head_axis": heads}
+        known = ", ".join(map(repr, mesh.axis_names))
+        for name, names in named.items():
+            for one in names:
+                if one not in mesh.axis_names:
+                    raise ValueError(f"{name}: expected an axis of the mesh, {known}; got {one!r}")
+        if len(axes) not in (1, 2):
+            raise ValueError(
+                f"axis: expected one name, or two: of keys that travel and of heads; got {axis!r}"
+            )
+        every = (*axes, *batch, *heads)
+        if len(set(every)) < len(every):
+            raise ValueError(f"axis, batch_axis, head_axis: expected different axes of the mesh, got {named}")
+        given = None
+        if isinstance(mesh, Mesh) and any(kind == AxisType.Explicit for kind in mesh.axis_types):
+            mesh, given = Mesh(mesh.devices, mesh.axis_names), mesh
+        if layout not in (None, *LAYOUTS):
+            raise ValueError(
+                f"layout: expected one of {', '.join(LAYOUTS)}, or None to choose; got {layout!r}"
+            )
+        if plan not in (None, *PLANS):
+            raise ValueError(f"plan: expected one of {', '.join(PLANS)}, or None to choose; got {plan!r}")
+        if plan in ("ring", "all_to_all") and len(axes) == 2:
+            raise ValueError(f"axis: expected one name for plan {plan!r}, got {axes}")
+        if plan == "both" and len(axes) == 1:
+            raise ValueError(
+                f"axis: expected two names for plan 'both', of keys that travel and of heads; got {axes}"
+            )
+        return cls(mesh, axes, batch, heads, layout, plan, given)
+
+    def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
+        """Run a call as planned."""
+        plan = self.choose(problem)
+        if plan.name == "whole":
+            return BACKENDS[choose(problem).name].run(problem)
+        if self.explicit is None:
+            return run(problem, plan.division)
+        # Where arrays' types say how they are divided, that is left to shard_map in between.
+        spec = plan.division.result(problem.leading)
+        output = NamedSharding(self.explicit, spec)
+        lse = {"lse": NamedSharding(self.explicit, PartitionSpec(*spec[:-1]))} if problem.aux else {}
+        within: Any = jax.sharding.auto_axes(partial(run, division=plan.division), out_sharding=(output, lse))
+        return within(problem)
+
+    def explain(self, problem: Problem) -> Account:
+        """What `run` would do."""
+        plan = self.choose(problem)
+        division = plan.division
+        queries, keys = division.queries, division.keys
+        whole = plan.name == "whole"
+        tiles, counted = ((), "") if whole else work(problem, division)
+        forward, backward = (0, 0) if whole else sent_bytes(problem, division)
+        return Account(
+            plan=plan.name,
+            reason=plan.reason,
+            refusals=plan.refusals,
+            devices=division.size(*self.axes),
+            layout=division.layout,
+            rows_per_device=queries.padded // division.size(*self.axes),
+            padding=(0, 0) if whole else (queries.padded - queries.length, keys.padded - keys.length),
+            rounds=len(division.rounds),
+            skipped_rounds=0 if whole else queries.ring - len(division.rounds),
+            forward_bytes=forward,
+            backward_bytes=backward,
+            tiles=tiles,
+            counted=counted,
+        )
+
+    def choose(self, problem: Problem) -> Plan:
+        """The plan asked for, or the one that sends least; an error carries the refusal."""
+        names = ("both",) if len(self.axes) == 2 else ("ring", "all_to_all")
+        refusals = {name: refusal for name in names if (refusal := self._refuses(problem, name))}
+        if self.plan == "whole":
+            return Plan("whole", "it was asked for", {}, self._divide(problem, names[0], "contiguous"))
+        if self.plan is not None:
+            if self.plan in refusals:
+                raise NotImplementedError(f"plan {self.plan!r} cannot serve this call: {refusals[self.plan]}")
+            return Plan(self.plan, "it was asked for", {}, self._lay_out(problem, self.plan))
+        serving = [name for name in names if name not in refusals]
+        if not serving:
+            if self.layout == "zigzag":
+                listed = "\n".join(f"  {name}: {refusal}" for name, refusal in refusals.items())
+                raise NotImplementedError(f"no plan can serve this call in zig-zag order:\n{listed}")
+            division = self._divide(problem, names[0], "contiguous")
+            return Plan("whole", "the compiler divides one program", refusals, division)
+        if min(problem.T, problem.S) < self._size(self.axes) and self.layout != "zigzag":
+            division = self._divide(problem, names[0], "contiguous")
+            return Plan("whole", "there are fewer rows than devices", refusals, division)
+        divisions = {name: self._lay_out(problem, name) for name in serving}
+        costs = {name: sum(sent_bytes(problem, division)) for name, division in divisions.items()}
+        best = min(serving, key=lambda name: costs[name])
+        reason = "it is the one that serves"
+        if len(serving) > 1:
+            listed = " against ".join(
+                f"{costs[name] / 1e6:.3g} MB by {name}"
+                for name in sorted(serving, key=lambda name: costs[name])
+            )
+            reason = f"it sends least, {listed}"
+        return Plan(best, reason, refusals, divisions[best])
+
+    def _refuses(self, problem: Problem, name: str) -> str | None:
+        """Why a plan cannot serve a call."""
+        if problem.bias is not None:
+            return "a bias is not divided; write it as a score, or its -inf as a mask"
+        if unknown := set(problem.aux) - {"lse"}:
+            return f"of aux it knows lse, not {', '.join(sorted(unknown))}"
+        if 0 in (*problem.leading, problem.T, problem.S):
+            return "there is nothing to divide"
+        if refusal := self._refuses_leading(problem, name):
+            return refusal
+        if self.layout == "zigzag" and name == "all_to_all":
+            return "zig-zag order is that of a ring"
+        return _refuses_mask(problem)
+
+    def _refuses_leading(self, problem: Problem, name: str) -> str | None:
+        batch, heads = self._size(self.batch), self._size(self.heads)
+        first = problem.leading[0] if len(problem.leading) > 1 else 1
+        if first % batch:
+            return (
+                f"the batch, {first}, is not a multiple of the {batch} devices along {', '.join(self.batch)}"
+            )
+        counts = {
+            "query": problem.query.shape[-3] if problem.query.ndim > 2 else 1,
+            "key": problem.key.shape[-3] if problem.key.ndim > 2 else 1,
+            "value": problem.value.shape[-3] if problem.value.ndim > 2 else 1,
+        }
+        spelled = ", ".join(f"{count} of {array}" for array, count in counts.items())
+        if any(count % heads and count > 1 for count in counts.values()):
+            return f"heads ({spelled}) are not multiples of the {heads} devices along {', '.join(self.heads)}"
+        if name == "ring":
+            return None
+        # A head that all share would have to be sent whole to everyone.
+        shared = math.gcd(*(count // heads if count > 1 else 1 for count in counts.values()))
+        devices = self._size(self.axes[-1:])
+        if shared % devices:
+            sizes = [size for size in range(1, shared + 1) if shared % size == 0]
+            return (
+                f"heads ({spelled}) are not multiples of the {devices} devices along {self.axes[-1]!r}; sizes"
+                f" that divide them: {', '.join(map(str, sizes))}"
+            )
+        return None
+
+    def _lay_out(self, problem: Problem, name: str) -> Division:
+        """Rounds, and the layout asked for or the one that spreads work evenly."""
+        if self.layout is not None or name == "all_to_all":
+            return self._divide(problem, name, self.layout or "contiguous")
+        plain, even = (self._divide(problem, name, layout) for layout in ("contiguous", "balanced"))
+        most, fewest = (edge(work(problem, plain)[0]) for edge in (max, min))
+        return even if most > _UNEVEN * fewest and max(work(problem, even)[0]) * _UNEVEN < most else plain
+
+    def _divide(self, problem: Problem, name: str, layout: str) -> Division:
+        ring, exchange = {
+            "ring": (self.axes[0], None), "all_to_all": (None, self.axes[0]), "both": self.axes
+        }[name]  # fmt: skip
+        division = Division(self.mesh, ring, exchange, self.batch, self.heads, layout, problem.T, problem.S)
+        if 0 in (*problem.leading, problem.T, problem.S):
+            return division
+        return dataclasses.replace(division, rounds=plan_rounds(problem, division))
+
+    def _size(self, axes: Axes) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _refuses_mask(problem: Problem) -> str | None:
+    mask = problem.mask
+    if mask is None:
+        return None
+    run = Run(0, 1)
+    grid = Grid.tile(run, run, 0, len(problem.leading))
+    known = {id(leaf) for leaf in jax.tree.leaves(mask)}
+    closed = [leaf for leaf in jax.tree.leaves(mask.hoist(grid)) if id(leaf) not in known]
+    if any(isinstance(leaf, Tracer) for leaf in closed):
+        return "a predicate closes over a traced array; pass it as masks.from_array or segments"
+    try:
+        jax.eval_shape(lambda: jax.tree.leaves(mask.piece(grid)))
+    except NotImplementedError as error:
+        return str(error)
+    return None

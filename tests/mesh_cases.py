@@ -1,0 +1,164 @@
+"""What tests of `parallel` run in a process of their own, which has eight devices; not a test by itself."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import oracle
+import plain
+from regard import attend, masks, parallel
+
+AUTO = jax.sharding.AxisType.Auto
+
+
+def spawn(code, devices=8, **environment):
+    """Run code after `from mesh_cases import *`; what it prints."""
+    environment = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    } | environment
+    code = f"from mesh_cases import *\nmake_strict()\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr[-4000:]
+    return done.stdout
+
+
+def make_strict():
+    """As conftest does."""
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    warnings.simplefilter("error")
+
+
+def make_mesh(**axes):
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AUTO,) * len(axes))
+
+
+def draw(*shapes, dtype=jnp.float32, seed=11):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+# Ways to run a call: the function, and what it is given besides.
+
+
+def in_zigzag(ring):
+    """Tokens put in zig-zag order and back, so that the result is comparable."""
+
+    def call(query, key, value, **options):
+        arrays = (parallel.to_zigzag(array, ring) for array in (query, key, value))
+        return parallel.from_zigzag(parallel.ring_attend(*arrays, layout="zigzag", **options), ring)
+
+    return call
+
+
+def both_in_zigzag(query, key, value, **options):
+    arrays = (parallel.to_zigzag(array, 4) for array in (query, key, value))
+    return parallel.from_zigzag(parallel.all_to_all_attend(*arrays, layout="zigzag", **options), 4)
+
+
+WAYS = {
+    "ring": (parallel.ring_attend, {"seq": 8}, {"axis": "seq"}),
+    "zigzag": (in_zigzag(8), {"seq": 8}, {"axis": "seq"}),
+    "balanced": (parallel.ring_attend, {"seq": 8}, {"axis": "seq", "layout": "balanced"}),
+    "all to all": (parallel.all_to_all_attend, {"seq": 2}, {"axis": "seq"}),
+    "both": (parallel.all_to_all_attend, {"seq": 4, "heads": 2}, {"axis": "heads", "ring_axis": "seq"}),
+    "both zigzag": (both_in_zigzag, {"seq": 4, "heads": 2}, {"axis": "heads", "ring_axis": "seq"}),
+    "both balanced": (
+        parallel.all_to_all_attend,
+        {"seq": 4, "heads": 2},
+        {"axis": "heads", "ring_axis": "seq", "layout": "balanced"},
+    ),
+    "ring of shards": (
+        parallel.ring_attend,
+        {"data": 2, "seq": 2, "model": 2},
+        {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
+    ),
+    "heads of shards": (
+        parallel.all_to_all_attend,
+        {"data": 2, "model": 2, "heads": 2},
+        {"axis": "heads", "batch_axis": "data", "head_axis": "model"},
+    ),
+}
+
+
+def run(way, *arrays, **options):
+    """Attend in one of the ways."""
+    function, axes, more = WAYS[way]
+    return function(*arrays, mesh=make_mesh(**axes), **more, **options)
+
+
+def evaluate(call, arrays, cotangent):
+    """Output and gradients of sum(output * cotangent), compiled."""
+
+    def loss(*arrays):
+        output = call(*arrays)
+        return jnp.sum(output.astype(jnp.float32) * cotangent), output
+
+    grads, output = jax.jit(jax.grad(loss, tuple(range(len(arrays))), has_aux=True))(*arrays)
+    return output, *grads
+
+
+PARTS = ("output", "d_query", "d_key", "d_value")
+
+
+def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
+    """Value and gradients as exact as a plain evaluation of the definition, in float64 the truth."""
+    arrays = draw(*shapes, dtype=dtype)
+    leading = (*shapes[0][:-2],)
+    (cotangent,) = draw((*leading, shapes[0][-2], shapes[2][-1]), seed=5)
+    keep = None
+    if mask is not None:
+        keep = mask.dense(
+            shapes[0][-2], shapes[1][-2], query_offset=options.get("query_offset", 0),
+            key_offset=options.get("key_offset"), leading_axes=len(leading),
+        )  # fmt: skip
+        keep = np.asarray(keep)
+    spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
+    inputs = [np.asarray(array, np.float64) for array in arrays]
+    truth, same = vars(oracle.batched(*inputs, **spelled)), plain.evaluate(*inputs, **spelled)
+    found = evaluate(lambda *arrays: run(way, *arrays, mask=mask, **options), arrays, cotangent)
+    for part, array in zip(PARTS, found, strict=True):
+        assert array.dtype == dtype
+        rounded = same[part] if dtype == jnp.float32 else coarse(inputs, spelled, dtype)[part]
+        magnitude = np.max(same[f"{part}_terms"]) if part in ("d_query", "d_key") else 0.0
+        plain.assert_as_exact(array, truth[part], rounded, f"{way} {part}", magnitude)
+
+
+def coarse(inputs, spelled, dtype):
+    """One device's own result, whose products round their factors."""
+    options = {} if spelled["keep"] is None else {"mask": masks.from_array(spelled["keep"])}
+    call = lambda *arrays: attend(*arrays, backend="dense", **options)
+    found = evaluate(
+        call, [jnp.asarray(array, dtype) for array in inputs], jnp.asarray(spelled["cotangent"], jnp.float32)
+    )
+    return dict(zip(PARTS, found, strict=True))
+
+
+def check_against_one_device(way, arrays, options, rtol=2e-5, atol=5e-6):
+    """The same numbers as `attend` on one device, with gradients of everything in `arrays`."""
+    (cotangent,) = draw((*arrays[0].shape[:-1], arrays[2].shape[-1]), seed=5)
+
+    def call(function):
+        return lambda *arrays: function(*arrays[:3], **options(*arrays[3:]))
+
+    found = evaluate(call(lambda *arrays, **options: run(way, *arrays, **options)), arrays, cotangent)
+    expected = evaluate(
+        call(lambda *arrays, **options: attend(*arrays, backend="dense", **options)), arrays, cotangent
+    )
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=f"{way}, result {place}")
+    return found

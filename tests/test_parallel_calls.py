@@ -1,0 +1,212 @@
+"""What else goes over a mesh: scores, sinks, dropout, statistics, bfloat16, divided batches and heads."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mesh_cases import (
+    AUTO,
+    check_against_definition,
+    check_against_one_device,
+    draw,
+    evaluate,
+    make_mesh,
+    run,
+    spawn,
+)
+from regard import attend, masks, parallel, scores
+
+SHAPES = ((2, 4, 19, 7), (2, 4, 19, 7), (2, 4, 19, 5))
+
+
+def call_with_scores(way):
+    """Parameters per head, a table by distance, a function of head and row that closes over an array."""
+    (table,), (shifts,) = draw((8, 4), seed=2), draw((2, 4), seed=3)
+    slopes = jnp.asarray([0.5, 0.25, 0.125, 0.0625])
+
+    def options(slopes, table, shifts):
+        def shift(score, batch, head, query, key):
+            return score + shifts[batch, head] * (query % 3 + key % 5).astype(jnp.float32)
+
+        chain = [
+            scores.softcap(3.0),
+            scores.alibi(slopes=slopes),
+            scores.relative_bias(table, max_distance=9),
+            scores.modifier(shift),
+        ]
+        return {"score": chain, "mask": masks.causal()}
+
+    found = check_against_one_device(way, [*draw(*SHAPES), slopes, table, shifts], options, 5e-5, 2e-5)
+    assert all(jnp.abs(grad).max() > 1e-3 for grad in found[4:])
+
+
+def call_with_sinks_and_dropout(way):
+    """A traced scale; lengths, one of them 0; dropout as on one device; a metric in front of the product."""
+    (sinks,), (metric,) = draw((4,), seed=2), draw((7, 7), seed=4)
+
+    def options(sinks, scale, metric):
+        return {
+            "sinks": sinks,
+            "scale": scale,
+            "score": scores.bilinear(metric),
+            "mask": masks.causal() & masks.lengths(jnp.array([17, 0])),
+            "dropout_rate": 0.4,
+            "rng": jax.random.key(3),
+        }
+
+    check_against_one_device(way, [*draw(*SHAPES), sinks, jnp.float32(0.3), metric], options, 5e-5, 1e-5)
+
+
+def statistics(way):
+    """lse, with sinks and its gradient."""
+    arrays, mask = draw(*SHAPES), masks.causal() & masks.valid_keys(np.arange(19) % 7 != 0)
+    sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
+
+    def outcome(function):
+        def loss(*arrays):
+            output, aux = function(*arrays, mask=mask, sinks=sinks, aux=("lse",))
+            return jnp.sum(jnp.sin(aux["lse"])) + jnp.sum(output**2), aux["lse"]
+
+        return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+
+    found = outcome(lambda *arrays, **options: run(way, *arrays, **options))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(outcome(attend)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+
+
+def repeated(way):
+    """The same bits, from the same program and from one compiled again; dropout and shared keys included."""
+    arrays = draw((2, 4, 19, 7), (2, 1, 19, 7), (19, 5))
+    (cotangent,) = draw((2, 4, 19, 5))
+    options = {"mask": masks.causal(), "dropout_rate": 0.2, "rng": jax.random.key(1)}
+    loss = lambda *arrays: jnp.vdot(run(way, *arrays, **options), cotangent)
+    programs = [jax.jit(jax.value_and_grad(loss, (0, 1, 2))) for _ in range(2)]
+    first = programs[0](*arrays)
+    for found in (programs[0](*arrays), programs[1](*arrays)):
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(first), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def shared_keys(way):
+    """Arrays that batch rows or heads share get the sum of everyone's gradients."""
+    for shapes in (((2, 4, 19, 7), (2, 1, 19, 7), (19, 5)), ((1, 1, 19, 7), (2, 4, 19, 7), (2, 4, 19, 5))):
+        arrays = draw(*shapes)
+        (cotangent,) = draw((2, 4, 19, 5))
+        call = lambda *arrays, way=way: run(way, *arrays, mask=masks.causal())
+        plain = lambda *arrays: attend(*arrays, mask=masks.causal(), backend="dense")
+        found, expected = evaluate(call, arrays, cotangent), evaluate(plain, arrays, cotangent)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+
+
+def spoiled(way):
+    """NaN in keys that nobody may attend to, some of them beside padding, reaches nothing."""
+    arrays = query, key, value = draw(*SHAPES)
+    (cotangent,) = draw((2, 4, 19, 5))
+    unseen = jnp.arange(19)[:, None] % 6 == 4
+    mask = masks.causal() & masks.valid_keys(~np.asarray(unseen)[:, 0])
+    call = lambda *arrays: run(way, *arrays, mask=mask, query_offset=0)
+    bad = query, jnp.where(unseen, jnp.nan, key), jnp.where(unseen, jnp.inf, value)
+    for one, other in zip(evaluate(call, bad, cotangent), evaluate(call, arrays, cotangent), strict=True):
+        np.testing.assert_array_equal(one, other)
+    # The last key is after the last query.
+    late = lambda *arrays: run(way, *arrays, mask=masks.causal(), query_offset=-1)
+    bad = query, key.at[:, :, -1].set(jnp.nan), value.at[:, :, -1].set(jnp.nan)
+    for one, other in zip(evaluate(late, bad, cotangent), evaluate(late, arrays, cotangent), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def narrow(way):
+    shapes = ((2, 4, 19, 7), (2, 2, 19, 7), (2, 2, 19, 5))
+    check_against_definition(way, shapes, masks.causal(), jnp.bfloat16)
+
+
+def layers(way):
+    """A layer in the context: compiled anew, over the mesh, with the same numbers; rows of a decoder, too."""
+    from flax import nnx
+
+    from regard.layers import MultiHeadAttention
+    from regard.positions import Rotary
+
+    del way
+    layer = MultiHeadAttention(
+        12, num_heads=4, num_key_heads=2, rotary=Rotary(3 + 1), head_dim=4, rngs=nnx.Rngs(0)
+    )
+    (hidden,) = draw((2, 21, 12))
+
+    @nnx.jit
+    def step(layer, hidden):
+        return nnx.value_and_grad(lambda layer: jnp.sum(layer(hidden, mask=masks.causal()) ** 2))(layer)
+
+    graph, state = nnx.split(layer)
+    forward = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, mask=masks.causal()))
+    expected = step(layer, hidden)
+    assert "collective-permute" not in forward.lower(state, hidden).compile().as_text()
+    for mesh, axis in ((make_mesh(seq=8), "seq"), (make_mesh(seq=4, heads=2), ("seq", "heads"))):
+        with parallel.use(mesh, axis):
+            assert "collective-permute" in forward.lower(state, hidden).compile().as_text()
+            found = step(layer, hidden)
+            assert parallel.explain(*draw(*SHAPES)).devices == 8
+            one = draw((2, 4, 1, 7), (2, 4, 1, 7), (2, 4, 1, 5))
+            np.testing.assert_array_equal(attend(*one), attend(*one, backend="dense"))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=5e-5, atol=1e-5)
+    assert "collective-permute" not in forward.lower(state, hidden).compile().as_text()
+
+
+def divided_arrays(way):
+    """Arrays that are divided already stay so, whether their types say it or not: nothing is gathered."""
+    del way
+    arrays = draw((2, 4, 16, 7), (2, 2, 16, 7), (2, 2, 16, 5))
+    ids = jnp.arange(32).reshape((2, 16)) // 7
+
+    def loss(function, ids, *arrays):
+        options = {"sinks": jnp.ones(4), "dropout_rate": 0.3, "rng": jax.random.key(5), "aux": ("lse",)}
+        output, aux = function(*arrays, mask=masks.segments(ids) & masks.causal(), **options)
+        return jnp.sum(output**2) + jnp.sum(aux["lse"]), output
+
+    def step(function):
+        return jax.jit(jax.grad(functools.partial(loss, function), (1, 2, 3), has_aux=True))
+
+    expected = step(functools.partial(attend, backend="dense"))(ids, *arrays)
+    for kind in (AUTO, jax.sharding.AxisType.Explicit):
+        mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(kind,) * 2)
+        spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None, "seq"))
+        divided = [jax.device_put(array, spec) for array in arrays]
+        options = {"mesh": mesh, "axis": "seq", "batch_axis": "data", "layout": "balanced"}
+        program = step(functools.partial(parallel.ring_attend, **options))
+        with jax.set_mesh(mesh):
+            found = program(ids, *divided)
+            assert "all-gather" not in program.lower(ids, *divided).compile().as_text()
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+            assert one.sharding.is_equivalent_to(spec, 4)
+
+
+CHECKS = {
+    "call_with_scores": "both, ring of shards",
+    "call_with_sinks_and_dropout": "balanced, heads of shards",
+    "statistics": "both balanced",
+    "repeated": "ring of shards",
+    "shared_keys": "ring of shards",
+    "spoiled": "ring",
+    "narrow": "ring, both",
+    "layers": "any",
+    "divided_arrays": "any",
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_eight_devices(name):
+    done = spawn(f"import test_parallel_calls\ntest_parallel_calls.check({name!r})")
+    assert done == name
+
+
+def check(name):
+    for way in CHECKS[name].split(", "):
+        globals()[name](way)
+    sys.stdout.write(name)

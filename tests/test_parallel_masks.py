@@ -1,0 +1,77 @@
+"""Ring, all-to-all and both on eight devices are attention by its definition, for every mask."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from mesh_cases import check_against_definition, spawn
+from regard import masks
+
+LENGTH = 37  # eight devices do not divide it, nor do four
+
+IDS = np.repeat([3, 0, 7, 3], [9, 5, 15, 8]).astype(np.int32)
+HOLES = np.random.default_rng(3).random((LENGTH, LENGTH)) < 0.4
+
+
+def neighbours(query, key):
+    return (query + 2 * key) % 5 < 2
+
+
+SELF = ((2, 4, LENGTH, 7), (2, 2, LENGTH, 7), (2, 2, LENGTH, 5))
+CROSS = ((2, 4, 23, 7), (2, 2, LENGTH, 7), (2, 2, LENGTH, 5))
+EVEN = ((2, 4, 16, 7), (2, 2, 16, 7), (2, 2, 16, 5))
+HEADS = np.stack([HOLES, HOLES.T, ~HOLES, ~HOLES.T])
+CAUSAL = masks.causal()
+# Shapes, mask, offsets, ways.
+CASES = {
+    "no mask": (SELF, None, {}, "both"),
+    "causal": (SELF, CAUSAL, {}, "ring, zigzag"),
+    "window": (SELF, CAUSAL & masks.sliding_window(6), {}, "ring"),
+    "window on both sides": (SELF, masks.sliding_window(4, 3), {}, "both balanced"),
+    "documents": (SELF, masks.segments(IDS) & CAUSAL, {}, "ring"),
+    "documents by row": (SELF, masks.segments(np.stack([IDS, IDS[::-1]])), {}, "zigzag"),
+    "two id lists": (CROSS, masks.segments(IDS[:23], IDS), {}, "both zigzag"),
+    "prefix": (SELF, CAUSAL | masks.prefix([11, 0]), {}, "balanced"),
+    "lengths": (SELF, masks.lengths([29, 0]), {}, "both"),
+    "valid keys": (EVEN, masks.valid_keys(HOLES[:2, :16]), {}, "ring"),
+    "chunks or globals": (EVEN, masks.chunked(8) | masks.global_tokens(2) & masks.dilated(3), {}, "both"),
+    "stored": (SELF, masks.from_array(HOLES), {}, "ring"),
+    "stored by head": (SELF, masks.from_array(HEADS), {}, "all to all"),
+    "predicate": (EVEN, masks.predicate(neighbours) & ~CAUSAL, {}, "ring"),
+    "offset": (CROSS, CAUSAL, {"query_offset": 14}, "ring"),
+    "offsets by row": (CROSS, CAUSAL, {"query_offset": np.array([14, -3])}, "ring of shards"),
+    "documents at offsets": (
+        CROSS,
+        masks.segments(IDS) & CAUSAL,
+        {"query_offset": 115, "key_offset": 99},
+        "both",
+    ),
+    "lengths that divide": (EVEN, CAUSAL & masks.lengths([16, 5]), {}, "ring"),
+    "nothing": (SELF, CAUSAL & ~CAUSAL, {}, "both"),
+    "fewer rows than devices": (
+        ((3, 5, 7), (3, 11, 7), (3, 11, 5)),
+        CAUSAL,
+        {"query_offset": 6},
+        "ring",
+    ),
+}
+
+
+def check(*names):
+    """In the process with eight devices."""
+    for name in names:
+        shapes, mask, options, ways = CASES[name]
+        for way in ways.split(", "):
+            check_against_definition(way, shapes, mask, **options)
+    sys.stdout.write(f"{len(names)} cases")
+
+
+# A process takes seconds to begin: several cases share one.
+GROUPS = [list(CASES)[start::4] for start in range(4)]
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: ", ".join(names))
+def test_values_and_gradients_follow_the_definition(names):
+    done = spawn(f"import test_parallel_masks\ntest_parallel_masks.check(*{names})")
+    assert done == "5 cases"

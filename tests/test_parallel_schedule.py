@@ -1,0 +1,307 @@
+"""What is decided before anything is sent: order of tokens, rounds, plans, accounts; and what is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mask_expressions import expressions
+from mesh_cases import spawn
+from regard import masks, parallel
+from regard.engine.posing import pose
+from regard.masks.grid import Grid, Run
+from regard.parallel.placements import MeshPlacement
+
+CAUSAL = masks.causal()
+
+
+def mesh(**axes):
+    return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes))
+
+
+def shape(*sizes, dtype="float32"):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def account(mask=None, length=4096, heads=8, devices=8, **options):
+    arrays = [shape(1, heads, length, 64)] * 3
+    return parallel.explain(*arrays, mesh=mesh(seq=devices), axis="seq", mask=mask, **options)
+
+
+# Order.
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [0, 1, 4, 12, 23, 30])
+def test_zigzag_gives_each_device_a_chunk_from_either_end(length, devices):
+    size = max(-(-length // (2 * devices)), 1)
+    expected = []
+    for device in range(devices):
+        for chunk in (device, 2 * devices - 1 - device):
+            expected += range(min(chunk * size, length), min((chunk + 1) * size, length))
+    tokens = jnp.arange(length)
+    found = parallel.to_zigzag(tokens, devices, axis=0)
+    assert found.tolist() == expected
+    assert parallel.from_zigzag(found, devices, axis=0).tolist() == tokens.tolist()
+    rows = jnp.stack([tokens, -tokens], -1)[None]
+    np.testing.assert_array_equal(parallel.to_zigzag(rows, devices)[0, :, 1], -found)
+
+
+def test_zigzag_needs_a_device():
+    with pytest.raises(ValueError, match="devices: expected at least 1, got 0"):
+        parallel.to_zigzag(jnp.arange(3), 0)
+
+
+# Pieces of masks, and rounds.
+
+
+@settings(max_examples=25)
+@given(
+    mask=expressions(batch=2, length=7, queries=5),
+    start=st.tuples(st.integers(0, 3), st.integers(0, 4)),
+    offset=st.integers(-2, 4),
+)
+def test_a_piece_of_a_mask_is_that_part_of_it(mask, start, offset):
+    rows, columns = Run(start[0], 2), Run(start[1], 3)
+    whole = np.asarray(mask.dense(5, 7, query_offset=offset, leading_axes=2))
+    part = mask.piece(Grid.tile(rows, columns, offset, 2))
+    found = part.dense(2, 3, query_offset=offset + start[0], key_offset=start[1], leading_axes=2)
+    expected = whole[..., start[0] : start[0] + 2, start[1] : start[1] + 3]
+    np.testing.assert_array_equal(*np.broadcast_arrays(found, expected))
+
+
+def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
+    arrays = [shape(2, 2, length, 3)] * 3
+    problem = pose(*arrays, mask=mask, query_offset=offset)
+    placement = MeshPlacement.check(mesh(seq=devices), "seq", layout=layout, plan="ring")
+    return placement.choose(problem).division
+
+
+@settings(max_examples=25)
+@given(
+    mask=expressions(batch=2, length=11, queries=11),
+    layout=st.sampled_from(["contiguous", "zigzag"]),
+    offset=st.integers(-3, 3),
+)
+def test_what_is_skipped_holds_no_pair(mask, layout, offset):
+    division = rounds_of(mask, 11, 3, layout, offset)
+    kept = {(stop.number, *pair) for stop in division.rounds for pair in stop.pairs}
+    cells = np.asarray(mask.dense(11, query_offset=offset, leading_axes=2)).any((0, 1))
+    size = -(-11 // (3 * division.parts))
+    for number, one, other in np.ndindex(3, division.parts, division.parts):
+        if (number, one, other) in kept:
+            continue
+        for device in range(3):
+            owner = (device - number) % 3
+            row, column = (
+                (member, 5 - member)[part] * size for member, part in ((device, one), (owner, other))
+            )
+            assert not cells[row : row + size, column : column + size].any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "numbers"),
+    [
+        (None, [0, 1, 2, 3]),
+        (CAUSAL, [0, 1, 2, 3]),
+        (CAUSAL & masks.sliding_window(6), [0, 1]),
+        (CAUSAL & masks.sliding_window(7), [0, 1, 2]),
+        (masks.sliding_window(1, 1), [0, 1, 3]),
+        (masks.chunked(6), [0]),
+        (masks.segments(np.repeat([0, 1, 2, 1], 6)), [0, 2]),
+        (CAUSAL & ~masks.sliding_window(17, None), [3]),
+        (masks.prefix(0), []),
+    ],
+    ids=repr,
+)
+def test_rounds_by_hand(mask, numbers):
+    assert [stop.number for stop in rounds_of(mask).rounds] == numbers
+
+
+def test_rounds_of_what_is_traced_are_those_of_what_is_known():
+    seen = []
+
+    def look(ids, offset):
+        seen.append(len(rounds_of(masks.segments(ids) & masks.sliding_window(6, 0)).rounds))
+        seen.append(len(rounds_of(masks.segments(ids)).rounds))
+        seen.append(len(rounds_of(masks.sliding_window(6, 0), offset=offset).rounds))
+        return ids
+
+    jax.eval_shape(look, jnp.zeros(24, int), jnp.int32(0))
+    assert seen == [2, 4, 4]
+
+
+def test_pairs_of_zigzag_causal_are_even():
+    division = rounds_of(CAUSAL, 24, 3, "zigzag")
+    assert [stop.pairs for stop in division.rounds] == [((0, 0), (1, 0), (1, 1))] * 3
+
+
+# Accounts.
+
+
+def test_causal_work_is_even_in_zigzag():
+    assert account(CAUSAL, plan="ring", layout="zigzag").balance <= 1.1
+    assert account(CAUSAL, plan="ring", layout="balanced").balance <= 1.1
+    plain = account(CAUSAL, plan="ring", layout="contiguous")
+    # 4 x 4 tiles of 128 on a device: 10 of them on the diagonal, and 16 for each device before.
+    assert plain.tiles == tuple(10 + 16 * before for before in range(8))
+    assert account(CAUSAL, plan="ring").layout == "balanced"
+    assert account(plan="ring").layout == "contiguous"
+
+
+def test_bytes_by_hand():
+    piece = 8 * 512 * 64 * 4  # of one array on one device
+    ring = account(plan="ring")
+    assert (ring.rounds, ring.skipped_rounds) == (8, 0)
+    assert ring.forward_bytes == 7 * 2 * piece
+    assert ring.backward_bytes == 7 * 2 * piece + 8 * 2 * piece
+    near = account(CAUSAL & masks.sliding_window(500), plan="ring", layout="contiguous")
+    assert (near.rounds, near.skipped_rounds) == (2, 6)
+    assert near.forward_bytes == 2 * piece
+    assert near.backward_bytes == 2 * piece + 2 * 2 * piece
+    exchange = account(plan="all_to_all")
+    statistic = 8 * 512 * 4
+    assert exchange.forward_bytes == (4 * piece + 2 * statistic) * 7 // 8
+    assert exchange.backward_bytes == (4 * piece + statistic) * 7 // 8
+
+
+def test_the_plan_that_sends_least():
+    assert account().plan == "all_to_all"
+    assert account(CAUSAL & masks.sliding_window(100)).plan == "all_to_all"
+    assert account(masks.chunked(512)).plan == "ring"
+    assert account(masks.chunked(512)).forward_bytes == 0
+    few = account(heads=6)
+    assert few.plan == "ring"
+    assert "6 of key" in few.refusals["all_to_all"]
+    assert few.refusals["all_to_all"].endswith("sizes that divide them: 1, 2, 3, 6")
+    assert account(length=5).plan == "whole"
+    biased = account(bias=shape(4096, 4096))
+    assert biased.plan == "whole"
+    assert "bias" in biased.refusals["ring"]
+    two = parallel.explain(
+        *[shape(1, 8, 1000, 64)] * 3, mesh=mesh(seq=4, heads=2), axis=("seq", "heads"), mask=CAUSAL
+    )
+    assert (two.plan, two.devices, two.layout, two.rows_per_device) == ("both", 8, "balanced", 125)
+    text = str(account(CAUSAL & masks.sliding_window(1000), length=4095, plan="ring", layout="contiguous"))
+    assert "1 queries and 1 keys" in text
+    assert "3; 5 without work are skipped" in text
+
+
+# Errors.
+
+ARRAYS = [np.zeros((2, 6, 8, 4), np.float32)] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "options"),
+    [
+        (ValueError, "axis: expected an axis of the mesh, 'seq'; got 'sequence'", {"axis": "sequence"}),
+        (ValueError, "batch_axis: expected an axis of the mesh", {"batch_axis": "rows"}),
+        (ValueError, "expected different axes", {"head_axis": "seq"}),
+        (ValueError, "axis: expected the mesh axis of the sequence", {"axis": None}),
+        (ValueError, "layout: expected one of contiguous", {"layout": "striped"}),
+        (ValueError, "plan: expected one of ring", {"plan": "rings"}),
+        (ValueError, "axis: expected two names for plan 'both'", {"plan": "both"}),
+        (TypeError, "mesh: expected a jax.sharding.Mesh, got int", {"mesh": 4}),
+        (ValueError, "mesh: expected a mesh, or `with parallel.use", {"mesh": None}),
+        (
+            NotImplementedError,
+            r"heads \(6 of query.*sizes that divide them: 1, 2, 3, 6",
+            {"plan": "all_to_all"},
+        ),
+        (
+            NotImplementedError,
+            "a bias is not divided",
+            {"plan": "ring", "bias": np.zeros((8, 8), np.float32)},
+        ),
+        (NotImplementedError, "it knows lse, not weights", {"plan": "ring", "aux": ("weights",)}),
+        (
+            NotImplementedError,
+            "zig-zag order is that",
+            {"layout": "zigzag", "plan": "all_to_all", "mesh": mesh(seq=3)},
+        ),
+        (NotImplementedError, "no plan can serve this call in", {"layout": "zigzag", "aux": ("entropy",)}),
+    ],
+)
+def test_a_wrong_call_says_what_was_expected(kind, message, options):
+    with pytest.raises(kind, match=message):
+        parallel.explain(*ARRAYS, **{"mesh": mesh(seq=4), "axis": "seq"} | options)
+
+
+def test_batches_and_heads_that_do_not_divide():
+    for options, message in (
+        ({"batch_axis": "data"}, "the batch, 2, is not a multiple of the 4 devices along data"),
+        ({"head_axis": "data"}, "are not multiples of the 4 devices along data"),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            parallel.explain(*ARRAYS, mesh=mesh(seq=2, data=4), axis="seq", plan="ring", **options)
+
+
+def test_the_context_refuses_an_order_that_layers_do_not_know():
+    with pytest.raises(ValueError, match="layers number positions in the order of the sequence"):
+        parallel.use(mesh(seq=4), "seq", layout="zigzag")
+
+
+def test_a_mask_that_cannot_be_cut_says_so():
+    from test_tiled import Contradictory
+
+    mask = Contradictory(jnp.ones((4, 4), jnp.int8))
+    with pytest.raises(
+        NotImplementedError, match="Contradictory holds arrays and does not say how to cut them"
+    ):
+        parallel.explain(*ARRAYS, mesh=mesh(seq=4), axis="seq", plan="ring", mask=mask)
+
+
+# What is compiled.
+
+PERMUTES = """
+def lower(mask, grad=False):
+    options = {"mesh": make_mesh(seq=8), "axis": "seq", "mask": mask}
+    call = lambda *arrays: parallel.ring_attend(*arrays, **options)
+    function = jax.grad(lambda *arrays: call(*arrays).sum(), (0, 1, 2)) if grad else call
+    return jax.jit(function).lower(*draw(*[(1, 2, 64, 4)] * 3))
+
+near = masks.causal() & masks.sliding_window(5)
+for mask in (masks.chunked(8), near, masks.sliding_window(5, 5), masks.causal() & masks.sliding_window(20)):
+    text = lower(mask).compile().as_text()
+    print(text.count(" collective-permute(") + text.count(" collective-permute-start("))
+print(lower(near, grad=True).as_text().count("stablehlo.collective_permute"))
+"""
+
+
+def test_skipped_rounds_are_not_in_the_program():
+    # Keys and values, once per hop; hops that are alike are one loop. In the backward pass again, and their
+    # gradients on and home.
+    assert spawn(PERMUTES).split() == ["0", "2", "4", "2", "8"]
+
+
+MEMORY = """
+def temporary(devices, layout):
+    mesh = make_mesh(seq=devices)
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, "seq"))
+    array = jax.ShapeDtypeStruct((1, 4, 32768, 64), jnp.float32, sharding=split)
+    options = {"mesh": mesh, "axis": "seq", "mask": masks.causal(), "layout": layout}
+    call = lambda *arrays: parallel.ring_attend(*arrays, **options)
+    step = jax.jit(jax.grad(lambda *arrays: (call(*arrays) ** 2).sum(), (0, 1, 2)))
+    return step.lower(array, array, array).compile().memory_analysis().temp_size_in_bytes
+
+print(*(temporary(devices, "contiguous") for devices in (2, 4, 8)))
+"""
+
+
+def test_memory_falls_as_devices_are_added():
+    two, four, eight = map(int, spawn(MEMORY).split())
+    assert four < two
+    assert eight < 0.5 * two
+    # From 4 devices to 8 the program is the same; what does not shrink are its tiles.
+    assert eight < 0.6 * four
+
+
+def test_very_long_sequences_are_counted_in_larger_tiles():
+    long = account(CAUSAL, length=1 << 20, plan="ring", layout="zigzag")
+    assert long.counted == "512 x 512"
+    assert long.tiles == (2048 * 2049 // 2 // 8,) * 8
+    unknown = account(masks.predicate(lambda q, k: q >= k), length=1 << 20, plan="ring", layout="contiguous")
+    assert (unknown.counted, unknown.tiles) == ("chunk", (8,) * 8)
