@@ -86,7 +86,7 @@ def read_help(capsys, *words):
 def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     text = read_help(capsys)
     examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
-    assert len(examples) == 9
+    assert len(examples) == 10
     for example in examples:
         words = shlex.split(example)
         parsed = commands.parse_arguments(words[1:])

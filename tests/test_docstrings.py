@@ -7,7 +7,19 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard import cache, inspection, layers, linear, masks, models, parallel, positions, readouts, scores
+from regard import (
+    cache,
+    inspection,
+    layers,
+    linear,
+    masks,
+    models,
+    parallel,
+    planning,
+    positions,
+    readouts,
+    scores,
+)
 from regard.inspection import figures
 from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
 from regard.models import sampling
@@ -24,6 +36,7 @@ def public_names():
         linear,
         masks,
         parallel,
+        planning,
         positions,
         readouts,
         scores,
@@ -57,6 +70,8 @@ RECORDS = (
     "regard.inspection.figures.Drawing",
     "regard.interop.onnx_ops.AttentionOutputs",
     "regard.interop.onnx_ops.LinearAttentionOutputs",
+    "regard.planning.Estimate",
+    "regard.planning.MemoryTooSmallError",
     "regard.theory.bilinear.MetricReport",
     "regard.theory.gibbs.Equilibrium",
     "regard.theory.gradients.Gradients",

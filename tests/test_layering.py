@@ -24,6 +24,7 @@ FLOORS = {
     "derivation": 5,
     "parallel": 5,
     "layers": 6,
+    "planning": 6,
     "models": 7,
     "training": 8,
     "inspection": 8,
@@ -44,13 +45,14 @@ FOLDERS = {
     " tiles operands tile_scores flash primitives dense tuning tiled delegation patterns cudnn splash_tpu"
     " registry explanation placement",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
-    "parallel": "order division schedule exchange shard ring execution accounts placements calls",
+    "parallel": "order division schedule exchange shard ring apart execution accounts placements calls",
+    "planning": "amounts chips host links candidates workload estimates reports planner",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
-    "training": "settings presets metrics progress compilation scans corpora vocabularies task language tasks"
-    " checkpoints runs heads history loop",
+    "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
+    " vocabularies task language tasks checkpoints runs sharding heads programs history loop",
     "inspection": "words tokens"
     " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures"
@@ -65,8 +67,9 @@ FOLDERS = {
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
-    "cli": "console commands spelling voices displays interruption overview training pictures plotting"
-    " specimens inspecting viewing demonstration diagnosis explaining generating benchmarking",
+    "cli": "console commands spelling voices displays interruption overview supervision training pictures"
+    " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating"
+    " benchmarking",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

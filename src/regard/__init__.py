@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from regard import linear as linear
     from regard import masks as masks
     from regard import parallel as parallel
+    from regard import planning as planning
     from regard import positions as positions
     from regard import readouts as readouts
     from regard import scores as scores
@@ -29,6 +30,7 @@ _HOMES = {
     "linear": "regard.linear",
     "masks": "regard.masks",
     "parallel": "regard.parallel",
+    "planning": "regard.planning",
     "positions": "regard.positions",
     "readouts": "regard.readouts",
     "scores": "regard.scores",

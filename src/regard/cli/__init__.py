@@ -1,4 +1,4 @@
-"""The command line: `regard demo | train | generate | plot | inspect | view | explain | bench | doctor`.
+"""The command line: `regard demo`, `train`, `generate`, `plot`, `inspect`, `view`, `explain`, `plan` ...
 
 Only tyro and plain settings load before the arguments are understood, so that help and mistakes answer at
 once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     command = parse_arguments(arguments)
     console = Console(json_lines=getattr(command, "json", False), quiet=getattr(command, "quiet", False))
     try:
-        return _dispatch(command, console)
+        return _dispatch(command, console, sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         console.fail(str(error))
         return MISUSED
@@ -65,15 +65,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _dispatch(command: Any, console: "Console") -> int:
+def _dispatch(command: Any, console: "Console", words: Sequence[str]) -> int:
     """Hands a command to its module, importing no other."""
-    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plot, Train, View
+    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plan, Plot, Train, View
 
     match command:
         case Train():
-            from regard.cli.training import run_training
+            from regard.cli.supervision import supervise_training
 
-            return run_training(command, console)
+            return supervise_training(command, console, words)
         case Demo():
             from regard.cli.demonstration import run_demonstration
 
@@ -98,6 +98,10 @@ def _dispatch(command: Any, console: "Console") -> int:
             from regard.cli.explaining import run_explaining
 
             return run_explaining(command, console)
+        case Plan():
+            from regard.cli.planning import run_planning
+
+            return run_planning(command, console)
         case Bench():
             from regard.cli.benchmarking import run_benchmark
 

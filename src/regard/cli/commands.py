@@ -68,6 +68,16 @@ class Train:
     DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
     force: bool = False
     """Delete the run in the output directory and start again."""
+    mesh: Annotated[str | None, _option("AXIS=N,...", "one device; data=* for several processes")] = None
+    """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), tensor (heads and
+    widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
+    another mesh."""
+    coordinator: Annotated[str | None, _option("HOST:PORT|auto", "as the launcher says")] = None
+    """Of several processes, where the first one listens; auto lets JAX find all three, as on Cloud TPUs."""
+    processes: Annotated[int | None, _option("N", "as the launcher says, or 1")] = None
+    """How many processes run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
+    process: Annotated[int | None, _option("I", "as the launcher says")] = None
+    """Which one this is, from 0; the first one writes."""
     quiet: bool = False
     """Print errors only."""
     json: bool = False
@@ -206,6 +216,45 @@ class Explain:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Say which mesh of devices is best for attention at a length, and what it costs; nothing is allocated.
+
+    Example: regard plan --length 1M --heads 32 --key-heads 8 --devices 256 --chip h100 --mask 'causal()'
+    """
+
+    length: Annotated[str, _option("N")]
+    """Tokens, such as 4096, 128k or 1M: powers of 1024."""
+    heads: Annotated[int, _option("N")]
+    """Query heads."""
+    devices: Annotated[int, _option("N")]
+    """How many there are."""
+    chip: Annotated[str, _option("NAME")]
+    """What they are: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
+    key_heads: Annotated[int | None, _option("N", "as many as heads")] = None
+    """Heads of keys and values."""
+    width: int = 128
+    """Of a head."""
+    batch: int = 1
+    """Sequences."""
+    mask: Annotated[str | None, _option("EXPRESSION", "everybody to everybody")] = None
+    """Who may attend to whom, such as 'causal() & sliding_window(8191)'."""
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
+    """Type of query, key and value."""
+    backward: bool = False
+    """Weigh the gradients, too."""
+    fix: Annotated[str | None, _option("AXIS=N,...", "all are chosen")] = None
+    """Sizes of mesh axes that are given, such as 'data=2,heads=1'; data, sequence, exchange, heads."""
+    efficiency: float = 0.5
+    """Share of the chip's operations per second that attention reaches."""
+    top: int = 5
+    """How many meshes to show."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+@dataclass(frozen=True)
 class Tune:
     """Measure which tiles are fastest here, and from which size on; later calls of attend use it."""
 
@@ -260,7 +309,7 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Generate | Plot | Inspect | View | Explain | Bench | Doctor
+Command = Demo | Train | Generate | Plot | Inspect | View | Explain | Plan | Bench | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
@@ -270,6 +319,7 @@ CommandChoice = (
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[View, tyro.conf.subcommand("view")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,9 +13,14 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Interruption:
-    """Catches interrupts inside a `with` block; outside the main thread it catches nothing."""
+    """Catches interrupts inside a `with` block; outside the main thread it catches nothing.
 
-    def __init__(self) -> None:
+    Args:
+        ask: called at the first one, where more than this process must know.
+    """
+
+    def __init__(self, ask: Callable[[], None] | None = None) -> None:
+        self._ask = ask
         self._previous: Any = None
         self.requested = False
 
@@ -34,7 +40,10 @@ class Interruption:
             os._exit(INTERRUPTED)
         self.requested = True
         # Not through the console: the interrupted code may be in the middle of printing.
-        os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again leaves at once\n")
+        when = b"within seconds, together" if self._ask else b"after this step"
+        os.write(sys.stderr.fileno(), b"\nstopping " + when + b"; Ctrl-C again leaves at once\n")
+        if self._ask:
+            self._ask()
 
     def is_requested(self) -> bool:
         """Whether somebody asked to stop."""

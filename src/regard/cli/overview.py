@@ -11,11 +11,12 @@ from rich.table import Table
 
 import regard
 from regard.cli.console import LABEL_WIDTH, Console
-from regard.training import runs
+from regard.training import processes, runs
+from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
 
-def print_overview(console: Console, task: Task, run: runs.Run) -> None:
+def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
     """Prints where and with what a run is about to train."""
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     arrays = dict(_walk_parameters(shapes))
@@ -24,6 +25,8 @@ def print_overview(console: Console, task: Task, run: runs.Run) -> None:
     first_line = (type(task.preset).__doc__ or "").splitlines()[0]
     console.note("task", f"{task.name}: {first_line}")
     console.note("devices", describe_devices())
+    if deployment is not None:
+        console.note("mesh", describe_mesh(deployment, nnx.state(shapes, nnx.Param)))
     console.note("model", f"{type(shapes).__name__}, {total:,} parameters, {jnp.dtype(jnp.float32).name}")
     console.say(_tabulate(arrays))
     for line in describe_attention(task):
@@ -43,6 +46,14 @@ def describe_devices() -> str:
     devices = jax.devices()
     kind = f"cpu with {os.cpu_count()} cores" if devices[0].platform == "cpu" else devices[0].device_kind
     return f"{len(devices)} x {kind}, jax {jax.__version__}"
+
+
+def describe_mesh(deployment: Deployment, params: Any) -> str:
+    """The mesh, and how much of the parameters a device keeps."""
+    own, whole = deployment.count_bytes(params)
+    several = f" of {processes.count()} processes" if processes.count() > 1 else ""
+    kept = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
+    return f"{deployment.name}{several}; {kept} on each device"
 
 
 def describe_start(run: runs.Run) -> str:

@@ -3,30 +3,40 @@
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+import jax
 
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError
 from regard.cli.displays import open_display
 from regard.cli.interruption import Interruption
 from regard.cli.overview import print_overview
-from regard.training import checkpoints, loop, metrics, presets, runs, tasks
+from regard.cli.supervision import find_directory
+from regard.training import checkpoints, loop, metrics, presets, processes, runs, tasks
+from regard.training.meshes import read_mesh
+from regard.training.sharding import Deployment
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def run_training(command: Train, console: Console) -> int:
-    """Trains one task; returns the exit code."""
+    """Trains one task; returns the exit code. Where there are several processes, all of them run this."""
     preset = presets.shrink(command.task) if command.smoke else command.task
-    directory = command.out or Path("out") / (f"{preset.name}-smoke" if command.smoke else preset.name)
+    directory = find_directory(command)
     with expected_errors():
-        run = runs.open_run(directory, preset, seed=command.seed, resume=command.resume, force=command.force)
+        deployment = choose_deployment(command, preset)
+        options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
+        run = processes.alone(lambda: runs.open_run(directory, preset, force=command.force, **options))
+        # What the first process found sound need not be read by all.
+        run = run or runs.open_run(directory, preset, verify=False, **options)
         task = tasks.make_task(preset, run.kept)
-        if not run.is_finished:
-            print_overview(console, task, run)
-    outcome = advance_run(console, task, run)
+        if not run.is_finished and processes.is_first():
+            print_overview(console, task, run, deployment)
+    outcome = advance_run(console, task, run, deployment)
     if outcome is None:
         return 1
+    if not processes.is_first():
+        return 130 if outcome.status == "interrupted" else 0
     console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
     if outcome.status == "interrupted":
         console.say(f"stopped at step {outcome.step} with a checkpoint; the same command goes on from there")
@@ -60,15 +70,35 @@ def _show_sample(console: Console, task: tasks.Task, run: runs.Run) -> None:
     console.say(f"\nsample\n{shown}\n")
 
 
-def advance_run(console: Console, task: tasks.Task, run: runs.Run) -> loop.Outcome | None:
+def choose_deployment(command: Train, preset: presets.Preset) -> Deployment | None:
+    """The mesh that a command asks for; several processes divide the rows of a batch if it asks for none."""
+    text = command.mesh or ("data=*" if processes.count() > 1 else None)
+    if text is None:
+        return None
+    spec = read_mesh(text)
+    deployment = Deployment.over(spec)
+    spec.fit(jax.device_count()).demand_divides(preset)
+    return deployment
+
+
+def advance_run(
+    console: Console, task: tasks.Task, run: runs.Run, deployment: Deployment | None = None
+) -> loop.Outcome | None:
     """Trains with a display and with Ctrl-C handled; None after a divergence, which is reported."""
     steps, done = task.preset.optimization.steps, run.start.step if run.start else 0
+    together = processes.count() > 1
+    agreed = processes.watch_for_stop(done) if together else None
     try:
-        with Interruption() as interruption, open_display(console, task.name, steps, done) as progress:
-            return loop.train(task, run, progress=progress, stop=interruption.is_requested)
+        with (
+            Interruption(ask=processes.ask_to_stop if together else None) as interruption,
+            open_display(console, task.name, steps, done) as progress,
+        ):
+            stop = agreed or interruption.is_requested
+            return loop.train(task, run, progress=progress, stop=stop, deployment=deployment)
     except loop.DivergenceError as error:
-        console.emit("diverged", task=task.name, metric=error.metric, step=error.step)
-        console.fail(f"{task.name}: {error}")
+        if processes.is_first():
+            console.emit("diverged", task=task.name, metric=error.metric, step=error.step)
+            console.fail(f"{task.name}: {error}")
         return None
     except checkpoints.CheckpointError as error:
         raise UsageError(str(error)) from error

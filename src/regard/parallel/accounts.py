@@ -86,13 +86,13 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     """Bytes that each device sends forward and backward."""
     wide = problem.accumulation.itemsize
     query, key, value = (
-        _local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
+        local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
     )
     rows = math.prod(problem.leading) // division.size(*division.batch, *division.heads, division.exchange)
     rows *= division.queries.padded // division.size(division.ring)
     output, statistic = rows * problem.E * problem.query.dtype.itemsize, rows * wide
     sums = sum(
-        _local_bytes(problem, division, array) // array.dtype.itemsize * wide
+        local_bytes(problem, division, array) // array.dtype.itemsize * wide
         for array in (problem.key, problem.value)
     )
     # Of what is exchanged, a share stays where it is.
@@ -119,7 +119,7 @@ def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
     return counts, f"{side} x {side}"
 
 
-def _local_bytes(problem: Problem, division: Division, array: Any) -> int:
+def local_bytes(problem: Problem, division: Division, array: Any) -> int:
     """Of an array as it travels: a part of the heads, the sequence of one member of the ring."""
     *batch, heads, _, width = (1,) * (3 - array.ndim) + tuple(array.shape)
     sequence = division.queries if array is problem.query else division.keys

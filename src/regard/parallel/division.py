@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
 from regard.parallel.order import from_zigzag, to_zigzag
@@ -89,7 +89,7 @@ class Division:
         """Rows (..., n, x) to rows that divide; zeros come after the last position."""
         if sequence.length == sequence.padded:
             return array
-        ring = sequence.ring
+        ring, array = sequence.ring, self._keep_whole(array)
         array = from_zigzag(array, ring) if self.layout == "zigzag" else array
         array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, sequence.padded - sequence.length), (0, 0)])
         return to_zigzag(array, ring) if self.layout == "zigzag" else array
@@ -101,7 +101,16 @@ class Division:
         ring = sequence.ring
         array = from_zigzag(array, ring) if self.layout == "zigzag" else array
         array = jax.lax.slice_in_dim(array, 0, sequence.length, axis=-2)
-        return to_zigzag(array, ring) if self.layout == "zigzag" else array
+        return self._keep_whole(to_zigzag(array, ring) if self.layout == "zigzag" else array)
+
+    def _keep_whole(self, array: Array) -> Array:
+        """Rows that do not divide are whole on every device, wherever they are not padded.
+
+        Left to itself the compiler (jax 0.10 and 0.12) divides them unevenly all the way up to an embedding,
+        whose gradient then comes out wrong where its table is divided, too.
+        """
+        spec = self._spec(array, self.heads, ())
+        return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
 
     # Where arrays (batch..., heads, length, width) lie.
 

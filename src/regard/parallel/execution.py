@@ -16,7 +16,7 @@ from regard.engine.operands import Inputs, Results
 from regard.engine.problem import Problem
 from regard.engine.scoring import Scoring
 from regard.engine.sinks import sink
-from regard.parallel import ring
+from regard.parallel import apart, ring
 from regard.parallel.division import Division
 from regard.parallel.exchange import bring_in, bring_out
 from regard.parallel.shard import Call, Shard
@@ -25,6 +25,8 @@ from regard.parallel.shard import Call, Shard
 @partial(jax.jit, static_argnames="division")
 def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and the lse, if it is asked for."""
+    if apart.serves(problem, division):
+        return apart.run_apart(problem, division)
     leading = problem.leading or (1,)
     scoring, parameters = None, ()
     if problem.score is not None:

@@ -48,21 +48,19 @@ def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     """The rounds in which some device has work, and which of its parts have it somewhere."""
-    codes = chunk_codes(problem, division)
+    held = chunk_codes(problem, division) != Tile.EMPTY
     ring, parts = division.size(division.ring), range(division.parts)
-    rounds = []
-    for number in range(ring):
-        pairs = []
-        for one in parts:
-            for other in parts:
-                met = [
-                    codes[division.chunk_of(one, i), division.chunk_of(other, (i - number) % ring)]
-                    for i in range(ring)
-                ]
-                if max(met) != Tile.EMPTY:
-                    pairs.append((one, other))
-        if pairs:
-            rounds.append(Round(number, tuple(pairs)))
+    members = np.arange(ring)
+    pairs: list[list[tuple[int, int]]] = [[] for _ in members]
+    for one in parts:
+        for other in parts:
+            theirs = [division.chunk_of(other, member) for member in range(ring)]
+            met = np.zeros(ring, bool)  # in each round, by some member
+            for member in range(ring):
+                met[(member - members) % ring] |= held[division.chunk_of(one, member), theirs]
+            for number in np.flatnonzero(met):
+                pairs[number].append((one, other))
+    rounds = [Round(number, tuple(some)) for number, some in enumerate(pairs) if some]
     return tuple(rounds)
 
 
@@ -74,11 +72,16 @@ def tile_side(problem: Problem, division: Division) -> int:
     return min(side, division.queries.chunk)
 
 
+def is_countable(problem: Problem) -> bool:
+    """Whether the mask is known now, and each tile's verdict cheap."""
+    if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
+        return False
+    return not _must_look(problem.mask) or problem.T * problem.S <= _MOST_CELLS
+
+
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
     """Square tiles with work, on each member of the ring; None where the mask is not known now."""
-    if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
-        return None
-    if _must_look(problem.mask) and problem.T * problem.S > _MOST_CELLS:
+    if not is_countable(problem):
         return None
     queries, side = division.queries, tile_side(problem, division)
     counts = []

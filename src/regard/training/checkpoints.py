@@ -3,8 +3,12 @@
 A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which
 lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
 into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
+
+Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
+parts are wanted: nothing in a checkpoint depends on the mesh.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -18,6 +22,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from regard.training import processes
+
 FORMAT = 1
 INDEX = "checkpoint.json"
 
@@ -28,23 +34,49 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, read into memory.
+    """A verified checkpoint, whose arrays are read when they are asked for.
 
     Attributes:
         path: its folder.
         step: updates done when it was saved.
-        arrays: NumPy arrays by path in the state, such as `params/head/kernel`.
+        kinds: shape and dtype of each array by its path in the state, such as `params/head/kernel`.
         record: what was saved beside the arrays, plain JSON values.
     """
 
     path: Path
     step: int
-    arrays: dict[str, np.ndarray]
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype]]
     record: dict[str, Any]
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """NumPy arrays by path, whole, in this process.
+
+        Raises:
+            CheckpointError: when orbax cannot read them.
+        """
+        return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
+
+    def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads arrays as their templates are: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
+
+        Raises:
+            CheckpointError: when orbax cannot read them.
+        """
+        on_host = all(isinstance(template, np.ndarray) for template in templates.values())
+        try:
+            nested = _orbax(together=not on_host).restore(
+                (self.path / "state").absolute(), args=ocp.args.StandardRestore(_nest(templates))
+            )
+        except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
+            raise CheckpointError(f"{self.path} cannot be read by orbax-checkpoint: {error}") from error
+        return {name: _make_empty(template) for name, template in templates.items()} | _leaves(nested)
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Saves a state so that it appears complete or not at all, then drops all but the newest checkpoints.
+
+    Where there are several processes, all of them call this; each writes what it holds.
 
     Args:
         directory: the folder of checkpoints; created when missing.
@@ -59,24 +91,21 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
     Raises:
         CheckpointError: when this step is already saved there: nothing is overwritten.
     """
-    target = directory / f"{step:08d}"
-    if target.exists():
-        raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
-    draft = directory / f".{step:08d}.draft"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    arrays = _flatten(state)
-    # A plain Checkpointer writes before it returns: the move below must not overtake a background thread.
-    ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(
-        (draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays))
-    )
-    _write_index(draft, step, arrays, record)
-    draft.rename(target)
-    _sync_folder(directory)
-    for stale in list_checkpoints(directory)[:-keep]:
-        discard = stale.with_name(f".{stale.name}.draft")
-        stale.rename(discard)  # half-deleted checkpoints must not look like damaged ones
-        shutil.rmtree(discard, ignore_errors=True)
+    target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
+    arrays = _on_disk(state)
+    processes.alone(lambda: _prepare_draft(target, draft))
+    _orbax(together=True).save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
+
+    def finish() -> None:
+        _write_index(draft, step, arrays, record)
+        draft.rename(target)
+        _sync_folder(directory)
+        for stale in list_checkpoints(directory)[:-keep]:
+            discard = stale.with_name(f".{stale.name}.draft")
+            stale.rename(discard)  # half-deleted checkpoints must not look like damaged ones
+            shutil.rmtree(discard, ignore_errors=True)
+
+    processes.alone(finish)
     return target
 
 
@@ -87,45 +116,41 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
 
 
-def load(path: Path) -> Checkpoint:
-    """Reads one checkpoint after checking that every file of it is the one that was written.
+def load(path: Path, *, verify: bool = True) -> Checkpoint:
+    """Opens one checkpoint after checking that every file of it is the one that was written.
+
+    Args:
+        path: its folder.
+        verify: False leaves the files alone, as another process has checked them.
 
     Raises:
         CheckpointError: naming the path and what is missing, cut short or changed, and what to do.
     """
     index = _read_index(path)
-    _verify_files(path, index["files"])
-    template = {name: np.zeros(shape, _dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
-    try:
-        nested = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
-            (path / "state").absolute(), args=ocp.args.StandardRestore(_nest(template))
-        )
-    except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
-        raise CheckpointError(f"{path} cannot be read by orbax-checkpoint: {error}") from error
-    arrays = template | _flatten(nested)
-    return Checkpoint(path, index["step"], arrays, index["record"])
+    if verify:
+        _verify_files(path, index["files"])
+    kinds = {name: (tuple(shape), _dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
+    return Checkpoint(path, index["step"], kinds, index["record"])
 
 
-def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "") -> Any:
+def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
     """Puts a checkpoint's arrays into the structure of a template.
 
     Args:
         checkpoint: what `load` returned.
         template: a pytree with the structure, shapes and dtypes wanted; its values are not used.
         prefix: take only the arrays below this path, such as `params/`.
+        places: a pytree of shardings like the template: every process reads its parts of every array, and
+            all must call this. None means whole, on JAX's default device.
 
     Returns:
-        A pytree like the template, with the checkpoint's values on JAX's default device.
+        A pytree like the template, with the checkpoint's values.
 
     Raises:
         CheckpointError: listing arrays that are missing, not expected, or of another shape or dtype.
     """
     expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
-    found = {
-        name: (array.shape, array.dtype)
-        for name, array in checkpoint.arrays.items()
-        if name.startswith(prefix)
-    }
+    found = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
     differences = [
         f"  {name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
         for name in sorted(expected.keys() | found.keys())
@@ -135,8 +160,14 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "") -> Any:
         more = [f"  and {len(differences) - 8} more"] if len(differences) > 8 else []
         lines = "\n".join(differences[:8] + more)
         raise CheckpointError(f"{checkpoint.path} holds another model or optimizer:\n{lines}")
-    leaves = [jax.numpy.asarray(checkpoint.arrays[name]) for name in expected]
-    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+    if places is None:
+        arrays = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in expected}
+    else:
+        wanted = dict(zip(expected, jax.tree.leaves(places), strict=True))
+        arrays = checkpoint.read(
+            {name: jax.ShapeDtypeStruct(*kind, sharding=wanted[name]) for name, kind in expected.items()}
+        )
+    return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
@@ -145,11 +176,42 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
 
 
-def _flatten(tree: Any) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
+def _on_disk(state: Any) -> dict[str, Any]:
+    """Leaves by path as orbax gets them: what lies on one device as NumPy arrays."""
+    return {
+        name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
+        for name, leaf in _leaves(state).items()
+    }
 
 
-def _nest(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _orbax(*, together: bool) -> ocp.Checkpointer:
+    """What reads and writes arrays, together with all other processes or alone.
+
+    A plain Checkpointer writes before it returns: no move may overtake a background thread.
+    """
+    alone = {"primary_host": processes.index(), "active_processes": {processes.index()}}
+    options = ocp.options.MultiprocessingOptions(**({} if together or processes.count() == 1 else alone))
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _make_empty(template: Any) -> Any:
+    """What stands for an array without elements, which orbax does not keep."""
+    if isinstance(template, np.ndarray) or template.size:
+        return template
+    empty = np.zeros(template.shape, template.dtype)
+    return jax.make_array_from_callback(template.shape, template.sharding, lambda index: empty[index])
+
+
+def _prepare_draft(target: Path, draft: Path) -> None:
+    """An empty folder to write into."""
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dictionaries from paths, the form in which orbax stores readable names."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
@@ -163,7 +225,7 @@ def _nest(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return tree
 
 
-def _write_index(draft: Path, step: int, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
+def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Writes checkpoint.json: what is in the checkpoint and how each file must look."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     body = {

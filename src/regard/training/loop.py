@@ -9,40 +9,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 
-from regard.training import checkpoints, heads, metrics
-from regard.training.compilation import LITTLE_WORK, run_once
-from regard.training.presets import Optimization
+from regard.training import checkpoints, heads, metrics, processes
+from regard.training.compilation import LITTLE_WORK
+from regard.training.programs import Program as Program
+from regard.training.programs import State as State
+from regard.training.programs import make_optimizer as make_optimizer
+from regard.training.programs import make_program as make_program
+from regard.training.programs import make_schedule as make_schedule
 from regard.training.progress import Progress, Silent
 from regard.training.runs import Run
-from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
+from regard.training.sharding import Deployment
+from regard.training.task import Metrics, Task
 
 FEW_LOOKS = 100
-
-
-class State(NamedTuple):
-    """What one update turns into the next."""
-
-    params: Any
-    optimizer: optax.OptState
-
-
-@dataclass(frozen=True)
-class Program:
-    """The pure functions of a run, before compilation."""
-
-    initial: State
-    update: Callable[..., tuple[State, Metrics]]
-    evaluate: Callable[[Any, Batch], Metrics]
-    look: Callable[[Any, Batch], heads.Looks]
 
 
 @dataclass(frozen=True)
@@ -81,85 +67,24 @@ class DivergenceError(FloatingPointError):
         self.step = step
 
 
-def make_schedule(optimization: Optimization) -> optax.Schedule:
-    """Returns the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
-    peak, rise = optimization.learning_rate, optimization.warmup_steps
-    if optimization.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
-    else:
-        after = optax.constant_schedule(peak)
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
-
-
-def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
-    """Returns clipping by global norm, then Adam or AdamW with the schedule."""
-    clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
-    adam = optax.adamw(
-        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
-    )
-    return optax.chain(clip, adam)
-
-
-def make_program(task: Task, seed: int) -> Program:
-    """Builds the initial state and the pure functions that update and evaluate it.
-
-    Args:
-        task: what to learn.
-        seed: decides parameters, batches and dropout.
-    """
-    optimization = task.preset.optimization
-    optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
-
-    def build() -> nnx.Module:
-        return task.make_model(
-            nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
-        )
-
-    # The model is split from its parameters once: jax.jit on plain arrays takes 5 ms a step, nnx.jit 9.
-    shapes = nnx.eval_shape(build)
-    shapes.eval()
-    resting = nnx.graphdef(shapes)
-    shapes.train()
-    active = nnx.graphdef(shapes)
-    params, rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[1:])
-
-    def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        # Copied: random streams made outside this trace may not be reseeded inside it.
-        model = nnx.merge(active, params, jax.tree.map(jnp.asarray, rest))
-        nnx.reseed(model, dropout=rng)
-        return task.measure(model, batch)
-
-    def update(state: State, index: jax.Array, training_data: Any = ()) -> tuple[State, Metrics]:
-        batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
-        batch = task.draw(training_data, batch_rng, optimization.batch_size)
-        rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
-        (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
-            rate = jnp.asarray(schedule(index))
-            change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, change)
-        norms = {"grad_norm": _measure_norm(gradients), "parameter_norm": _measure_norm(params)}
-        return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
-
-    def evaluate(params: Any, batch: Batch) -> Metrics:
-        return task.evaluate(nnx.merge(resting, params, rest), batch)
-
-    def look(params: Any, batch: Batch) -> heads.Looks:
-        return heads.measure_heads(task, nnx.merge(resting, params, rest), batch)
-
-    return Program(State(params, optimizer.init(params)), update, evaluate, look)
-
-
 def train(
-    task: Task, run: Run, *, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False
+    task: Task,
+    run: Run,
+    *,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    deployment: Deployment | None = None,
 ) -> Outcome:
     """Trains to the last step, or until `stop` says so; saves, and can be called again to go on.
+
+    Where there are several processes, all of them call this alike, and the first one writes.
 
     Args:
         task: what to learn; made from the run's preset.
         run: where to write and where to start.
         progress: hears what happens; None means nobody does.
-        stop: asked after every step; True saves a checkpoint and returns.
+        stop: asked after every step; True saves a checkpoint and returns. All processes must say the same.
+        deployment: the mesh to train on; None means one device. A run may go on on another mesh, or none.
 
     Returns:
         How it ended.
@@ -172,9 +97,12 @@ def train(
         assert run.start is not None
         return Outcome("already finished", run.start.step, **run.start.record)
     kept = task.keep()
-    program = make_program(task, run.seed)
-    state = checkpoints.fit(run.start, program.initial) if run.start else program.initial
-    run.begin(kept)
+    program = make_program(task, run.seed, deployment)
+    places = None if deployment is None else deployment.divide_state(program.shapes)
+    state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
+    processes.demand_same("run", run.describe(kept))
+    processes.alone(lambda: run.begin(kept))
+    processes.everyone(run.demand_begun)
     return _Session(task, run, progress or Silent()).advance(program, state, stop)
 
 
@@ -197,12 +125,10 @@ class _Session:
     def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
         """Updates, measures and saves until the end or a stop."""
         cadence, steps = self.task.preset.cadence, self.task.preset.optimization.steps
-        # Donated: the new state takes the old one's memory.
-        training_data = jax.tree.map(jnp.asarray, self.task.training_data)
-        update = self._compile(
-            "train step", jax.jit(program.update, donate_argnums=0), state, np.int32(0), training_data
-        )
-        evaluate = self._compile("evaluation", jax.jit(program.evaluate), state.params, self.task.held_out)
+        training_data = program.place(self.task.training_data)
+        held_out = program.place(self.task.held_out, as_batch=True)
+        update = self._compile("train step", program, program.update, state, np.int32(0), training_data)
+        measure = self._compile("evaluation", program, program.evaluate, state.params, held_out)
         look = self._prepare_look(program, state)
         self.mark = time.perf_counter()
         if self.first == 0:
@@ -213,7 +139,7 @@ class _Session:
             look(step, state)
             last = stop() or step == steps
             if step % cadence.evaluate_every == 0 or step == steps:
-                self._evaluate(step, evaluate, state)
+                self._evaluate(step, partial(measure, state.params, held_out))
             elif step % cadence.log_every == 0:
                 # Read one logging interval late: the device is never waited for while it has work.
                 self._settle(step - cadence.log_every)
@@ -228,10 +154,10 @@ class _Session:
         every, steps = self.task.preset.cadence.heads_every, self.task.preset.optimization.steps
         if not every:
             return lambda step, state: None
-        probe = self.task.probe
+        probe = program.place(self.task.probe, as_batch=True)
         # A few looks are over before an optimized program would be compiled.
         options = LITTLE_WORK if steps < FEW_LOOKS * every else None
-        measure = self._compile("heads", jax.jit(program.look), state.params, probe, options=options)
+        measure = self._compile("heads", program, program.look, state.params, probe, options=options)
 
         def look(step: int, state: State) -> None:
             if step % every == 0 or step == steps:
@@ -240,12 +166,17 @@ class _Session:
         return look
 
     def _compile(
-        self, what: str, function: Any, *arguments: Any, options: dict[str, Any] | None = None
+        self,
+        what: str,
+        program: Program,
+        function: Any,
+        *arguments: Any,
+        options: dict[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compiles ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):
-            compiled = function.lower(*arguments).compile(options)
+            compiled = program.compile(function, *arguments, options=options)
         self.compile_seconds += time.perf_counter() - start
         return compiled
 
@@ -258,10 +189,10 @@ class _Session:
         yield
         self.mark = time.perf_counter()
 
-    def _evaluate(self, step: int, evaluate: Callable[..., Metrics], state: State) -> None:
+    def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
         """Measures on held-out data and logs the result with this step."""
         with self._pause():
-            self.held_out = _fetch(evaluate(state.params, self.task.held_out))
+            self.held_out = _fetch(evaluate())
             self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
             self.progress.evaluated(step, self.held_out)
 
@@ -271,16 +202,19 @@ class _Session:
         self.pending = self.pending[len(ready) :]
         for step, measured in ready:
             while self.looks and self.looks[0][0] <= step:
-                metrics.append(self.run.metrics_path, [heads.describe_looks(*self.looks.pop(0))])
+                self._log(heads.describe_looks(*self.looks.pop(0)))
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
             bad = metrics.first_not_finite(values)
             due = step == 1 or step % self.task.preset.cadence.log_every == 0 or bool(extra and step == last)
             if due or bad:
-                line = {"step": step, **values, "seconds": round(self._training_seconds(), 3)}
-                metrics.append(self.run.metrics_path, [line])
+                self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
                 self.progress.stepped(step, self.task.preset.optimization.steps, values, self._rate(step))
             if bad:
                 raise DivergenceError(bad, values[bad], step, self.saved)
+
+    def _log(self, line: Mapping[str, Any]) -> None:
+        if processes.is_first():
+            metrics.append(self.run.metrics_path, [line])
 
     def _training_seconds(self) -> float:
         running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
@@ -313,13 +247,3 @@ def _fetch(measured: Metrics) -> dict[str, float]:
     names = metrics.arrange(values)
     # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.
     return {name: float(str(values[name])) for name in names}
-
-
-def _measure_norm(tree: Any) -> jax.Array:
-    """The Euclidean norm of all leaves together."""
-    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
-
-
-def _select_matrices(params: Any) -> Any:
-    """True where weight decay applies."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

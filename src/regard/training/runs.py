@@ -5,6 +5,8 @@ A task may keep files of its own beside them: see `Task.keep`.
 Opening a run only reads and decides: go on, start, or refuse. `begin` is the first to write.
 """
 
+import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -40,6 +42,8 @@ class Run:
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
         note: what a reader should know about the start, such as other versions, or None.
+        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
+            on on another one.
     """
 
     directory: Path
@@ -48,6 +52,7 @@ class Run:
     start: checkpoints.Checkpoint | None = None
     source: Path | None = None
     note: str | None = None
+    mesh: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -85,10 +90,11 @@ class Run:
             if present.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
         self.directory.mkdir(parents=True, exist_ok=True)
-        if not (self.directory / "config.json").exists():
-            metrics.replace_text(
-                self.directory / "config.json", json.dumps(self._describe(), indent=2) + "\n"
-            )
+        path = self.directory / "config.json"
+        written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if written is None or written.get("mesh") != self.mesh:
+            config = self._describe() if written is None else written | {"mesh": self.mesh}
+            metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
         for name in (kept or {}).keys() - present.keys():
             metrics.replace_text(self.directory / name, (kept or {})[name])
         if self.source is not None:
@@ -98,6 +104,30 @@ class Run:
         # A new run may have left a line about step 0 before it was killed.
         metrics.cut(self.metrics_path, self.start.step if self.start else -1)
 
+    def describe(self, kept: Mapping[str, str]) -> str:
+        """Says in a line what would differ if another process trained something else."""
+        config = self._describe()
+        parts = {"settings": config["settings"], "data": dict(kept), "versions": config["versions"]}
+        digests = {
+            name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]
+            for name, part in parts.items()
+        }
+        step = self.start.step if self.start else 0
+        listed = ", ".join(f"{name} {digest}" for name, digest in digests.items())
+        return f"{self.preset.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
+
+    def demand_begun(self) -> None:
+        """Raises where the directory is not one that `begin` has prepared.
+
+        Raises:
+            RunError: in a process that sees another file system.
+        """
+        if not (self.directory / "config.json").exists():
+            raise RunError(
+                f"{self.directory}: expected what the first process wrote there; give an --out on a file "
+                "system that all processes share"
+            )
+
     def _describe(self) -> dict[str, Any]:
         """The contents of config.json."""
         return {
@@ -105,6 +135,7 @@ class Run:
             "task": self.preset.name,
             "seed": self.seed,
             "settings": presets.to_settings(self.preset),
+            "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
         }
@@ -128,6 +159,8 @@ def open_run(
     seed: int = 0,
     resume: str | Path = "auto",
     force: bool = False,
+    mesh: str | None = None,
+    verify: bool = True,
 ) -> Run:
     """Decides how a training in this directory starts, without changing anything (but see `force`).
 
@@ -139,6 +172,8 @@ def open_run(
             a run; a path (a run directory, or one of its checkpoints) is where to start when this directory
             has no checkpoint of its own: same task and model, other steps, rates and seeds allowed.
         force: delete the run that is there and start again. Never deletes what Regard did not write.
+        mesh: the devices' mesh of this session; None means one device.
+        verify: False does not read the files of the checkpoint, as another process has checked them.
 
     Returns:
         The run, ready to `begin`.
@@ -159,12 +194,13 @@ def open_run(
     if existing is not None:
         _demand_same(directory, existing, preset, seed)
         note = _compare_versions(existing["versions"])
-        own = load_checkpoint(directory)
+        own = load_checkpoint(directory, verify=verify)
         if own is not None:
-            return Run(directory, preset, seed, own, note=note)
+            return Run(directory, preset, seed, own, note=note, mesh=mesh)
     if resume in ("auto", "never"):
-        return Run(directory, preset, seed, note=note)
-    return _open_branch(directory, preset, seed, Path(resume))
+        return Run(directory, preset, seed, note=note, mesh=mesh)
+    branch = _open_branch(directory, preset, seed, Path(resume), verify=verify)
+    return dataclasses.replace(branch, mesh=mesh)
 
 
 def load_run(directory: Path) -> tuple[tasks.Task, Any]:
@@ -276,7 +312,7 @@ def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any],
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
 
 
-def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path) -> Run:
+def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path, *, verify: bool) -> Run:
     """A new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
@@ -295,7 +331,8 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path)
         {"task": preset.name, **asked},
         "ask for the same data and model",
     )
-    start = checkpoints.load(path) if path != source else load_checkpoint(source)
+    found = checkpoints.load(path, verify=verify) if path != source else None
+    start = found or load_checkpoint(source, verify=verify)
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
     steps = preset.optimization.steps
@@ -304,13 +341,13 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path)
     return Run(directory, preset, seed, start, source=source, note=_compare_versions(config["versions"]))
 
 
-def load_checkpoint(directory: Path) -> checkpoints.Checkpoint | None:
+def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:
     """The newest checkpoint, or an error that says how to do without it."""
     saved = checkpoints.list_checkpoints(directory / "checkpoints")
     if not saved:
         return None
     try:
-        return checkpoints.load(saved[-1])
+        return checkpoints.load(saved[-1], verify=verify)
     except checkpoints.CheckpointError as error:
         before = f"go on from step {int(saved[-2].name)}" if len(saved) > 1 else "start again"
         raise checkpoints.CheckpointError(

@@ -1,0 +1,228 @@
+"""One of several processes that train, below a parent that outlives it and says what ended it.
+
+When JAX loses the other processes, it ends this one on the spot: no exception, no exit code of ours. So the
+command starts itself once more as a child, passes signals on to it, and puts its end into words. A child
+whose parent is gone ends too: what was killed does not go on training.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from regard.cli.commands import Train
+from regard.cli.console import Console, UsageError
+from regard.training.membership import Membership, find_membership
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its socket to the parent
+JOINED, TOLD = b"j", b"t"
+# How the runtimes of JAX, gloo and NCCL speak of others that are gone.
+LOSS = re.compile(
+    r"gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket", re.IGNORECASE
+)
+FLAGS = ("--coordinator", "--processes", "--process")
+
+
+def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
+    """Trains in this process, or where there are several, in a child of it; returns the exit code."""
+    try:
+        membership = find_membership(command.coordinator, command.processes, command.process, os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if membership is None:
+        from regard.cli.training import run_training
+
+        return run_training(command, console)
+    if os.name == "posix" and LINE not in os.environ:
+        return _watch(command, console, words, membership)
+    return _take_part(command, console, words, membership)
+
+
+def find_directory(command: Train) -> Path:
+    """The run directory of a command."""
+    name = command.task.name
+    return command.out or Path("out") / (f"{name}-smoke" if command.smoke else name)
+
+
+# The parent
+
+
+def _watch(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
+    """Runs the command in a child; its exit code, or what its end by a signal means."""
+    own, other = socket.socketpair()
+    code = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *words],
+        env=os.environ | {LINE: str(other.fileno())},
+        pass_fds=(other.fileno(),),
+        process_group=0,  # Ctrl-C comes here alone, and is passed on once
+    )
+    other.close()
+    with own, _passed_on(child):
+        ended = child.wait()
+        own.setblocking(False)
+        heard = b""
+        with suppress(BlockingIOError, ConnectionError):
+            heard = own.recv(64)
+    if ended >= 0:
+        return ended
+    if TOLD not in heard:
+        console.fail(_explain_end(-ended, JOINED in heard, command, words, membership))
+    return FAILED
+
+
+@contextmanager
+def _passed_on(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Signals that ask this process to stop go to the child, which may still save."""
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(name, lambda number, frame: child.send_signal(number)) for name in names]
+    try:
+        yield
+    finally:
+        for name, handler in zip(names, before, strict=True):
+            signal.signal(name, handler)
+
+
+def _explain_end(
+    number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
+) -> str:
+    """What it means that a signal ended the child."""
+    if not joined and number == signal.SIGABRT:
+        where = f" at {membership.coordinator}" if membership.coordinator else ""
+        return (
+            f"{membership} did not find the others{where}: not all of them came in time, the address is "
+            "wrong, or it is taken; start them all with the same --coordinator, the address of process 0"
+        )
+    if number == signal.SIGABRT:
+        return explain_loss("the lines above say more", command, words, membership)
+    name = signal.Signals(number).name
+    hint = ", as by a system out of memory" if number == signal.SIGKILL else ""
+    return f"{membership} was ended by {name}{hint}\n{_advise(command, words)}"
+
+
+def explain_loss(detail: str, command: Train, words: Sequence[str], membership: Membership) -> str:
+    """What happened when others are gone, and how to go on."""
+    return (
+        f"{membership} stops, as another process was lost: it failed or was killed, or its machine or "
+        f"network did ({detail})\n{_advise(command, words)}"
+    )
+
+
+def _advise(command: Train, words: Sequence[str]) -> str:
+    """The command that goes on."""
+    directory = find_directory(command)
+    steps = [int(path.name) for path in directory.glob("checkpoints/*") if path.name.isdigit()]
+    start = f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
+    again = shlex.join(["regard", *_leave_out(words)])
+    return (
+        f"nothing is lost but what came after: this {start}, on one process or, with --coordinator, "
+        f"--processes and --process, on those that are left\n  {again}\n"
+        "a mesh with * takes the devices that there are; a run goes on on any mesh"
+    )
+
+
+def _leave_out(words: Sequence[str]) -> list[str]:
+    """The words of a command without those that say which process it is."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in FLAGS:
+            next(rest, None)
+        elif word.partition("=")[0] not in FLAGS:
+            kept.append(word)
+    return kept
+
+
+# The child
+
+
+def _take_part(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
+    """Trains together with the others."""
+    line = _open_line()
+    _redirect_foreign_output()
+    from regard.cli.training import run_training
+    from regard.training import processes
+
+    try:
+        processes.join(membership)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    _tell(line, JOINED)
+    if not processes.is_first():
+        console = Console(quiet=True)
+    try:
+        code = run_training(command, console)
+    except (UsageError, processes.PeerError) as error:
+        is_loss = not isinstance(error, processes.PeerError) and _is_loss(error.__cause__)
+        console.fail(explain_loss(_shorten(error), command, words, membership) if is_loss else str(error))
+        code = FAILED if is_loss else MISUSED
+        _tell(line, TOLD)
+        if is_loss:
+            _end(code)
+    except Exception as error:
+        # Anything may be on its way to the others, or never come: nobody is waited for.
+        if _is_loss(error):
+            console.fail(explain_loss(_shorten(error), command, words, membership))
+        else:
+            traceback.print_exc()
+        _tell(line, TOLD)
+        _end(FAILED)
+    processes.leave()
+    return code
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    return isinstance(error, ValueError | RuntimeError) and bool(LOSS.search(str(error)))
+
+
+def _shorten(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _open_line() -> socket.socket | None:
+    """The socket to the parent; when that is gone, this process ends."""
+    number = os.environ.pop(LINE, None)
+    if number is None:
+        return None
+    line = socket.socket(fileno=int(number))
+
+    def wait() -> None:
+        with suppress(OSError):
+            line.recv(1)
+        os._exit(FAILED)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return line
+
+
+def _tell(line: socket.socket | None, what: bytes) -> None:
+    if line is not None:
+        with suppress(OSError):
+            line.sendall(what)
+
+
+def _redirect_foreign_output() -> None:
+    """Sends to standard error what libraries print past Python: standard output may be read by a program."""
+    sys.stdout.flush()
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding=encoding, errors=errors)
+    os.dup2(2, 1)
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

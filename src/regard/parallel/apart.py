@@ -1,0 +1,69 @@
+"""Calls whose sequence is whole on every device: each attends for its rows and heads, and sends nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from regard.axes import Array
+from regard.engine.problem import Problem
+from regard.engine.registry import BACKENDS, choose
+from regard.parallel.division import Division
+from regard.parallel.shard import Call, Shard
+
+
+def serves(problem: Problem, division: Division) -> bool:
+    """Whether a device's share is an ordinary call, for the backend that is best for it.
+
+    Dropout and scores go by the number of a row and head in the whole call, which a backend does not know.
+    """
+    undivided = division.size(division.ring, division.exchange) == 1
+    return undivided and not problem.dropout_rate and problem.score is None
+
+
+def run_apart(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+    """Compute the output and what `problem.aux` names."""
+    leading = problem.leading or (1,)
+    call = Call(
+        problem.mask, problem.query_offset, problem.key_offset, None, None, leading, 0.0, problem.precision,
+        problem.query.dtype,
+    )  # fmt: skip
+    arrays = tuple(map(problem.with_heads, (problem.query, problem.key, problem.value)))
+
+    def share(arrays: Any, call: Call, scale: Any, sinks: Any) -> Any:
+        shard = Shard.here(division, call)
+
+        def cut(data: Any) -> Any:
+            return data if data is None or jnp.ndim(data) == 0 else shard.narrow(data, 0)
+
+        own = Problem(
+            *arrays,
+            mask=None if call.mask is None else call.mask.narrow(shard.narrow, len(leading)),
+            bias=None,
+            scale=scale,
+            query_offset=cut(call.query_offset),
+            key_offset=cut(call.key_offset),
+            rng=None,
+            sinks=cut(sinks),
+            score=None,
+            rows=None,
+            heads=None,
+            dropout_rate=0.0,
+            aux=problem.aux,
+            precision=problem.precision,
+        )
+        return BACKENDS[choose(own).name].run(own)
+
+    rows = division.outside(jax.ShapeDtypeStruct((*leading, 1, 1), problem.query.dtype))
+    output, extra = jax.shard_map(
+        share,
+        mesh=division.mesh,
+        in_specs=(tuple(map(division.outside, arrays)), PartitionSpec(), PartitionSpec(), PartitionSpec()),
+        out_specs=(rows, {name: PartitionSpec(*rows[:-1]) for name in problem.aux}),
+        check_vma=False,
+    )(arrays, call, jnp.asarray(problem.scale), problem.sinks)
+    extra = {name: array.reshape((*problem.leading, problem.T)) for name, array in extra.items()}
+    return output.reshape((*problem.leading, problem.T, problem.E)), extra

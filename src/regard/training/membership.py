@@ -1,0 +1,97 @@
+"""Which of several processes this is, by flags or by what a launcher left in the environment. No JAX here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+AUTO = "auto"
+# Launchers whose coordinator JAX finds by itself: where they keep the number of processes, and which it is.
+LAUNCHERS = (
+    # Without a step there is a batch script, whose SLURM_NTASKS speaks of processes that it has yet to start.
+    ("SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"),
+    ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One of several processes.
+
+    Attributes:
+        coordinator: HOST:PORT at which the first process is found; None means that JAX knows.
+        count: how many there are; None means that JAX knows.
+        index: which this one is, from 0; None means that JAX knows.
+    """
+
+    coordinator: str | None
+    count: int | None
+    index: int | None
+
+    def __str__(self) -> str:
+        if self.count is None:
+            return "this process"
+        return f"process {self.index} of {self.count}"
+
+
+def find_membership(
+    coordinator: str | None, count: int | None, index: int | None, environment: Mapping[str, str]
+) -> Membership | None:
+    """Finds out which process this is.
+
+    Args:
+        coordinator: HOST:PORT of the first process, or "auto": JAX is to find everything, as it can on Cloud
+            TPUs and Kubernetes. None means JAX_COORDINATOR_ADDRESS, or what Slurm or Open MPI say.
+        count: how many processes; None means JAX_NUM_PROCESSES, or what they say.
+        index: which one, from 0; None means JAX_PROCESS_ID, or what they say.
+        environment: variables by name, such as `os.environ`.
+
+    Returns:
+        None where there is one process.
+
+    Raises:
+        ValueError: where some of it is missing or impossible.
+
+    Example:
+        >>> str(find_membership("10.0.0.1:1234", 4, 1, {}))
+        'process 1 of 4'
+    """
+    if coordinator == AUTO:
+        return Membership(None, None, None)
+    coordinator = environment.get("JAX_COORDINATOR_ADDRESS") if coordinator is None else coordinator
+    count = _read(environment, "JAX_NUM_PROCESSES") if count is None else count
+    index = _read(environment, "JAX_PROCESS_ID") if index is None else index
+    launched = False
+    for mark, size, rank in LAUNCHERS:
+        if mark in environment:
+            count = _read(environment, size) if count is None else count
+            index = _read(environment, rank) if index is None else index
+            launched = True
+            break
+    if count == 1 or (coordinator, count, index) == (None, None, None):
+        return None
+    missing = {
+        "--coordinator (or JAX_COORDINATOR_ADDRESS)": coordinator is None and not launched,
+        "--processes (or JAX_NUM_PROCESSES)": count is None,
+        "--process (or JAX_PROCESS_ID)": index is None,
+    }
+    if any(missing.values()):
+        wanted = ", ".join(name for name, is_missing in missing.items() if is_missing)
+        raise ValueError(f"processes: expected all of coordinator, number and index; still needed: {wanted}")
+    assert count is not None
+    assert index is not None
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise ValueError(f"coordinator: expected HOST:PORT of process 0, or auto; got {coordinator!r}")
+    if count < 1:
+        raise ValueError(f"processes: expected at least 1, got {count}")
+    if not 0 <= index < count:
+        raise ValueError(f"process: expected 0 to {count - 1}, as there are {count} processes; got {index}")
+    return Membership(coordinator, count, index)
+
+
+def _read(environment: Mapping[str, str], name: str) -> int | None:
+    """A whole number from the environment."""
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise ValueError(f"{name}: expected a number, got {text!r}")
+    return int(text)

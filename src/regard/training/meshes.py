@@ -1,0 +1,138 @@
+"""Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here, as in `presets`."""
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+REST = -1
+OTHER_NAMES = {"model": "tensor"}
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """How many devices share each kind of work; axes of size 1 divide nothing.
+
+    The order is that of the devices: those of one machine are nearest along the last axes, which send most.
+    """
+
+    data: int = 1
+    """Rows of a batch: every device has all parameters."""
+    fsdp: int = 1
+    """Rows of a batch, and parameters with their optimizer state, which are gathered where they are used."""
+    sequence: int = 1
+    """Positions of every row; in attention, keys travel."""
+    tensor: int = 1
+    """Heads, feed-forward width and vocabulary: the matrices of every layer."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices by axis."""
+        return dataclasses.asdict(self)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return math.prod(self.sizes.values())
+
+    def fit(self, num_devices: int) -> "MeshSpec":
+        """Returns the specification for so many devices: an axis of size -1 gets what the others leave.
+
+        Raises:
+            ValueError: where the sizes do not multiply to the number of devices, with a specification that
+                does.
+
+        Example:
+            >>> str(read_mesh("fsdp=*,tensor=2").fit(8))
+            'fsdp=4,tensor=2'
+        """
+        given = math.prod(size for size in self.sizes.values() if size != REST)
+        open_axis = next((axis for axis, size in self.sizes.items() if size == REST), None)
+        if open_axis and num_devices % given == 0:
+            return dataclasses.replace(self, **{open_axis: num_devices // given})
+        if open_axis or given != num_devices:
+            needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
+            raise ValueError(
+                f"mesh: expected sizes that multiply to {needed}, as there are {_count(num_devices)}; got "
+                f"{self}, which is {given}; {self._suggest(num_devices, open_axis)}"
+            )
+        return self
+
+    def demand_divides(self, preset: Any) -> None:
+        """Raises where a preset's batch, heads or widths cannot be divided.
+
+        Raises:
+            ValueError: naming the setting and the sizes that could be.
+        """
+        rows, batch_size = self.data * self.fsdp, preset.optimization.batch_size
+        if batch_size % rows:
+            below = batch_size - batch_size % rows
+            raise ValueError(
+                f"mesh: expected a batch size that data * fsdp = {rows} divides, got batch_size={batch_size};"
+                f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
+            )
+        for name in ("num_heads", "d_ff"):
+            size = getattr(preset.model, name)
+            if size % self.tensor:
+                divisors = [count for count in range(1, size + 1) if size % count == 0]
+                raise ValueError(
+                    f"mesh: expected tensor to divide {name}={size}, got tensor={self.tensor}; it can be "
+                    f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
+                )
+
+    def _suggest(self, num_devices: int, open_axis: str | None) -> str:
+        if open_axis is None:
+            for axis in self.sizes:
+                others = math.prod(size for name, size in self.sizes.items() if name != axis)
+                if num_devices % others == 0:
+                    return f"{axis}=* takes what is there"
+        return "data=* takes what is there"
+
+    def __str__(self) -> str:
+        parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]
+        return ",".join(parts) or "data=1"
+
+
+def read_mesh(text: str) -> MeshSpec:
+    """Reads a specification such as `data=2,fsdp=2,sequence=2,tensor=2`.
+
+    Args:
+        text: axes with their sizes, in any order; axes left out have size 1. At most one size is `*` or -1,
+            which means as many devices as the others leave. `model` is another name of `tensor`.
+
+    Raises:
+        ValueError: for an unknown or repeated axis, or a size that is none.
+
+    Example:
+        >>> read_mesh("data=2,model=4")
+        MeshSpec(data=2, fsdp=1, sequence=1, tensor=4)
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        given, equals, size = (word.strip() for word in part.partition("="))
+        axis = OTHER_NAMES.get(given, given)
+        if not equals:
+            raise ValueError(f"mesh: expected axes with sizes, such as data=2,tensor=4; got {part!r}")
+        if axis not in MeshSpec().sizes:
+            near = difflib.get_close_matches(given, [*MeshSpec().sizes, *OTHER_NAMES], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"mesh: expected axes data, fsdp, sequence and tensor, got {given!r}{hint}")
+        if axis in sizes:
+            raise ValueError(f"mesh: expected every axis once, got {axis} twice in {text!r}")
+        sizes[axis] = _read_size(axis, size)
+    if list(sizes.values()).count(REST) > 1:
+        raise ValueError(f"mesh: expected at most one size * or -1, got {text!r}")
+    return MeshSpec(**sizes)
+
+
+def _read_size(axis: str, text: str) -> int:
+    if text in ("*", str(REST)):
+        return REST
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(f"mesh: expected a number of devices for {axis}, 1 or more, or *; got {text!r}")
+    return int(text)
+
+
+def _count(num_devices: int) -> str:
+    return "1 device" if num_devices == 1 else f"{num_devices} devices"

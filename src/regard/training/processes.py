@@ -1,0 +1,129 @@
+"""Several processes that train together, on JAX's own runtime: who is first, who waits, when all stop."""
+
+import itertools
+import signal
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from regard.training.membership import Membership
+
+T = TypeVar("T")
+HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as lost: well within a minute
+
+
+class PeerError(RuntimeError):
+    """Another process failed, and told why."""
+
+
+def join(membership: Membership) -> None:
+    """Joins the others, before JAX is asked for anything else; returns when all are there.
+
+    Raises:
+        ValueError: where JAX cannot find out what is missing.
+    """
+    try:
+        jax.distributed.initialize(
+            membership.coordinator,
+            membership.count,
+            membership.index,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"processes: JAX cannot tell which process this is ({error}); give --coordinator HOST:PORT, "
+            "--processes and --process"
+        ) from error
+
+
+def leave() -> None:
+    """Waits until all are done."""
+    jax.distributed.shutdown()
+
+
+def count() -> int:
+    """How many processes there are."""
+    return jax.process_count()
+
+
+def index() -> int:
+    """Which of them this is, from 0."""
+    return jax.process_index()
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes."""
+    return index() == 0
+
+
+def gather(text: str) -> list[str]:
+    """Returns the text that each process has, in their order; all must call it."""
+    if count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(data.size))
+    padded = np.zeros(max(int(sizes.max()), 1), np.uint8)
+    padded[: data.size] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def everyone(function: Callable[[], T]) -> T:
+    """Runs a function that uses no other process in every process; where one fails, all do.
+
+    Raises:
+        PeerError: in processes in which it did not fail, when it did in another.
+    """
+    error: Exception | None = None
+    result = None
+    try:
+        result = function()
+    except Exception as caught:
+        error = caught
+    told = gather("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for process, message in enumerate(told):
+        if message:
+            raise PeerError(f"process {process} of {count()}: {message}")
+    return result  # pyright: ignore[reportReturnType]
+
+
+def alone(function: Callable[[], T]) -> T | None:
+    """Runs a function in the first process while the others wait; None in those. Fails as `everyone`."""
+    return everyone(lambda: function() if is_first() else None)
+
+
+def demand_same(what: str, text: str) -> None:
+    """Raises where processes do not have the same text.
+
+    Raises:
+        ValueError: naming a process that differs.
+    """
+    texts = gather(text)
+    for process, other in enumerate(texts):
+        if other != texts[0]:
+            raise ValueError(
+                f"{what}: expected the same in every process, got {texts[0]!r} in process 0 and {other!r} in "
+                f"process {process}; start all with the same command and the same versions"
+            )
+
+
+def watch_for_stop(first: int) -> Callable[[], bool]:
+    """Returns what says, asked after every step, whether to stop: in all processes after the same one.
+
+    One process that is sent SIGTERM is enough, as by a cluster that takes a machine away, or `ask_to_stop`.
+
+    Args:
+        first: steps done before; the same everywhere.
+    """
+    steps = itertools.count(first + 1)
+    return lambda: multihost_utils.reached_preemption_sync_point(next(steps))
+
+
+def ask_to_stop() -> None:
+    """Makes all processes stop after the same step."""
+    signal.raise_signal(signal.SIGTERM)  # JAX's own notice, which reaches the others, too

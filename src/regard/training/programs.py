@@ -1,0 +1,168 @@
+"""A training as pure functions: the first state, the update that makes its own batch, evaluation.
+
+The state is parameters and optimizer; everything random in step n is a function of (seed, n).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from regard.training import heads
+from regard.training.compilation import run_once
+from regard.training.presets import Optimization
+from regard.training.sharding import Deployment
+from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
+
+
+class State(NamedTuple):
+    """What one update turns into the next."""
+
+    params: Any
+    optimizer: optax.OptState
+
+
+@dataclass(frozen=True)
+class Program:
+    """The pure functions of a run, before compilation.
+
+    Attributes:
+        shapes: of the state's arrays.
+        start: makes the first state; on a mesh, divided from the beginning.
+        update: turns state, index and training data into the next state and metrics.
+        evaluate: measures parameters on held-out data.
+        look: measures what the heads do.
+        deployment: the mesh, and where arrays lie on it; None means one device.
+    """
+
+    shapes: State
+    start: Callable[[], State]
+    update: Callable[..., tuple[State, Metrics]]
+    evaluate: Callable[[Any, Batch], Metrics]
+    look: Callable[[Any, Batch], heads.Looks]
+    deployment: Deployment | None = None
+
+    @functools.cached_property
+    def initial(self) -> State:
+        """The first state."""
+        return self.start()
+
+    def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
+        """Compiles one of the functions for arguments like these; an update reuses its state's memory."""
+        updates = function is self.update
+        donated: dict[str, Any] = {"donate_argnums": 0} if updates else {}
+        if self.deployment is None:
+            return jax.jit(function, **donated).lower(*arguments).compile(options)
+        whole = self.deployment.everywhere
+        places = (self.deployment.divide_state(self.shapes), whole) if updates else whole
+        with self.deployment.within():
+            return jax.jit(function, out_shardings=places, **donated).lower(*arguments).compile(options)
+
+    def place(self, arrays: Any, *, as_batch: bool = False) -> Any:
+        """Puts data that every process has where the functions want it: a batch divided, all else whole."""
+        if self.deployment is None:
+            return jax.tree.map(jnp.asarray, arrays)
+        return self.deployment.spread(arrays, self.deployment.divide_batch if as_batch else None)
+
+
+def make_schedule(optimization: Optimization) -> optax.Schedule:
+    """Returns the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
+    peak, rise = optimization.learning_rate, optimization.warmup_steps
+    if optimization.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
+    else:
+        after = optax.constant_schedule(peak)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
+
+
+def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
+    """Returns clipping by global norm, then Adam or AdamW with the schedule."""
+    clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
+    adam = optax.adamw(
+        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
+    )
+    return optax.chain(clip, adam)
+
+
+def make_program(task: Task, seed: int, deployment: Deployment | None = None) -> Program:
+    """Builds the pure functions that make, update and evaluate the state of a training.
+
+    Args:
+        task: what to learn.
+        seed: decides parameters, batches and dropout.
+        deployment: the mesh to train on; None means one device. The numbers are the same but for rounding.
+    """
+    optimization = task.preset.optimization
+    optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
+
+    def build() -> nnx.Module:
+        return task.make_model(
+            nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
+        )
+
+    # The model is split from its parameters once: jax.jit on plain arrays takes 5 ms a step, nnx.jit 9.
+    shapes = nnx.eval_shape(build)
+    shapes.eval()
+    resting = nnx.graphdef(shapes)
+    shapes.train()
+    active = nnx.graphdef(shapes)
+    # Random streams, whose seeds do not matter: every step sets them.
+    rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
+
+    def draw_state() -> State:
+        params = nnx.split(build(), nnx.Param, ...)[1]
+        return State(params, optimizer.init(params))
+
+    state_shapes = jax.eval_shape(draw_state)
+    places = None if deployment is None else deployment.divide_state(state_shapes)
+    divide, collect = (_leave, _leave) if deployment is None else (deployment.constrain, deployment.gather)
+
+    def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        # Copied: random streams made outside this trace may not be reseeded inside it.
+        model = nnx.merge(active, collect(params), jax.tree.map(jnp.asarray, rest))
+        nnx.reseed(model, dropout=rng)
+        return task.measure(model, batch)
+
+    def update(state: State, index: jax.Array, training_data: Any = ()) -> tuple[State, Metrics]:
+        batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
+        batch = divide(task.draw(training_data, batch_rng, optimization.batch_size))
+        rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
+        (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
+            rate = jnp.asarray(schedule(index))
+            change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, change)
+        norms = {"grad_norm": _measure_norm(gradients), "parameter_norm": _measure_norm(params)}
+        return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
+
+    def evaluate(params: Any, batch: Batch) -> Metrics:
+        return task.evaluate(nnx.merge(resting, collect(params), rest), divide(batch))
+
+    def look(params: Any, batch: Batch) -> heads.Looks:
+        return heads.measure_heads(task, nnx.merge(resting, collect(params), rest), divide(batch))
+
+    def start() -> State:
+        return run_once(draw_state, places=places)
+
+    return Program(state_shapes, start, update, evaluate, look, deployment)
+
+
+def _measure_norm(tree: Any) -> jax.Array:
+    """The Euclidean norm of all leaves together."""
+    # Not vdot, which would lay every leaf out as a vector, and gather it for that.
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def _leave(tree: Any) -> Any:
+    """What there is to do on one device."""
+    return tree
+
+
+def _select_matrices(params: Any) -> Any:
+    """True where weight decay applies."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -1,0 +1,188 @@
+"""Where a training's arrays lie on a mesh of devices: the rules, in one place; the compiler does the sending.
+
+Along "data" and "fsdp" the rows of a batch are divided, along "sequence" their positions. Along "tensor" the
+matrices of a layer are, so that a device has whole heads and a part of the feed-forward width; along "fsdp"
+every matrix once more, with its optimizer state, on its longest axis that is free and divides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from regard import parallel
+from regard.training.meshes import MeshSpec
+
+ROWS = ("data", "fsdp")
+# The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
+TENSOR_AXES: dict[str, tuple[int, ...]] = {
+    "query_projection/kernel": (1,),  # heads lie side by side
+    "query_projection/bias": (0,),
+    "key_projection/kernel": (1,),
+    "key_projection/bias": (0,),
+    "value_projection/kernel": (1,),
+    "value_projection/bias": (0,),
+    "output_projection/kernel": (0,),
+    "sinks": (0,),
+    "relative_table": (1,),
+    "widen/kernel": (1,),  # the width in between
+    "widen/bias": (0,),
+    "gate/kernel": (1,),
+    "gate/bias": (0,),
+    "narrow/kernel": (0,),
+    "table/embedding": (0, 1),  # the vocabulary; where it does not divide, it is kept by width
+    "head/kernel": (1, 0),
+    "head/bias": (0,),
+}
+
+
+def divide_array(
+    path: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, in_use: bool = False
+) -> PartitionSpec:
+    """Returns how a parameter, or an array of the optimizer that belongs to one, is divided.
+
+    Args:
+        path: names down to the array, such as `params/trunk/stack/blocks/0/feed_forward/widen/kernel`.
+        shape: its shape.
+        sizes: devices along the axes of the mesh.
+        in_use: whether the question is how a layer computes with it, not how it is kept: then what "fsdp"
+            divides is gathered, and so are tables whose vocabulary does not divide.
+
+    Returns:
+        For each axis the mesh axes that divide it. Vectors are not divided along "fsdp": there are many, and
+        gathering one takes a message, however short it is.
+
+    Example:
+        >>> divide_array("blocks/0/feed_forward/widen/kernel", (64, 256), {"fsdp": 2, "tensor": 4})
+        P('fsdp', 'tensor')
+    """
+    spec: list[Any] = [None] * len(shape)
+    tensor, fsdp = sizes.get("tensor", 1), 1 if in_use else sizes.get("fsdp", 1)
+    wanted = next((axes for end, axes in TENSOR_AXES.items() if f"/{path}".endswith(f"/{end}")), ())
+    wanted = wanted[:1] if in_use else wanted
+    taken = next((axis for axis in wanted if axis < len(shape) and shape[axis] % tensor == 0), None)
+    if tensor > 1 and taken is not None:
+        spec[taken] = "tensor"
+    if fsdp > 1 and len(shape) > 1:
+        free = [axis for axis, size in enumerate(shape) if spec[axis] is None and size % fsdp == 0]
+        if free:
+            spec[max(free, key=lambda axis: shape[axis])] = "fsdp"
+        elif tensor > 1 and taken is not None and shape[taken] % (tensor * fsdp) == 0:
+            spec[taken] = ("tensor", "fsdp")
+    return PartitionSpec(*spec)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A mesh, and where a training's arrays lie on it.
+
+    Attributes:
+        mesh: of all devices of all processes.
+    """
+
+    mesh: Mesh
+
+    @classmethod
+    def over(cls, spec: MeshSpec) -> Deployment:
+        """A deployment over all devices that there are.
+
+        Raises:
+            ValueError: where the specification is one for another number of devices.
+        """
+        sizes = spec.fit(jax.device_count()).sizes
+        types = (AxisType.Auto,) * len(sizes)
+        return cls(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types))
+
+    @property
+    def name(self) -> str:
+        """The specification, such as data=2,tensor=4."""
+        return str(MeshSpec(**self.mesh.shape))
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Whole on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def divide_state(self, shapes: Any) -> Any:
+        """Returns shardings in the structure of a state, or of its parameters."""
+        return self._place(shapes, in_use=False)
+
+    def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Returns how an array of a batch lies: rows first, then positions. What does not divide is whole."""
+        rows = ROWS if shape and shape[0] % self._count(*ROWS) == 0 else None
+        places = "sequence" if len(shape) > 1 and shape[1] % self._count("sequence") == 0 else None
+        return NamedSharding(self.mesh, PartitionSpec(*(rows, places)[: len(shape)]))
+
+    def constrain(self, batch: Any) -> Any:
+        """Divides a batch inside a compiled program, so that every device makes no more than its own rows."""
+        return jax.tree.map(
+            lambda array: jax.lax.with_sharding_constraint(array, self.divide_batch(array.shape)), batch
+        )
+
+    def gather(self, params: Any) -> Any:
+        """Gathers what a device needs to compute; gradients are divided again.
+
+        Said aloud, as the compiler would else now and then divide what is computed, not the rows.
+        """
+        kept, used = (self._place(params, in_use=in_use) for in_use in (False, True))
+        return jax.tree.map(_gather, params, used, kept)
+
+    def spread(self, arrays: Any, place: Callable[[tuple[int, ...]], NamedSharding] | None = None) -> Any:
+        """Puts arrays that every process has on the mesh, whole or divided; each process gives its part."""
+
+        def put(array: Any) -> jax.Array:
+            array = np.asarray(array)
+            sharding = self.everywhere if place is None else place(array.shape)
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        return jax.tree.map(put, arrays)
+
+    def within(self) -> AbstractContextManager[Any]:
+        """The context in which attention runs over the mesh."""
+        return parallel.use(self.mesh, "sequence", batch_axis=ROWS, head_axis="tensor")
+
+    def count_bytes(self, state: Any) -> tuple[int, int]:
+        """Returns the bytes of a state's arrays on one device, and in all."""
+        shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
+        own = [
+            math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf, place in zip(shapes, places, strict=True)
+        ]
+        return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+
+    def _place(self, shapes: Any, *, in_use: bool) -> Any:
+        def place(path: Any, leaf: Any) -> NamedSharding:
+            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
+            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape, in_use=in_use))
+
+        return jax.tree_util.tree_map_with_path(place, shapes)
+
+    def _count(self, *axes: str) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
+    """The array as it is used, its gradient as it is kept: the plain rule would gather that, too."""
+    return jax.lax.with_sharding_constraint(array, used)
+
+
+def _gather_forward(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> tuple[jax.Array, None]:
+    return _gather(array, used, kept), None
+
+
+def _gather_backward(used: NamedSharding, kept: NamedSharding, _: None, pull: jax.Array) -> tuple[jax.Array]:
+    # In two steps, lest the compiler divide the layer's inputs as the gradient is kept.
+    whole = jax.lax.with_sharding_constraint(pull, used)
+    return (jax.lax.with_sharding_constraint(whole, kept),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
