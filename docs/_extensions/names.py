@@ -22,6 +22,7 @@ MODULES = (
     "regard.linear",
     "regard.readouts",
     "regard.parallel",
+    "regard.planning",
     "regard.layers",
     "regard.models",
     "regard.models.sampling",
@@ -91,19 +92,8 @@ def place(module: str, name: str, value: Any) -> str:
 
 
 # Words with many meanings, and words of the language, lead nowhere.
-AMBIGUOUS = {
-    "regard",
-    "read",
-    "step",
-    "window",
-    "label",
-    "loop",
-    "cache",
-    "heads",
-    "flax",
-    "bilinear",
-    "Text",
-}
+AMBIGUOUS = {"regard", "read", "step", "window", "label", "loop", "cache", "heads", "flax", "bilinear"}
+AMBIGUOUS |= {"Text", "plan", "use"}
 
 
 @cache
