@@ -87,6 +87,11 @@ WAYS = {
         {"data": 2, "seq": 2, "model": 2},
         {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
     ),
+    "apart": (
+        parallel.ring_attend,
+        {"data": 2, "seq": 1, "model": 4},
+        {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
+    ),
     "heads of shards": (
         parallel.all_to_all_attend,
         {"data": 2, "model": 2, "heads": 2},

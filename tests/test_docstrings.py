@@ -1,4 +1,4 @@
-"""Public names say what they take, what they give, and show it."""
+"""Public names say what they take, what they give, show it, and say whose idea it is."""
 
 import dataclasses
 import inspect
@@ -9,6 +9,7 @@ import pytest
 import regard
 from regard import (
     cache,
+    derivation,
     inspection,
     layers,
     linear,
@@ -21,46 +22,29 @@ from regard import (
     scores,
 )
 from regard.inspection import figures
-from regard.interop import flax, jax_nn, onnx_ops, torch_sdpa
+from regard.interop import flax, huggingface, jax_nn, onnx_ops, sentence_embeddings, torch_sdpa
 from regard.models import sampling
 from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
 
+FOLDERS = (cache, derivation, linear, masks, parallel, planning, positions, readouts, scores, layers, models)
+MODULES = (sampling, figures, onnx_ops, bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps)
+# What they import from the rest of Regard is not theirs to show.
+OWN = (huggingface, sentence_embeddings)
+
 
 def public_names():
-    found = {f"regard.{name}": getattr(regard, name) for name in ("attend", "explain")}
     adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
-    found |= {f"{value.__module__}.{value.__name__}": value for value in adapters}
-    found |= {f"regard.inspection.{name}": getattr(inspection, name) for name in inspection._HOMES}
-    for module in (
-        cache,
-        linear,
-        masks,
-        parallel,
-        planning,
-        positions,
-        readouts,
-        scores,
-        layers,
-        models,
-        sampling,
-        figures,
-        onnx_ops,
-        bilinear,
-        gibbs,
-        gradients,
-        heads,
-        hebbian,
-        hopfield,
-        notation,
-        steps,
-    ):
+    found = {f"{value.__module__}.{value.__name__}": value for value in adapters}
+    for module in (*FOLDERS, *MODULES, *OWN):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):
                 continue
-            if callable(value) and (module is not positions or home == positions.__name__):
+            if callable(value) and (module not in OWN or home == module.__name__):
                 found[f"{module.__name__}.{name}"] = value
-    return found
+    for module in (regard, inspection):  # names that load on first use
+        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module._HOMES}
+    return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
 
 
 NAMES = public_names()
@@ -79,6 +63,89 @@ RECORDS = (
     "regard.theory.hopfield.Retrieval",
     "regard.theory.steps.HeadSteps",
 )
+
+
+# Ideas that were published, and whose they are: the reference must name them.
+PUBLISHED = {
+    "regard.attend": ("Vaswani", "GQA", "Attention Sinks"),
+    "regard.derive": ("Vaswani",),
+    "regard.explain_einsum": ("Einstein",),
+    "regard.KVCache": ("Shazeer",),
+    "regard.PagedKVCache": ("Kwon",),
+    "regard.interop.huggingface.cut_patches": ("Dosovitskiy",),
+    "regard.interop.huggingface.find_minilm": ("MiniLM",),
+    "regard.interop.onnx_ops.rotary_embedding": ("Su et al.",),
+    "regard.interop.sentence_embeddings.embed": ("Sentence-BERT",),
+    "regard.layers.DecoderBlock": ("Vaswani",),
+    "regard.layers.EncoderBlock": ("Vaswani", "Xiong"),
+    "regard.layers.FeedForward": ("Vaswani", "GLU Variants"),
+    "regard.layers.MultiHeadAttention": ("Vaswani", "GQA", "Query-Key Normalization"),
+    "regard.layers.derive": ("Vaswani",),
+    "regard.linear.attend": ("Katharopoulos", "Gated Linear Attention", "Delta"),
+    "regard.linear.step": ("Katharopoulos",),
+    "regard.masks.causal": ("Vaswani",),
+    "regard.masks.dilated": ("Child",),
+    "regard.masks.global_tokens": ("Beltagy",),
+    "regard.masks.prefix": ("Raffel",),
+    "regard.masks.segments": ("Krell",),
+    "regard.masks.sliding_window": ("Beltagy",),
+    "regard.models.Classifier": ("BERT", "Set Transformer"),
+    "regard.models.Decoder": ("Liu",),
+    "regard.models.Encoder": ("Vaswani",),
+    "regard.models.EncoderDecoder": ("Vaswani",),
+    "regard.models.beam_search": ("Graves", "Wu et al."),
+    "regard.models.sampling.min_p": ("Nguyen",),
+    "regard.models.sampling.repetition_penalty": ("Keskar",),
+    "regard.models.sampling.temperature": ("Ackley",),
+    "regard.models.sampling.top_k": ("Fan et al.",),
+    "regard.models.sampling.top_p": ("Holtzman",),
+    "regard.positions.DynamicNTK": ("Peng",),
+    "regard.positions.Linear": ("Chen",),
+    "regard.positions.Llama3": ("Llama 3",),
+    "regard.positions.Rotary": ("Su et al.",),
+    "regard.positions.YaRN": ("Peng",),
+    "regard.positions.learned": ("Gehring",),
+    "regard.positions.rotary": ("Su et al.",),
+    "regard.positions.sinusoidal": ("Vaswani",),
+    "regard.positions.sinusoidal_at": ("Vaswani",),
+    "regard.readouts.label": ("Clark", "Olsson"),
+    "regard.readouts.read": ("FlashAttention",),
+    "regard.scores.alibi": ("Press",),
+    "regard.scores.bilinear": ("Luong",),
+    "regard.scores.relative_bias": ("Raffel",),
+    "regard.scores.softcap": ("Gemma",),
+    "regard.scores.temperature": ("Hinton",),
+    "regard.theory.bilinear.scaled_metric": ("Vaswani",),
+    "regard.theory.gibbs.entropy_nats": ("Shannon",),
+    "regard.theory.gibbs.equilibrium": ("Gibbs",),
+    "regard.theory.gibbs.gibbs_weights": ("Gibbs",),
+    "regard.theory.gibbs.log_partition": ("Gibbs",),
+    "regard.theory.gradients.attention_gradients": ("FlashAttention",),
+    "regard.theory.gradients.output_gradients": ("FlashAttention",),
+    "regard.theory.gradients.score_gradients": ("FlashAttention",),
+    "regard.theory.heads.effective_rank": ("Roy and Vetterli",),
+    "regard.theory.heads.head_entropy": ("Clark",),
+    "regard.theory.heads.jensen_shannon": ("Lin",),
+    "regard.theory.heads.rollout": ("Abnar",),
+    "regard.theory.hebbian.hebbian_capacity": ("Amit",),
+    "regard.theory.hebbian.hebbian_weights": ("Hopfield",),
+    "regard.theory.hebbian.ising_energy": ("Hopfield",),
+    "regard.theory.hebbian.recall": ("Hopfield",),
+    "regard.theory.hebbian.sign_update": ("Hopfield",),
+    "regard.theory.hopfield.capacity": ("Ramsauer",),
+    "regard.theory.hopfield.energy": ("Ramsauer",),
+    "regard.theory.hopfield.growth": ("Ramsauer",),
+    "regard.theory.hopfield.retrieve": ("Ramsauer",),
+    "regard.theory.hopfield.separation": ("Ramsauer",),
+    "regard.theory.hopfield.update": ("Ramsauer",),
+    "regard.theory.notation.explain_einsum": ("Einstein",),
+    "regard.theory.steps.attention_steps": ("Vaswani",),
+    "regard.theory.steps.multi_head": ("Vaswani",),
+    "regard.parallel.all_to_all_attend": ("Ulysses",),
+    "regard.parallel.ring_attend": ("Ring Attention", "Striped Attention"),
+    "regard.parallel.to_zigzag": ("Llama 3",),
+    "regard.planning.plan": ("Roofline",),
+}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in RECORDS])
@@ -100,6 +167,35 @@ def test_a_public_name_is_documented(name):
         assert "Returns:" in text
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_idea_names_its_source(name):
+    _, found, reference = " ".join(inspect.getdoc(NAMES[name]).split()).partition("Reference:")
+    assert found, "say whose idea it is"
+    missing = [source for source in PUBLISHED[name] if source not in reference]
+    assert not missing, f"not referred to: {missing}"
+    assert any(word.strip(".,;:()").isdigit() for word in reference.split()), "the year, at least"
+
+
+def test_what_has_a_reference_is_in_the_table():
+    """So that the table grows with the package; software that a name follows is no publication."""
+    software = (
+        "jax",
+        "JAX",
+        "flax",
+        "PyTorch",
+        "transformers 5",
+        "of transformers",
+        "ONNX",
+        "flash-attention",
+    )
+    texts = {name: inspect.getdoc(value) or "" for name, value in NAMES.items()}
+    referring = {name: text.partition("Reference:")[2] for name, text in texts.items()}
+    papers = {name for name, text in referring.items() if text and not any(word in text for word in software)}
+    aliases = {"regard.cache.KVCache", "regard.cache.PagedKVCache", "regard.derivation.derive"}
+    assert papers - aliases <= set(PUBLISHED)
+
+
 def test_the_list_is_not_empty():
-    assert {"regard.attend", "regard.masks.causal", "regard.models.Encoder"} <= set(NAMES)
-    assert len(NAMES) > 35
+    known = {"regard.attend", "regard.derive", "regard.masks.causal", "regard.models.Encoder"}
+    assert known | {"regard.positions.rotary", "regard.inspection.capture"} <= set(NAMES)
+    assert len(NAMES) > 150

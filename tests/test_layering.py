@@ -44,11 +44,13 @@ FOLDERS = {
     "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
     " tiles operands tile_scores flash primitives dense tuning tiled delegation patterns cudnn splash_tpu"
     " registry explanation placement",
+    "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"
+    " record calls",
     "readouts": "record tallies leaders profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring apart execution accounts placements calls",
     "planning": "amounts chips host links candidates workload estimates reports planner",
     "linear": "features halving state inputs chunks attention",
-    "layers": "heads dropout normalisation multi_head feed_forward residual blocks",
+    "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
@@ -67,7 +69,7 @@ FOLDERS = {
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
-    "cli": "console commands spelling voices displays interruption overview supervision training pictures"
+    "cli": "console commands spelling voices displays interruption overview training supervision pictures"
     " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating"
     " benchmarking",
 }
@@ -101,7 +103,7 @@ def imports(source):
             if base[0] == "regard":
                 found += [[*base, alias.name] for alias in node.names]
     # `import regard` and `from regard import attend` reach as high as attention.
-    top = ("attend", "explain")
+    top = ("attend", "derive", "explain")
     return [["attention"] if len(name) == 1 or name[1] in top else name[1:4] for name in found]
 
 

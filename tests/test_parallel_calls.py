@@ -61,6 +61,19 @@ def call_with_sinks_and_dropout(way):
     check_against_one_device(way, [*draw(*SHAPES), sinks, jnp.float32(0.3), metric], options, 5e-5, 1e-5)
 
 
+def call_with_sinks_and_offsets(way):
+    """A traced scale, sinks, and rows at places and of lengths of their own; a mask per head."""
+    (sinks,), keep = draw((4,), seed=2), np.random.default_rng(6).random((2, 4, 19, 19)) < 0.8
+
+    def options(sinks, scale):
+        mask = masks.causal() & masks.lengths(jnp.array([17, 0])) & masks.from_array(keep)
+        return {"sinks": sinks, "scale": scale, "mask": mask, "query_offset": jnp.array([0, 2])}
+
+    check_against_one_device(way, [*draw(*SHAPES), sinks, jnp.float32(0.3)], options)
+    placed = lambda *_: {"mask": masks.causal(), "query_offset": jnp.array([3, 7]), "key_offset": 4}
+    check_against_one_device(way, draw(*SHAPES), placed)
+
+
 def statistics(way):
     """lse, with sinks and its gradient."""
     arrays, mask = draw(*SHAPES), masks.causal() & masks.valid_keys(np.arange(19) % 7 != 0)
@@ -190,10 +203,11 @@ def divided_arrays(way):
 CHECKS = {
     "call_with_scores": "both, ring of shards",
     "call_with_sinks_and_dropout": "balanced, heads of shards",
-    "statistics": "both balanced",
+    "call_with_sinks_and_offsets": "apart",
+    "statistics": "both balanced, apart",
     "repeated": "ring of shards",
-    "shared_keys": "ring of shards",
-    "spoiled": "ring",
+    "shared_keys": "ring of shards, apart",
+    "spoiled": "ring, apart",
     "narrow": "ring, both",
     "layers": "any",
     "divided_arrays": "any",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regard.attention import explain as explain
     from regard.cache import KVCache as KVCache
     from regard.cache import PagedKVCache as PagedKVCache
+    from regard.derivation import derive as derive
     from regard.theory.notation import explain_einsum as explain_einsum
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _HOMES = {
     "KVCache": "regard.cache",
     "PagedKVCache": "regard.cache",
     "attend": "regard.attention",
+    "derive": "regard.derivation",
     "explain": "regard.attention",
     "explain_einsum": "regard.theory.notation",
     "linear": "regard.linear",

@@ -95,7 +95,9 @@ def attend(
         >>> [f"{weight:.2f}" for weight in aux["weights"][1]]
         ['0.36', '0.64', '0.00']
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1; empty rows as in ONNX Attention.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1; empty rows as in ONNX Attention;
+    grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
+    Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
     problem = pose(
         query,

@@ -62,6 +62,8 @@ class KVCache(Rows):
         ...     )
         >>> cache.lengths.tolist(), bool(jnp.allclose(out, whole[:, :, 4:], atol=1e-6))
         ([5, 5], True)
+
+    Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention.
     """
 
     key: Float[Array, "batch K capacity D"]

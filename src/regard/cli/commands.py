@@ -83,6 +83,12 @@ class Train:
     json: bool = False
     """JSON lines on standard output, text for people on standard error."""
 
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        name = self.task.name
+        return self.out or Path("out") / (f"{name}-smoke" if self.smoke else name)
+
 
 @dataclass(frozen=True)
 class Generate:

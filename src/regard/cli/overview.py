@@ -10,6 +10,7 @@ from flax import nnx
 from rich.table import Table
 
 import regard
+from regard import parallel
 from regard.cli.console import LABEL_WIDTH, Console
 from regard.training import processes, runs
 from regard.training.sharding import Deployment
@@ -29,7 +30,7 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
         console.note("mesh", describe_mesh(deployment, nnx.state(shapes, nnx.Param)))
     console.note("model", f"{type(shapes).__name__}, {total:,} parameters, {jnp.dtype(jnp.float32).name}")
     console.say(_tabulate(arrays))
-    for line in describe_attention(task):
+    for line in describe_attention(task, deployment):
         console.note("attention", line)
     data = task.describe_data()
     console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {_name_rate(task)}")
@@ -65,15 +66,20 @@ def describe_start(run: runs.Run) -> str:
     return f"goes on from step {run.start.step}"
 
 
-def describe_attention(task: Task) -> Iterator[str]:
-    """One line per kind of attention in the task's model: shapes, the backend and why."""
+def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:
+    """One line per kind of attention in the task's model: shapes, the backend or plan and why."""
     config, rows = task.config, task.preset.optimization.batch_size
     for name, (queries, keys, mask) in task.attention_calls().items():
         query = jax.ShapeDtypeStruct((rows, config.num_heads, queries, config.head_width), jnp.float32)
         key = jax.ShapeDtypeStruct((rows, config.num_heads, keys, config.head_width), jnp.float32)
         report = regard.explain(query, key, key, mask=mask)
         masked = f", {report.mask.split('(')[0]} mask" if report.mask else ""
-        yield f"{name} {query.shape} on {keys} keys{masked}: {report.backend}, {report.reason}"
+        chosen = f"{report.backend}, {report.reason}"
+        if deployment is not None and deployment.mesh.shape["sequence"] > 1:
+            with deployment.within():
+                plan = parallel.explain(query, key, key, mask=mask)
+            chosen = f"{plan.plan} over {plan.devices} devices, {plan.reason}"
+        yield f"{name} {query.shape} on {keys} keys{masked}: {chosen}"
 
 
 def _walk_parameters(model: Any) -> Iterator[tuple[str, Any]]:

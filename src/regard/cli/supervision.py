@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from regard.cli.commands import Train
@@ -46,12 +45,6 @@ def supervise_training(command: Train, console: Console, words: Sequence[str]) -
     if os.name == "posix" and LINE not in os.environ:
         return _watch(command, console, words, membership)
     return _take_part(command, console, words, membership)
-
-
-def find_directory(command: Train) -> Path:
-    """The run directory of a command."""
-    name = command.task.name
-    return command.out or Path("out") / (f"{name}-smoke" if command.smoke else name)
 
 
 # The parent
@@ -123,8 +116,8 @@ def explain_loss(detail: str, command: Train, words: Sequence[str], membership: 
 
 def _advise(command: Train, words: Sequence[str]) -> str:
     """The command that goes on."""
-    directory = find_directory(command)
-    steps = [int(path.name) for path in directory.glob("checkpoints/*") if path.name.isdigit()]
+    saved = command.directory.glob("checkpoints/*")
+    steps = [int(path.name) for path in saved if path.name.isdigit()]
     start = f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
     again = shlex.join(["regard", *_leave_out(words)])
     return (

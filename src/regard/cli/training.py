@@ -11,7 +11,6 @@ from regard.cli.console import Console, UsageError
 from regard.cli.displays import open_display
 from regard.cli.interruption import Interruption
 from regard.cli.overview import print_overview
-from regard.cli.supervision import find_directory
 from regard.training import checkpoints, loop, metrics, presets, processes, runs, tasks
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
@@ -22,7 +21,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 def run_training(command: Train, console: Console) -> int:
     """Trains one task; returns the exit code. Where there are several processes, all of them run this."""
     preset = presets.shrink(command.task) if command.smoke else command.task
-    directory = find_directory(command)
+    directory = command.directory
     with expected_errors():
         deployment = choose_deployment(command, preset)
         options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}

@@ -12,6 +12,7 @@ from regard.engine.online_softmax import product
 from regard.engine.problem import Problem
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
+from regard.scores.score import Chain
 
 
 def take_excerpt(problem: Problem, array: Array) -> Array:
@@ -33,19 +34,25 @@ def score_excerpt(problem: Problem) -> Array:
 
 def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
     """Scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
+    return score_stages(problem, rows, columns, heads)[-1]
+
+
+def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> list[Array]:
+    """The same and what they were before: products, scaled, after each score, with bias, kept by the mask.
+
+    A stage that the call lacks is left out.
+    """
     members = _all(problem.S) if columns is None else columns
     batch = problem.leading[:-1]
     shape = (*batch, heads.size, rows.size, members.size)
 
-    def choose(array: Array, axis: int, index: Array | None) -> Array:
-        return array if index is None or array.shape[axis] == 1 else jnp.take(array, index, axis)
-
     query, key = map(problem.with_heads, (problem.query, problem.key))
-    query = choose(jnp.take(query, rows, -2), -3, heads).astype(problem.factor)
+    query = _choose(jnp.take(query, rows, -2), -3, heads).astype(problem.factor)
     key = key if columns is None else jnp.take(key, columns, -2)
-    key = choose(key, -3, heads // problem.group).astype(problem.factor)
+    key = _choose(key, -3, heads // problem.group).astype(problem.factor)
     query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
-    scores = product(query, key, problem.precision, (-1, -1)) * problem.scale
+    stages = [product(query, key, problem.precision, (-1, -1))]
+    stages.append(stages[-1] * problem.scale)
     grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
     if problem.score is not None:
         first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
@@ -53,14 +60,21 @@ def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Arr
         query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
         head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
         cells = Picks(query_position, key_position, head, first)
-        scores = problem.score.apply(scores, cells)
+        for part in problem.score.parts if isinstance(problem.score, Chain) else (problem.score,):
+            stages.append(part.apply(stages[-1], cells))
     if problem.bias is not None:
-        bias = choose(choose(choose(problem.with_heads(problem.bias), -2, rows), -1, columns), -3, heads)
-        scores = jnp.where(bias == -jnp.inf, -jnp.inf, scores + bias.astype(scores.dtype))
+        bias = _choose(_choose(_choose(problem.with_heads(problem.bias), -2, rows), -1, columns), -3, heads)
+        scores = stages[-1]
+        stages.append(jnp.where(bias == -jnp.inf, -jnp.inf, scores + bias.astype(scores.dtype)))
     if problem.mask is not None:
         keep = problem.with_heads(problem.mask.keep(grid))
-        scores = jnp.where(choose(keep, -3, heads), scores, -jnp.inf)
-    return scores.reshape(shape if problem.leading else shape[-2:])
+        stages.append(jnp.where(_choose(keep, -3, heads), stages[-1], -jnp.inf))
+    return [stage.reshape(shape if problem.leading else shape[-2:]) for stage in stages]
+
+
+def _choose(array: Array, axis: int, index: Array | None) -> Array:
+    """Entries along an axis; the one of an axis of size 1 serves all."""
+    return array if index is None or array.shape[axis] == 1 else jnp.take(array, index, axis)
 
 
 def _all(count: int) -> Any:

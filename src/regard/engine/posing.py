@@ -74,8 +74,8 @@ def pose(
         query_offset=offset,
         key_offset=key_offset,
         aux=aux,
-        rows=_check_excerpt("rows", rows, num_queries, aux),
-        heads=_check_excerpt("heads", heads, leading[-1] if leading else None, aux),
+        rows=check_excerpt("rows", rows, num_queries, aux),
+        heads=check_excerpt("heads", heads, leading[-1] if leading else None, aux),
         precision=precision,
     )
     return dataclasses.replace(problem, scale=_check_scale(scale, problem))
@@ -222,7 +222,7 @@ def _check_aux(aux: Any) -> tuple[str, ...]:
     return aux
 
 
-def _check_excerpt(name: str, index: Any, size: int | None, aux: tuple[str, ...]) -> Any:
+def check_excerpt(name: str, index: Any, size: int | None, aux: tuple[str, ...]) -> Any:
     if index is None:
         return None
     if not {"weights", "scores"} & set(aux):

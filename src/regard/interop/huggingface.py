@@ -38,7 +38,14 @@ Placement = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], Any] | None
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A loaded model and what came with it."""
+    """A loaded model and what came with it; made by `load`.
+
+    Example:
+        >>> from regard.interop import huggingface
+        >>> minilm = huggingface.load(huggingface.find_minilm())  # doctest: +SKIP
+        >>> minilm.kind, minilm.config.num_layers  # doctest: +SKIP
+        ('bert', 6)
+    """
 
     model: Any
     """`Encoder`, `Decoder` or `EncoderDecoder`, in `eval()` mode."""
@@ -214,10 +221,18 @@ def cut_patches(
 
 
 def find_minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2 in the installed package, which is located and never imported.
+    """Find the folder of all-MiniLM-L6-v2 in the installed package, which is located and never imported.
+
+    Returns:
+        The folder, as `load` takes it.
 
     Raises:
         FileNotFoundError: the package is not installed; says how to install it.
+
+    Example:
+        >>> from regard.interop import huggingface
+        >>> huggingface.find_minilm().name  # doctest: +SKIP
+        'model'
 
     Reference: Reimers and Gurevych, "Sentence-BERT", 2019; Wang et al., "MiniLM", 2020.
     """

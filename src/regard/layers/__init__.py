@@ -2,5 +2,6 @@
 
 from regard.layers.blocks import DecoderBlock as DecoderBlock
 from regard.layers.blocks import EncoderBlock as EncoderBlock
+from regard.layers.derivation import derive as derive
 from regard.layers.feed_forward import FeedForward as FeedForward
 from regard.layers.multi_head import MultiHeadAttention as MultiHeadAttention

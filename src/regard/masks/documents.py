@@ -38,6 +38,8 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
         >>> from regard import masks
         >>> (masks.segments([7, 7, 4]) & masks.causal()).dense(3).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+
+    Reference: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
     """
     ids = [integers("query_ids", query_ids)]
     if key_ids is not None:

@@ -37,6 +37,9 @@ class Classifier(nnx.Module):
         >>> logits, aux = model(jnp.array([[1, 2, 3, 4]]), aux=("weights",))
         >>> logits.shape, aux["pooling"]["weights"].shape
         ((1, 5), (1, 3, 1, 4))
+
+    Reference: Devlin et al., "BERT", 2019, for the first position; Lee et al., "Set Transformer", 2019, for
+    pooling by attention.
     """
 
     def __init__(

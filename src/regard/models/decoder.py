@@ -35,6 +35,9 @@ class Decoder(nnx.Module):
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
         >>> Decoder(config, rngs=nnx.Rngs(0))(jnp.array([[1, 2, 3, 4]])).shape
         (1, 4, 13)
+
+    Reference: Liu et al., "Generating Wikipedia by Summarizing Long Sequences", 2018, for a decoder without
+    an encoder.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):

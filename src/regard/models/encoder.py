@@ -37,6 +37,8 @@ class Encoder(nnx.Module):
         >>> encoder = Encoder(config, rngs=nnx.Rngs(0))
         >>> encoder(jnp.array([[1, 2, 3, 4], [5, 6, 0, 0]]), lengths=jnp.array([4, 2])).shape
         (2, 4, 6)
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.1.
     """
 
     def __init__(self, config: TransformerConfig, *, causal: bool = False, rngs: nnx.Rngs):

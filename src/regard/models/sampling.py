@@ -149,6 +149,8 @@ def temperature(logits: Float[Array, "*B V"], degree: Any) -> Float[Array, "*B V
         >>> from regard.models import sampling
         >>> sampling.temperature(jnp.array([[1.0, 3.0]]), 0.5).tolist()
         [[2.0, 6.0]]
+
+    Reference: Ackley et al., "A Learning Algorithm for Boltzmann Machines", 1985.
     """
     return logits / degree
 
@@ -168,6 +170,8 @@ def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
         >>> from regard.models import sampling
         >>> sampling.top_k(jnp.array([[1.0, 3.0, 2.0, 0.0]]), 2).tolist()
         [[-inf, 3.0, 2.0, -inf]]
+
+    Reference: Fan et al., "Hierarchical Neural Story Generation", 2018.
     """
     count = jnp.minimum(count, logits.shape[-1])
     return _leave(logits, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= count)

@@ -32,6 +32,9 @@ def run_apart(problem: Problem, division: Division) -> tuple[Array, dict[str, Ar
         problem.query.dtype,
     )  # fmt: skip
     arrays = tuple(map(problem.with_heads, (problem.query, problem.key, problem.value)))
+    sinks = problem.sinks
+    if sinks is not None:  # aligned with the last leading axes, where the rest is with the first
+        sinks = sinks.reshape((*(1,) * (len(leading) - sinks.ndim), *sinks.shape))
 
     def share(arrays: Any, call: Call, scale: Any, sinks: Any) -> Any:
         shard = Shard.here(division, call)
@@ -64,6 +67,6 @@ def run_apart(problem: Problem, division: Division) -> tuple[Array, dict[str, Ar
         in_specs=(tuple(map(division.outside, arrays)), PartitionSpec(), PartitionSpec(), PartitionSpec()),
         out_specs=(rows, {name: PartitionSpec(*rows[:-1]) for name in problem.aux}),
         check_vma=False,
-    )(arrays, call, jnp.asarray(problem.scale), problem.sinks)
+    )(arrays, call, jnp.asarray(problem.scale), sinks)
     extra = {name: array.reshape((*problem.leading, problem.T)) for name, array in extra.items()}
     return output.reshape((*problem.leading, problem.T, problem.E)), extra

@@ -86,6 +86,8 @@ class Rotary:
         >>> turn = positions.Rotary(base=100.0, width=2)
         >>> [f"{x:.3f}" for x in turn(jnp.ones((2, 4)))[1]]
         ['-0.301', '1.382', '1.000', '1.000']
+
+    Reference: Su et al., "RoFormer", 2021, section 3.2.2.
     """
 
     base: float = 10_000.0

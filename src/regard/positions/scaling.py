@@ -12,7 +12,13 @@ from regard.positions.angles import frequencies
 
 @dataclass(frozen=True)
 class Scaling:
-    """A rule that changes rotary frequencies; hand one to `rotary`."""
+    """A rule that changes rotary frequencies; hand one to `rotary`. This one changes nothing.
+
+    Example:
+        >>> from regard import positions
+        >>> positions.Scaling().frequencies(4, 100.0).tolist()
+        [1.0, 0.1]
+    """
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         """One frequency per pair of features, in float64: base^(-2i/width) unless a rule says otherwise."""

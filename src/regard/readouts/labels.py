@@ -99,6 +99,9 @@ def label(
         ['uniform 1.00']
         >>> str(readouts.label(readouts.read(x, x, scale=100.0))[()][0])
         'self 1.00'
+
+    Reference: Clark et al., "What Does BERT Look At?", 2019; Olsson et al., "In-context Learning and
+    Induction Heads", 2022. Thresholds are ours.
     """
     thresholds = dict(thresholds or {})
     unknown = [name for name in thresholds if name not in LABELS]

@@ -39,6 +39,9 @@ def bilinear(metric: ArrayLike) -> Score:
         >>> output = attend(x, x, x, score=scores.bilinear(-jnp.eye(2)), scale=1.0)
         >>> [f"{entry:.2f}" for entry in output[0]]
         ['0.27', '0.73']
+
+    Reference: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015,
+    section 3.1, where it is called general.
     """
     array: Any = metric if hasattr(metric, "dtype") else np.asarray(metric, np.float32)
     if not jnp.issubdtype(array.dtype, jnp.floating):

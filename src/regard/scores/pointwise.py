@@ -76,6 +76,9 @@ def temperature(value: float | ArrayLike) -> Score:
         >>> from regard import scores
         >>> scores.temperature([0.5, 2.0])
         temperature([0.5, 2.0])
+
+    Reference: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, section 2, of a softmax
+    over classes.
     """
     return Temperature(parameter("temperature", value))
 

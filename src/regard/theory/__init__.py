@@ -1,6 +1,7 @@
 """Floor 1. Attention understood: index notation, metrics, statistical physics, gradients by hand, memories.
 
-Everything is written as it is defined, and an oracle for tests and docs. Nothing in the package imports it.
+Everything is written as it is defined, and an oracle for tests and docs. No computation in the package uses
+it; `derive` reads its notation.
 """
 
 from regard.theory import bilinear as bilinear

@@ -103,6 +103,8 @@ def log_partition(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Arra
         >>> from regard.theory import gibbs
         >>> float(gibbs.log_partition(jnp.asarray([1e4, -1e4])))
         10000.0
+
+    Reference: Gibbs, "Elementary Principles in Statistical Mechanics", 1902, chapter IV.
     """
     scores, temperature, keep, alive = _prepare(scores, temperature, keep)
     peak, total, _, _ = _exponentials(scores, temperature, keep, alive)
@@ -131,6 +133,8 @@ def gibbs_weights(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Arra
         >>> from regard.theory import gibbs
         >>> gibbs.gibbs_weights(jnp.zeros(4), keep=jnp.asarray([True, True, False, False])).tolist()
         [0.5, 0.5, 0.0, 0.0]
+
+    Reference: Gibbs, "Elementary Principles in Statistical Mechanics", 1902, chapter IV.
     """
     scores, temperature, keep, alive = _prepare(scores, temperature, keep)
     _, total, _, share = _exponentials(scores, temperature, keep, alive)

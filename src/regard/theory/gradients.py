@@ -59,6 +59,8 @@ def output_gradients(d_output: Any, weights: Any, value: Any) -> tuple[Array, Ar
         >>> d_weights, d_value = gradients.output_gradients(one, one, 3 * one)
         >>> d_weights.item(), d_value.item()
         (3.0, 1.0)
+
+    Reference: Dao et al., "FlashAttention", 2022, appendix B.2.
     """
     return _contract("...ib,...jb->...ij", d_output, value), _contract(
         "...ij,...ib->...jb", weights, d_output
@@ -94,6 +96,8 @@ def score_gradients(
         >>> d_query, d_key, _ = gradients.score_gradients(one, one, 3 * one)
         >>> d_query.item(), d_key.item()
         (3.0, 1.0)
+
+    Reference: Dao et al., "FlashAttention", 2022, appendix B.2.
     """
     if metric is None:
         d_query = _contract("...ij,...ja->...ia", d_products, key)

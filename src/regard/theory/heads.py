@@ -118,6 +118,8 @@ def head_entropy(weights: Any) -> Array:
         >>> from regard.theory import heads
         >>> heads.head_entropy(jnp.asarray([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
         [0.0]
+
+    Reference: Clark et al., "What Does BERT Look At?", 2019.
     """
     weights = _weights(weights)
     return _mean(_entropy(weights), weights.sum(-1) > 0)

@@ -64,6 +64,8 @@ def ising_energy(state: Any, weights: Any) -> Array:
         >>> pattern = jnp.asarray([1.0, -1.0, 1.0, 1.0])
         >>> float(hebbian.ising_energy(pattern, hebbian.hebbian_weights(pattern[None])))
         -1.5
+
+    Reference: Hopfield, 1982.
     """
     return -_contract("...a,...ab,...b->...", state, weights, state) / 2
 
@@ -93,6 +95,8 @@ def sign_update(state: Any, weights: Any) -> Array:
         >>> weights = hebbian.hebbian_weights(jnp.asarray([[1.0, -1.0, 1.0, 1.0]]))
         >>> hebbian.sign_update(jnp.asarray([1.0, 1.0, 1.0, 1.0]), weights).tolist()
         [1.0, -1.0, 1.0, 1.0]
+
+    Reference: Hopfield, 1982, whose features turn one at a time, too.
     """
     state, weights = _fit(state, weights)
 
@@ -136,6 +140,8 @@ def recall(state: Any, weights: Any, *, max_sweeps: int = 100) -> Recall:
         >>> found = hebbian.recall(jnp.ones(4), weights)
         >>> found.state.tolist(), bool(found.converged)
         ([1.0, -1.0, 1.0, 1.0], True)
+
+    Reference: Hopfield, 1982.
     """
     if max_sweeps < 0:
         raise ValueError(f"max_sweeps: expected at least 0, got {max_sweeps}")

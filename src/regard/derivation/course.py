@@ -1,0 +1,359 @@
+"""The course of one attention call: every step from queries, keys and values to the output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.derivation.formulas import (
+    Call,
+    Equation,
+    Exponential,
+    Formula,
+    Fraction,
+    Number,
+    Row,
+    Sum,
+    Symbol,
+    product,
+)
+from regard.derivation.notation import Notation, spell
+from regard.derivation.score_formulas import Setting, tell
+from regard.derivation.steps import Step
+from regard.engine import dropout
+from regard.engine.excerpt import score_stages
+from regard.engine.online_softmax import product as multiply
+from regard.engine.problem import Problem
+from regard.masks.grid import Grid
+
+SCORES = "logits"
+
+
+class Course:
+    """Walks through a call and keeps every step.
+
+    Args:
+        problem: the call; its rows and heads are those derived.
+        notation: letters of all axes, at their full lengths.
+        entry: the steps that made query, key and value, the last three of these names included.
+    """
+
+    def __init__(self, problem: Problem, notation: Notation, entry: list[Step]):
+        self.problem, self.notation = problem, notation
+        self.steps = entry
+        self.setting: Setting | None = None
+        self.aliases: dict[str, str] = {}
+        self.rows = _members(problem.T, problem.rows)
+        self.heads = _members(problem.leading[-1] if problem.leading else 1, problem.heads)
+        shape = (*problem.leading, problem.T, problem.S)
+        self.pair_names = notation.name(shape, "ij")
+        self.pairs = spell(self.pair_names)
+        self.queries = spell(self.pair_names[:-1])
+
+    def walk(self, last: str = "output") -> None:
+        """Add all steps; the last one gets the name given."""
+        if self.notation.is_grouped:
+            self._add_groups()
+        scores = self._add_scores(self.setting or self._place())
+        weights = self._add_weights(scores)
+        if self.problem.dropout_rate:
+            weights = self._add_dropout(weights)
+        self._add_output(weights, scores, last)
+
+    def add(
+        self,
+        name: str,
+        left: Formula,
+        right: Formula | None,
+        words: str,
+        unit: str,
+        value: Any,
+        names: tuple[str, ...],
+        subscripts: str | None = None,
+    ) -> None:
+        """Add a step; a name that is taken gets a number."""
+        name = self._unused(name)
+        self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
+
+    def _unused(self, name: str) -> str:
+        """The name, with a number where it is taken."""
+        taken = {step.name for step in self.steps}
+        names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+        return next(free for free in names if free not in taken)
+
+    def pick(self, array: Array, names: tuple[str, ...]) -> Array:
+        """The rows and heads that are derived."""
+        return pick(array, names, self.problem)
+
+    def _step(self, name: str) -> Step:
+        return next(step for step in reversed(self.steps) if step.name == name)
+
+    def _grid(self) -> Grid:
+        problem, keys = self.problem, jnp.arange(self.problem.S, dtype=jnp.int32)
+        return Grid.at(self.rows, keys, problem.query_offset, len(problem.leading), problem.key_offset)
+
+    def _add_groups(self) -> None:
+        shared, heads = self.problem.key_heads, self.problem.leading[-1]
+        size = self.problem.group
+        words = (
+            f"{heads} query heads share {shared} key head{'s' * (shared > 1)}, {size} each; none is copied."
+        )
+        index = Fraction(Symbol("h"), Number(str(size)))
+        self.add(
+            "groups",
+            Call("g", (Symbol("h"),)),
+            Call("floor", (index,)),
+            words,
+            "key head",
+            self.heads // np.int32(size),
+            ("h",),
+        )
+
+    def _place(self) -> Setting:
+        """Symbols for score functions; with steps for positions where a mask or score reads them."""
+        parts = (self.problem.mask, self.problem.score)
+        if any(part is not None and part.reads_positions for part in parts):
+            return self.add_positions()
+        letters = self.notation.leading
+        example = letters[0] if len(letters) > 1 else ""
+        head = letters[-1] if letters else ""
+        return Setting(Symbol("S"), Symbol("p", "i"), Symbol("r", "j"), example, head)
+
+    def add_positions(self) -> Setting:
+        """Add where queries and keys stand."""
+        problem, grid = self.problem, self._grid()
+        letters = self.notation.leading
+        wheres: dict[str, Symbol] = {}
+        for name, index, letter, array, start, noun in (
+            ("query_position", "i", "p", grid.query_position[..., 0], problem.query_offset, "query"),
+            (
+                "key_position",
+                "j",
+                "r",
+                grid.key_position[..., 0, :],
+                0 if problem.key_offset is None else problem.key_offset,
+                "key",
+            ),
+        ):
+            if all(size == 1 for size in array.shape[:-1]):
+                array = array.reshape(-1)
+            own = self.notation.name((*array.shape[:-1], self.notation.sizes[index]), index)
+            where = Symbol(letter, spell(own))
+            if isinstance(start, int):
+                right = Symbol(index) if start == 0 else Row((Number(str(start)), Symbol(index)), "+")
+            else:
+                right = Row((Symbol("offset", spell(own[:-1])), Symbol(index)), "+")
+            self.add(
+                name, where, right, f"Where {noun} {index} stands in the sequence.", "tokens", array, own
+            )
+            wheres[name] = where
+        example = letters[0] if len(letters) > 1 else ""
+        head = letters[-1] if letters else ""
+        self.setting = Setting(Symbol("S"), wheres["query_position"], wheres["key_position"], example, head)
+        return self.setting
+
+    def _add_scores(self, setting: Setting) -> Array:
+        problem = self.problem
+        query, key = self._step("query"), self._step("key")
+        stages = iter(score_stages(problem, self.rows, None, self.heads))
+        left = spell(query.indices)
+        self.add(
+            "products",
+            Symbol("P", self.pairs),
+            Sum("a", product(Symbol("Q", left), Symbol("K", spell(key.indices)))),
+            "How well key j answers query i: their scalar product.",
+            "features²",
+            next(stages),
+            self.pair_names,
+            f"{left},{_of_query_heads(key.indices)}->{self.pairs}",
+        )
+        factor, default = np.asarray(problem.scale), np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
+        root = Fraction(Number("1"), Call("sqrt", (Number(str(problem.D)),)))
+        self.add(
+            "scale",
+            Symbol("scale"),
+            root if factor == default else Number(f"{factor:.4g}"),
+            f"A sum of {problem.D} products spreads as the root of {problem.D}; this brings it back to 1."
+            if factor == default
+            else "The factor given.",
+            f"{SCORES} per features²",
+            jnp.asarray(problem.scale),
+            (),
+        )
+        parts = () if problem.score is None else getattr(problem.score, "parts", (problem.score,))
+        last = len(parts) + (problem.bias is not None) + (problem.mask is not None)
+        number = 0
+
+        def advance(name: str, right: Formula | None, words: str, found: Any = None) -> Symbol:
+            nonlocal number
+            after = Symbol("S", self.pairs, "" if number == last else str(number))
+            if number == last and name != "scores":
+                self.aliases[self._unused(name)], name = "scores", "scores"
+            formula = right if found is None else found(after)
+            self.add(name, after, formula, words, SCORES, next(stages), self.pair_names)
+            number += 1
+            return after
+
+        words = "The products on the scale of the softmax."
+        if not last:
+            words += " Nothing else is done to them: these are the scores."
+        now = advance("scaled", product(Symbol("scale"), Symbol("P", self.pairs)), words)
+        for part in parts:
+            after = Symbol("S", self.pairs, "" if number == last else str(number))
+            told = tell(part, after, setting._replace(before=now))
+            now = advance(told.name, told.formula.right, told.words)
+        if problem.bias is not None:
+            names = self.notation.name(problem.bias.shape, "ij")
+            bias = Symbol("B", spell(names))
+            words = "What is added to the scores; -inf removes a key."
+            self.add("bias", bias, None, words, SCORES, self.pick(problem.bias, names), names)
+            now = advance("biased", Row((now, bias), "+"), "Scores with what is added.")
+        if problem.mask is not None:
+            keep = problem.mask.keep(self._grid())
+            names = self.notation.name((*keep.shape[:-2], problem.T, problem.S), "ij")
+            keep = pick(keep, names[:-2], problem)
+            keep = jnp.broadcast_to(keep, (*keep.shape[:-2], self.rows.size, problem.S))
+            mask = Symbol("M", spell(names))
+            share = f"{int(keep.sum()):,} of {keep.size:,} pairs may"
+            words = f"{problem.mask!r}: whether query i may attend to key j; {share}."
+            self.add("mask", mask, None, words, "yes or no", keep, names)
+            words = "log 1 = 0 changes nothing; log 0 = -inf takes a key away, whatever its score."
+            now = advance("scores", Row((now, Call("log", (mask,))), "+"), words)
+        return self._step("scores").value
+
+    def _add_weights(self, scores: Array) -> Array:
+        problem, names = self.problem, self.pair_names
+        score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
+        terms: Formula = Sum("j", Exponential(score))
+        sinks = jnp.full((1,) * (scores.ndim - 1), -jnp.inf, scores.dtype)
+        sink = Symbol("z")
+        if problem.sinks is not None:
+            own = self.notation.name(problem.sinks.shape, "")
+            sink = Symbol("z", spell(own))
+            sinks = self.pick(problem.sinks, own)
+            words = "A logit per head that joins the softmax and hands nothing over."
+            self.add("sinks", sink, None, words, SCORES, sinks, own)
+            sinks = sinks.astype(scores.dtype).reshape(
+                (*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1)
+            )
+            terms = Row((Exponential(sink), terms), "+")
+        # The largest score is subtracted first, so that nothing overflows.
+        peak = jnp.maximum(scores.max(-1, initial=-jnp.inf), sinks)
+        alive = peak != -jnp.inf
+        base = jnp.where(alive, peak, 0)
+        shares, rest = jnp.exp(scores - base[..., None]), jnp.exp(sinks - base)
+        sums = jnp.where(alive, shares.sum(-1) + rest, 1)
+        lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
+        empty = int((scores.max(-1, initial=-jnp.inf) == -jnp.inf).sum())
+        words = "Log of the partition function, what all exponentials of a row add up to."
+        if empty:
+            rows = f"{empty} row{'s' * (empty > 1)} may attend to nothing"
+            words += f" {rows}{'' if problem.sinks is not None else ': -inf'}."
+        subscripts = f"{self.pairs}->{self.queries}"
+        self.add("lse", total, Call("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
+        weights = shares / sums[..., None]
+        words = "Softmax: the share of key j in what query i reads."
+        kept = "what the sink leaves" if problem.sinks is not None else "1"
+        words += f" Every row adds up to {kept}{', an empty one to 0' if empty else ''}."
+        right = Exponential(Row((score, total), "-"))
+        self.add("weights", Symbol("A", self.pairs), right, words, "shares", weights, names)
+        entropy = _surprise(weights).sum(-1)
+        formula: Formula = Sum("j", _surprise_of(Symbol("A", self.pairs)))
+        if problem.sinks is not None:
+            share = Symbol("A", self.queries, "sink")
+            words = "What the sink takes of each row, and hands nothing over for."
+            right = Exponential(Row((sink, total), "-"))
+            self.add("sink_weight", share, right, words, "shares", rest / sums, names[:-1])
+            formula = Row((formula, _surprise_of(share)), "+")
+            entropy = entropy + _surprise(rest / sums)
+        words = "How spread out the weights are: as uncertain as e^H keys of equal weight."
+        self.add(
+            "entropy", Symbol("H", self.queries), formula, words, "nats", entropy, names[:-1], subscripts
+        )
+        return weights
+
+    def _add_dropout(self, weights: Array) -> Array:
+        problem, grid = self.problem, self._grid()
+        assert problem.rng is not None
+        seeds = dropout.head_seeds(problem.rng, problem.leading)
+        seeds = seeds if problem.heads is None else jnp.take(seeds, self.heads, -1)
+        survivors = dropout.survivors(
+            dropout.query_words(seeds, grid.query_position),
+            dropout.key_words(seeds, grid.key_position),
+            problem.dropout_rate,
+        )
+        grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)
+        factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
+        left, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
+        words = f"A weight is dropped with chance {rate}; the others grow by 1 / (1 - {rate})."
+        self.add("dropout", left, None, words, "factor", factor, self.pair_names)
+        kept, words = Symbol("D", self.pairs), "The weights that values are averaged with."
+        right = product(left, Symbol("A", self.pairs))
+        self.add("kept_weights", kept, right, words, "shares", weights * factor, self.pair_names)
+        return weights * factor
+
+    def _add_output(self, weights: Array, scores: Array, last: str) -> None:
+        problem = self.problem
+        names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
+        value = self._step("value")
+        words = "Every query takes home the values, each in its share."
+        weights, scores = problem.with_heads(weights), problem.with_heads(scores)
+        spread = problem.with_heads(problem.value)
+        own = spread.shape[-3]
+        if own > 1:
+            spread = jnp.take(spread, self.heads // np.int32(problem.leading[-1] // own), -3)
+        spread = jnp.broadcast_to(spread, (*weights.shape[:-2], *spread.shape[-2:]))
+        readable = scores > -jnp.inf
+        if not bool(jnp.isfinite(spread).all()):
+            read = readable.any(-2)[..., None]
+            spread = jnp.where(read, spread, 0)
+            words += (
+                "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
+            )
+        output = multiply(weights.astype(problem.factor), spread.astype(problem.factor), problem.precision)
+        output = jnp.where(readable.any(-1, keepdims=True), output, 0)
+        output = output if problem.leading else output[0]
+        if output.dtype != problem.query.dtype:
+            words += f" Added up in {problem.accumulation}, rounded to {problem.query.dtype}."
+        output = output.astype(problem.query.dtype)
+        letter = "D" if problem.dropout_rate else "A"
+        self.add(
+            last,
+            Symbol("O", spell(names)),
+            Sum("j", product(Symbol(letter, self.pairs), Symbol("V", spell(value.indices)))),
+            words,
+            "features of value",
+            output,
+            names,
+            f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}",
+        )
+
+
+def pick(array: Array, names: tuple[str, ...], problem: Problem) -> Array:
+    """The entries of an array that belong to the rows and heads chosen; `names` begin with its first axis."""
+    for axis, name in enumerate(names):
+        if name == "i" and problem.rows is not None:
+            array = jnp.take(array, problem.rows, axis)
+        if name == "h" and problem.heads is not None:
+            array = jnp.take(array, problem.heads, axis)
+    return array
+
+
+def _members(size: int, chosen: Any) -> Array:
+    return jnp.arange(size, dtype=jnp.int32) if chosen is None else jnp.asarray(chosen)
+
+
+def _of_query_heads(indices: tuple[str, ...]) -> str:
+    return "".join("h" if index == "g" else index for index in indices)
+
+
+def _surprise(share: Array) -> Array:
+    """-p log p, 0 at 0."""
+    return -share * jnp.log(jnp.where(share > 0, share, 1))
+
+
+def _surprise_of(share: Symbol) -> Formula:
+    return product(share, Call("log", (Fraction(Number("1"), share),)))

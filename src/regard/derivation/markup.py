@@ -1,0 +1,120 @@
+"""A derivation in HTML, with formulas in MathML: no script, and colours that any ground bears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from regard.derivation.steps import Step
+from regard.derivation.tables import GAP, Cell, Table, View, cut_tables
+
+# Ink is that of the page around it; shades are see-through, so that light and dark ground both show them.
+_STYLE = """
+.regard-derivation{font:15px/1.5 system-ui,sans-serif;max-width:62rem;color:inherit}
+.regard-derivation h2{font-size:1.15em;margin:0 0 .2em;font-weight:600}
+.regard-derivation .legend{opacity:.75;margin:0 0 1em;display:flex;flex-wrap:wrap;gap:.1em 1.4em}
+.regard-derivation .legend i,.regard-derivation .roles i{font-family:math,serif;font-size:1.1em;
+padding:0 .1em}
+.regard-derivation section{border-top:1px solid rgba(128,128,128,.35);padding:.7em 0 .8em;
+display:grid;grid-template-columns:2em minmax(0,1fr)}
+.regard-derivation .number{opacity:.55;font-variant-numeric:tabular-nums}
+.regard-derivation header{display:flex;flex-wrap:wrap;gap:0 1em;align-items:baseline;margin:0;padding:0}
+.regard-derivation h3{font-size:1em;margin:0;font-weight:600}
+.regard-derivation .facts{margin-left:auto;opacity:.65;font-size:.87em}
+.regard-derivation .formula{font-size:1.2em;margin:.3em 0;overflow-x:auto;overflow-y:hidden}
+.regard-derivation p{margin:.1em 0}
+.regard-derivation .roles{font-size:.87em;opacity:.85}
+.regard-derivation .roles span{margin-right:1.2em}
+.regard-derivation .summed{color:#d9730d;font-weight:600}
+.regard-derivation .batch{color:#8a6fd1}
+.regard-derivation .free{color:#2f8fd0}
+.regard-derivation .tables{display:flex;flex-wrap:wrap;gap:.6em 2em;overflow-x:auto;margin-top:.4em}
+.regard-derivation table{border-collapse:collapse;width:auto;margin:0;font-size:.87em;border:0;
+font-variant-numeric:tabular-nums;background:none;display:table}
+.regard-derivation th,.regard-derivation td{padding:.14em .5em;text-align:right;border:0;background:none;
+color:inherit;white-space:nowrap;font-weight:400}
+.regard-derivation th{opacity:.6}
+.regard-derivation caption{text-align:left;opacity:.6;caption-side:top;padding:0 .5em;color:inherit}
+.regard-derivation td{border:1px solid rgba(128,128,128,.22)}
+"""
+
+
+def write_page(title: str, steps: Sequence[Step], view: View) -> str:
+    """A whole document."""
+    fragment = write_fragment(title, steps, view)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n"
+        "<style>body{margin:2em auto;max-width:62rem;padding:0 1em}</style>\n"
+        f"</head>\n<body>\n{fragment}\n</body>\n</html>\n"
+    )
+
+
+def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
+    """An element with a style of its own, to stand in any page."""
+    legend = "".join(
+        f"<span><i>{escape(letter)}</i> {escape(meaning)}</span>" for letter, meaning in view.legend(steps)
+    )
+    sections = "\n".join(_write_step(number, step, view) for number, step in enumerate(steps, 1))
+    return (
+        f'<div class="regard-derivation">\n<style>{_STYLE}</style>\n<h2>{escape(title)}</h2>\n'
+        f'<div class="legend">{legend}</div>\n{sections}\n</div>'
+    )
+
+
+def _write_step(number: int, step: Step, view: View) -> str:
+    colours = step.roles if step.contraction is not None else {}
+    formula = step.formula.mathml(colours)
+    said = [
+        f'<span>{kind} {" ".join(f"""<i class="{kind}">{escape(index)}</i>""" for index in found)}</span>'
+        for kind, found in (("free", step.free), ("batch", step.batch), ("summed", step.summed))
+        if found and colours
+    ]
+    roles = f'<p class="roles">{"".join(said)}</p>' if said else ""
+    tables = "".join(_write_table(table) for table in cut_tables(step, view))
+    shape = " × ".join(map(str, step.shape)) or "a number"
+    facts = " · ".join(part for part in (shape, str(step.dtype), step.unit) if part)
+    name = escape(step.name.replace("_", " "))
+    return (
+        f'<section><div class="number">{number}</div><div>\n'
+        f'<header><h3>{name}</h3><span class="facts">{escape(facts)}</span></header>\n'
+        f'<div class="formula"><math displaystyle="true">{formula}</math></div>\n'
+        f"<p>{escape(step.words)}</p>\n{roles}"
+        f'<div class="tables">{tables}</div></div></section>'
+    )
+
+
+def _write_table(table: Table) -> str:
+    place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    caption = f"<caption>{escape(place)}</caption>" if place else ""
+    head = ""
+    if any(table.columns):
+        corner = "<th></th>" if any(table.rows) else ""
+        head = "".join(
+            f'<th scope="col">{escape(_label(table.column_letter, c))}</th>' for c in table.columns
+        )
+        head = f"<thead><tr>{corner}{head}</tr></thead>"
+    body = "".join(
+        "<tr>"
+        + (f'<th scope="row">{escape(_label(table.row_letter, row))}</th>' if any(table.rows) else "")
+        + "".join(map(_write_cell, cells))
+        + "</tr>"
+        for row, cells in zip(table.rows, table.cells, strict=True)
+    )
+    return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
+
+
+def _label(letter: str, number: str) -> str:
+    return f"{letter}={number}" if number not in ("", GAP) else number
+
+
+def _write_cell(cell: Cell) -> str:
+    text = escape(cell.text.replace("-", "−"))
+    if cell.text == "■":
+        return f'<td style="background:rgba(47,143,208,.45)">{text}</td>'
+    if cell.level is None or abs(cell.level) < 0.005:
+        return f"<td>{text}</td>"
+    colour = "47,143,208" if cell.level > 0 else "217,115,13"
+    return f'<td style="background:rgba({colour},{0.5 * abs(cell.level):.2f})">{text}</td>'

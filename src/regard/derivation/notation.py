@@ -1,0 +1,68 @@
+"""The letters of a derivation: one per axis, the same in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# What an index counts.
+MEANINGS = {
+    "h": "query heads",
+    "g": "key heads",
+    "i": "queries",
+    "j": "keys",
+    "a": "features of query and key",
+    "b": "features of value",
+    "c": "features of the layer",
+    "d": "features of the memory",
+    "e": "features before the metric",
+    "f": "features of all heads",
+}
+# For leading axes before the heads, from the last to the first.
+_BATCH = "nmlopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Notation:
+    """Which letter stands for which axis of one call, and how long that axis is."""
+
+    sizes: Mapping[str, int]
+    leading: tuple[str, ...]
+    """The letters of the leading axes, heads last; "" for an axis that is not spoken of."""
+    is_grouped: bool
+    """Whether several query heads share a key head, of which there are several."""
+
+    @classmethod
+    def cover(cls, leading: tuple[int, ...], key_heads: int, **sizes: int) -> Notation:
+        """The letters for these leading axes, heads last, and for the axes named with their sizes."""
+        count = max(len(leading) - 1, 0)
+        if count > len(_BATCH):
+            raise ValueError(
+                f"query: expected at most {len(_BATCH) + 3} axes, as many as there are letters; got"
+                f" {len(leading) + 2}; derive an example at a time"
+            )
+        letters = _BATCH[:count][::-1] + ("h" if leading else "")
+        grouped = bool(leading) and 1 < key_heads < leading[-1]
+        named = dict(zip(letters, leading, strict=True)) | ({"g": key_heads} if grouped else {})
+        return cls(named | sizes, tuple(letters), grouped)
+
+    def name(self, shape: tuple[int, ...], tail: str, *, of_keys: bool = False) -> tuple[str, ...]:
+        """A letter for each axis of an array over leading axes and `tail`; "" where one entry serves all."""
+        letters = (*self.leading, *tail)[-len(shape) :] if shape else ()
+        names = [
+            "" if own == 1 < self.sizes.get(letter, 1) else letter
+            for own, letter in zip(shape, letters, strict=True)
+        ]
+        if of_keys and self.is_grouped:
+            names = ["g" if name == "h" else name for name in names]
+        return tuple(names)
+
+
+def spell(indices: tuple[str, ...]) -> str:
+    """Indices as they stand above a symbol; a key head is that of the query head."""
+    return "".join("g(h)" if index == "g" else index for index in indices)
+
+
+def describe(letter: str) -> str:
+    """What an index counts, in words."""
+    return MEANINGS.get(letter, "examples" if letter == "n" else "leading axis")

@@ -1,0 +1,92 @@
+"""Step: one line of a derivation, with what it says and what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.axes import Array
+from regard.derivation.formulas import Equation
+from regard.theory.notation import Contraction, explain_einsum
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """One line of a derivation. `derive` makes it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import regard
+        >>> x = jnp.eye(2)
+        >>> step = regard.derive(x, x, x)["products"]
+        >>> step.expression, step.summed, step.unit
+        ('P^{ij} = sum_a Q^{ia} K^{ja}', ('a',), 'features²')
+    """
+
+    name: str
+    """What `derivation[name]` finds."""
+    formula: Equation
+    """What is computed."""
+    words: str
+    """The same for people."""
+    unit: str
+    """What the numbers measure."""
+    value: Array
+    """The numbers, all of them."""
+    indices: tuple[str, ...]
+    """The letter of each axis; "" where one entry serves all."""
+    subscripts: str | None = None
+    """As `jnp.einsum` takes them, where something is summed over."""
+
+    @property
+    def expression(self) -> str:
+        """The formula as text, as `regard.theory` writes it."""
+        return self.formula.text
+
+    @property
+    def formula_latex(self) -> str:
+        """The formula in LaTeX, for math mode."""
+        return self.formula.latex
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the value."""
+        return np.dtype(self.value.dtype)
+
+    @property
+    def contraction(self) -> Contraction | None:
+        """What `explain_einsum` says of it; None where nothing is summed over."""
+        return None if self.subscripts is None else explain_einsum(self.subscripts)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Indices that the result has and not every operand."""
+        found = self.contraction
+        return tuple(filter(None, self.indices)) if found is None else found.free
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Indices that every operand and the result have: a sum of its own for each value."""
+        found = self.contraction
+        return () if found is None else found.batch
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Indices that the result lacks."""
+        found = self.contraction
+        return () if found is None else found.summed
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """What each index does: "free", "batch" or "summed"."""
+        kinds = {"free": self.free, "batch": self.batch, "summed": self.summed}
+        return {index: kind for kind, found in kinds.items() for index in found}
+
+    def __repr__(self) -> str:
+        return f"Step({self.name}: {self.expression}, {self.shape} {self.dtype}, {self.unit})"

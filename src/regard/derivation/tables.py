@@ -1,0 +1,174 @@
+"""Numbers as tables: which entries of an array are printed, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.derivation.notation import describe
+from regard.derivation.steps import Step
+
+# Entries printed of an axis that is longer; the rest is passed over.
+_MOST = {"h": 2, "g": 2, "i": 6, "j": 8}
+_FEATURES = 6
+_MOST_EXAMPLES = 1
+GAP = "…"
+
+
+class Cell(NamedTuple):
+    """An entry as printed."""
+
+    text: str
+    level: float | None  # -1..1 of the largest magnitude; None, nothing to shade
+
+
+class Table(NamedTuple):
+    """A matrix of a step."""
+
+    place: tuple[tuple[str, int], ...]  # where it stands on the axes before: head 0, say
+    row_letter: str
+    column_letter: str
+    rows: list[str]  # "" where there is one row without a number
+    columns: list[str]
+    cells: list[list[Cell]]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the letters of a derivation mean, and which entries are printed."""
+
+    sizes: Mapping[str, int]
+    """How long the axis of each letter is in the call."""
+    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of letters whose rows or heads were chosen: which."""
+    shown: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Which entries along each letter's axis are printed, the same in every step."""
+
+    @classmethod
+    def choose(cls, steps: Sequence[Step], sizes: Mapping[str, int], members: Mapping[str, Any]) -> View:
+        """Print short axes whole, of long ones the ends, and of keys those with most weight."""
+        members = {letter: tuple(map(int, chosen)) for letter, chosen in members.items()}
+        lengths = {letter: len(members.get(letter, range(size))) for letter, size in sizes.items()}
+        shown = {letter: _ends(size, _limit(letter)) for letter, size in lengths.items()}
+        weights = next((step for step in steps if step.name == "weights"), None)
+        if weights is not None and lengths.get("j", 0) > _MOST["j"]:
+            array = _cut(weights, cls(sizes, members, {**shown, "j": tuple(range(lengths["j"]))}))
+            most = array.reshape((-1, array.shape[-1])).max(0, initial=0)
+            # Where few have any, their neighbours follow: the border of a mask is seen.
+            away = np.abs(np.arange(most.size) - most.argmax())
+            best = np.lexsort((away, -most))[: _MOST["j"]]
+            shown["j"] = tuple(sorted(map(int, best)))
+        return cls(sizes, members, shown)
+
+    def number(self, letter: str, index: int) -> int:
+        """Which query, key or head an entry is of."""
+        return self.members[letter][index] if letter in self.members else index
+
+    def legend(self, steps: Sequence[Step]) -> list[tuple[str, str]]:
+        """Each letter in use, and what it counts."""
+        used = dict.fromkeys(letter for step in steps for letter in _letters(step))
+        order = sorted(used, key=lambda letter: "nmhgijabcdef".find(letter) % 99)
+        return [(letter, self._count(letter)) for letter in order if letter in self.sizes]
+
+    def _count(self, letter: str) -> str:
+        words = f"{self.sizes[letter]:,} {describe(letter)}"
+        shown = [self.number(letter, index) for index in self.shown[letter]]
+        if letter in "ijabcdef" or len(shown) == self.sizes[letter]:
+            return words
+        return f"{words}, printed: {', '.join(map(str, shown))}"
+
+
+def cut_tables(step: Step, view: View) -> list[Table]:
+    """The numbers of a step that are printed, a table for each index of the axes before the last two."""
+    array = _cut(step, view)
+    letters = [letter for letter in step.indices if letter]
+    array = array.reshape((*(1,) * (2 - array.ndim), *array.shape))
+    *outer, row_letter, column_letter = ["", ""][: max(2 - len(letters), 0)] + letters
+    write = _writer(array)
+    tables = []
+    for place in np.ndindex(*array.shape[:-2]):
+        numbers = zip(outer, place, strict=True)
+        where = tuple((letter, view.number(letter, view.shown[letter][at])) for letter, at in numbers)
+        block = array[place]
+        across, rows = (
+            _with_gaps(column_letter, block.shape[1], view),
+            _with_gaps(row_letter, block.shape[0], view),
+        )
+        blank = Cell(GAP, None)
+        cells = [[blank if None in (r, c) else write(block[r, c]) for _, c in across] for _, r in rows]
+        heads = [label for label, _ in rows], [label for label, _ in across]
+        tables.append(Table(where, row_letter, column_letter, *heads, cells))
+    return tables
+
+
+def _letters(step: Step) -> list[str]:
+    found = [*filter(None, step.indices), *step.summed]
+    return list(dict.fromkeys(found))
+
+
+def _limit(letter: str) -> int:
+    if letter in "abcdef":
+        return _FEATURES
+    return _MOST.get(letter, _MOST_EXAMPLES)
+
+
+def _ends(size: int, most: int) -> tuple[int, ...]:
+    """All indices of a short axis, the first and the last ones of a long one."""
+    if size <= most:
+        return tuple(range(size))
+    last = most // 3
+    return (*range(most - last), *range(size - last, size))
+
+
+def _cut(step: Step, view: View) -> np.ndarray:
+    """The printed entries, one axis for each letter."""
+    array = np.asarray(step.value)
+    for axis in reversed(range(array.ndim)):
+        letter = step.indices[axis]
+        array = np.take(array, list(view.shown[letter]), axis) if letter else np.take(array, 0, axis)
+    return array.astype(np.float64) if array.dtype.kind not in "biu" else array
+
+
+def _with_gaps(letter: str, count: int, view: View) -> list[tuple[str, int | None]]:
+    """Label and place of each entry along an axis, with a gap where entries are passed over."""
+    if not letter:
+        return [("", place) for place in range(count)]
+    shown = view.shown[letter]
+    total = len(view.members.get(letter, range(view.sizes[letter])))
+    found: list[tuple[str, int | None]] = []
+    before = -1
+    for place, index in enumerate(shown):
+        if index != before + 1:
+            found.append((GAP, None))
+        found.append((str(view.number(letter, index)), place))
+        before = index
+    if before != total - 1:
+        found.append((GAP, None))
+    return found
+
+
+def _writer(array: np.ndarray) -> Any:
+    """A function from an entry to its cell: so many digits that the largest entries show three."""
+    if array.dtype == bool:
+        return lambda entry: Cell("■" if entry else "·", None)
+    finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.abs(array)
+    largest = float(finite.max(initial=0))
+    whole = array.dtype.kind != "f" or bool(np.all(finite == np.round(finite)))
+    if whole and largest < 1e6:
+        digits, kind = 0, "f"
+    elif largest >= 1e5 or largest < 1e-3:
+        digits, kind = 1, "e"
+    else:
+        digits, kind = int(np.clip(2 - np.floor(np.log10(largest)), 0, 3)), "f"
+
+    def write(entry: Any) -> Cell:
+        if not np.isfinite(entry):
+            return Cell("nan" if np.isnan(entry) else "∞" if entry > 0 else "-∞", None)
+        text = "0" if entry == 0 else f"{entry:.{digits}{kind}}"
+        text = text.replace("-", "") if float(text) == 0 else text
+        return Cell(text, float(entry) / largest if largest else None)
+
+    return write

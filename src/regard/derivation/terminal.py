@@ -1,0 +1,96 @@
+"""A derivation as text: plain, or with a style for each part."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from regard.derivation.steps import Step
+from regard.derivation.tables import Table, View, cut_tables
+
+WIDTH = 100
+_INDENT = "    "
+Span = tuple[str, str]  # text and rich style
+
+_NAME, _FORMULA, _QUIET = "bold", "bold cyan", "dim"
+
+
+def write_text(title: str, steps: Sequence[Step], view: View) -> str:
+    """The whole of it, without colours."""
+    lines = write_lines(title, steps, view)
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+def write_lines(title: str, steps: Sequence[Step], view: View) -> list[list[Span]]:
+    """Lines of spans."""
+    legend = "   ".join(f"{letter}: {meaning}" for letter, meaning in view.legend(steps))
+    lines: list[list[Span]] = [[(title, _NAME)]]
+    lines += [[(line, _QUIET)] for line in textwrap.wrap(legend, WIDTH)]
+    for number, step in enumerate(steps, 1):
+        lines.append([("", "")])
+        lines += _write_step(number, step, view)
+    return lines
+
+
+def _write_step(number: int, step: Step, view: View) -> list[list[Span]]:
+    left, formula = f"{number:>2}  {step.name:<15} ", step.expression
+    facts = f"{step.shape} {step.dtype}{f', {step.unit}' if step.unit else ''}"
+    room = WIDTH - len(left)
+    if len(formula) + len(facts) + 2 <= room:
+        lines = [[(left, _NAME), (formula, _FORMULA), (f"{facts:>{room - len(formula)}}", _QUIET)]]
+    else:
+        lines = [[(left, _NAME), (f"{facts:>{room}}", _QUIET)], [(_INDENT + formula, _FORMULA)]]
+    lines += [[(_INDENT + line, "")] for line in textwrap.wrap(step.words, WIDTH - len(_INDENT))]
+    roles = [f"{kind} {' '.join(found)}" for kind, found in _roles(step)]
+    if roles:
+        lines.append([(_INDENT + " · ".join(roles), _QUIET)])
+    return lines + [[(_INDENT + line, "")] for line in _write_tables(cut_tables(step, view))]
+
+
+def _roles(step: Step) -> list[tuple[str, tuple[str, ...]]]:
+    if step.contraction is None:
+        return []
+    kinds = (("free", step.free), ("batch", step.batch), ("summed", step.summed))
+    return [(kind, found) for kind, found in kinds if found]
+
+
+def _write_tables(tables: list[Table]) -> list[str]:
+    """Tables side by side as far as they fit."""
+    lines: list[str] = []
+    row: list[list[str]] = []
+    for block in map(_write_table, tables):
+        if row and sum(len(part[0]) + 4 for part in row) + len(block[0]) > WIDTH - len(_INDENT):
+            lines += [*_join(row), ""]
+            row = []
+        row.append(block)
+    return lines + _join(row)
+
+
+def _join(blocks: list[list[str]]) -> list[str]:
+    return ["    ".join(parts).rstrip() for parts in zip(*blocks, strict=True)] if blocks else []
+
+
+def _write_table(table: Table) -> list[str]:
+    """One matrix, with the numbers of rows and columns."""
+    heads = [f"{table.row_letter}={row}" if row.isdigit() else row for row in table.rows]
+    columns = [f"{table.column_letter}={column}" if column.isdigit() else column for column in table.columns]
+    widths = [
+        max(len(column), *(len(row[place].text) for row in table.cells), 0)
+        for place, column in enumerate(columns)
+    ]
+    margin = max(map(len, heads), default=0)
+    title = " ".join(f"{letter}={index}" for letter, index in table.place)
+    lines = []
+    if any(columns):
+        margin = max(margin, len(title))
+        lines.append(_align(title, margin, columns, widths))
+    lines += [
+        _align(head.rjust(margin), margin, [cell.text for cell in row], widths)
+        for head, row in zip(heads, table.cells, strict=True)
+    ]
+    return [line.ljust(max(map(len, lines))) for line in lines]
+
+
+def _align(head: str, margin: int, cells: list[str], widths: list[int]) -> str:
+    row = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"{head:<{margin}}  {row}" if margin else row

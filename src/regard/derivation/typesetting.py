@@ -1,0 +1,39 @@
+"""A derivation in LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from regard.derivation.steps import Step
+from regard.derivation.tables import GAP, Table, View, cut_tables
+
+_SIGNS = {GAP: r"\cdots", "-∞": r"-\infty", "∞": r"\infty", "■": "1", "·": "0", "nan": r"\mathrm{nan}"}
+
+
+def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
+    """One line per formula that defines something; what is only given gets one where numbers are shown."""
+    lines = []
+    for step in steps:
+        left, right = step.formula.left, step.formula.right
+        name = rf"\text{{{step.name.replace('_', ' ')}}}"
+        if right is not None:
+            lines.append(rf"{left.latex} &= {right.latex} && {name}")
+        if numbers:
+            lines += [
+                _write_table(left.latex, table, name, right is None) for table in cut_tables(step, view)
+            ]
+    return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
+
+
+def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
+    place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    rows = [" & ".join(_SIGNS.get(cell.text, cell.text) for cell in row) for row in table.cells]
+    body = rows[0] if len(rows) == 1 and len(table.cells[0]) == 1 else _bracket(rows, len(table.cells[0]))
+    left = rf"\left[{symbol}\right]_{{{place}}}" if place else symbol
+    return f"{left} &= {body}" + (f" && {name}" if is_given else "")
+
+
+def _bracket(rows: list[str], columns: int) -> str:
+    # bmatrix ends at ten columns, and centres numbers.
+    body = r" \\ ".join(rows)
+    return rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"

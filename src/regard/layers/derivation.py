@@ -1,0 +1,274 @@
+"""derive: one call of a multi-head layer, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.axes import Array, ArrayLike
+from regard.derivation import Derivation, Step
+from regard.derivation.calls import assemble, check_known, check_size
+from regard.derivation.course import Course
+from regard.derivation.formulas import Call, Formula, Row, Sum, Symbol, product
+from regard.derivation.notation import Notation, spell
+from regard.derivation.operands import split_metric
+from regard.engine.posing import check_excerpt
+from regard.engine.watching import Sighting, watch
+from regard.layers.heads import add_leading_axes, merge_heads
+from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
+from regard.layers.projections import FEATURES, Line
+from regard.masks import Mask
+from regard.scores import Score
+from regard.scores.metrics import Bilinear
+from regard.scores.score import compose
+
+
+def derive(
+    layer: nnx.Module,
+    query: ArrayLike,
+    key: ArrayLike | Memory | None = None,
+    value: ArrayLike | None = None,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    score: Score | Sequence[Score] | None = None,
+    query_offset: Any = None,
+    deterministic: Any = None,
+    rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
+    rows: ArrayLike | Sequence[int] | None = None,
+    heads: ArrayLike | Sequence[int] | None = None,
+) -> Derivation:
+    """Derive one call of a multi-head layer step by step, with a tensor for each projection.
+
+    Q^{hia} = sum_c X^{ic} W_Q^{hca} + b_Q^{ha},  K and V likewise,  norms and rotary turns,  attention
+    Output^{ic} = sum_h C^{hic} + b_O^{c},  C^{hic} = sum_b O^{hib} W_O^{hbc}
+
+    The layer is called once, with the arguments given, and the attention derived is that of its call. Heads
+    are not joined side by side: the sum over them is what joining and projecting computes.
+
+    Args:
+        layer: the `MultiHeadAttention` to be called. Where its dropout is on, the call draws from its stream.
+        query: as in a call of the layer.
+        key: as in a call of the layer.
+        value: as in a call of the layer.
+        mask: as in a call of the layer.
+        bias: as in a call of the layer.
+        score: as in a call of the layer.
+        query_offset: as in a call of the layer.
+        deterministic: as in a call of the layer.
+        rngs: as in a call of the layer.
+        rows: which rows of the query to derive; None means all, of at most about a million scores.
+        heads: which query heads to derive; None means all. The output is that of all heads either way.
+
+    Returns:
+        A `regard.derivation.Derivation`, whose last step is the layer's output at the rows.
+
+    Raises:
+        TypeError: as the layer does; another layer; inside `jax.jit`, where there are no numbers.
+        ValueError: as the layer does; more scores than can be written out, and no rows chosen.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import layers, positions
+        >>> rotary = positions.Rotary()
+        >>> layer = layers.MultiHeadAttention(6, num_heads=3, rotary=rotary, rngs=nnx.Rngs(0))
+        >>> derivation = layers.derive(layer, jnp.ones((5, 6)))
+        >>> for name in ("projected_query", "query", "contributions", "output"):
+        ...     print(derivation[name].expression, derivation[name].shape)
+        Q_0^{hia} = sum_c X^{ic} W_Q^{hca} + b_Q^{ha} (3, 5, 2)
+        Q^{hia} = turn(Q_0^{hia}, p^{i}) (3, 5, 2)
+        C^{hic} = sum_b O^{hib} W_O^{hbc} (3, 5, 6)
+        Y^{ic} = sum_h C^{hic} + b_O^{c} (5, 6)
+
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
+    """
+    if not isinstance(layer, MultiHeadAttention):
+        raise TypeError(
+            f"layer: expected a MultiHeadAttention, got {type(layer).__name__}; of a block or a model,"
+            " pass its attention layer"
+        )
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "score": score, "query_offset": query_offset}
+    options |= {"deterministic": deterministic, "rngs": rngs}
+    check_known(
+        (query, key, value, mask, bias, score, query_offset, rows, heads, nnx.state(layer, nnx.Param))
+    )
+    seen: list[Sighting] = []
+    with watch(seen.append):
+        output = layer(query, key, value, **options)
+    problem = seen[-1].problem
+    problem = dataclasses.replace(
+        problem,
+        rows=check_excerpt("rows", rows, problem.T, ("weights",)),
+        heads=check_excerpt("heads", heads, problem.leading[-1], ("weights",)),
+    )
+    check_size(problem)
+    metric = split_metric(compose(score))
+    source = _Source.read(layer, query, key, value)
+    sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
+    sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
+    sizes |= {"f": layer.num_heads * layer.head_dim}
+    notation = Notation.cover(problem.leading, problem.key_heads, **sizes)
+    alone = output.ndim == 2
+    if alone:
+        notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))
+    course = Course(problem, notation, [])
+    _enter(course, layer, source, metric)
+    course.walk("heads")
+    _leave(course, layer, output)
+    if alone:
+        course.steps = [_without_batch(step) for step in course.steps]
+    return assemble(course, "Multi-head attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """What the layer projects."""
+
+    query: Array
+    key: Array | None  # None: the query itself, or projected before
+    value: Array | None  # None: the key's
+    memory: Memory | None
+
+    @classmethod
+    def read(cls, layer: MultiHeadAttention, query: Any, key: Any, value: Any) -> _Source:
+        """The inputs with as many axes as the layer gives them."""
+        query = jnp.asarray(query)
+        if isinstance(key, Memory):
+            return cls(add_leading_axes(query, max(key.key.ndim - 1, query.ndim)), None, None, key)
+        key = None if key is None else jnp.asarray(key)
+        value = None if value is None else jnp.asarray(value)
+        rank = max(3, *(x.ndim for x in (query, key, value) if x is not None))
+        spread = (None if x is None else add_leading_axes(x, rank) for x in (query, key, value))
+        return cls(*spread, None)  # pyright: ignore
+
+
+def _without_batch(step: Step) -> Step:
+    """The step without the batch of one that an unbatched example runs in."""
+    if not step.indices or step.indices[0] != "" or step.value.ndim != len(step.indices):
+        return step
+    return dataclasses.replace(step, value=step.value[0], indices=step.indices[1:])
+
+
+def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: Bilinear | None) -> None:
+    """From the inputs to query, key and value."""
+    problem, memory = course.problem, source.memory
+    words = "What the layer is given: a row of features for each position."
+    asking = _give_input(course, "hidden", "X", "ic", source.query, words)
+    if layer.rotary is not None:
+        course.add_positions()
+    line = Line(course, "query", "Q", "i", "a" if metric is None else "e")
+    line.project(layer.query_projection, nnx.Linear.__call__, asking, "c", source.query, layer.num_heads)
+    grid = problem.grid()
+    line.adjust(layer.query_norm, layer.rotary, grid.query_position[..., 0])
+    if metric is not None:
+        line.measure(metric, problem.query)
+    line.finish(problem.query)
+
+    read, width, array, linear = (
+        Symbol("X", asking.indices.replace("i", "j")),
+        "c",
+        source.query,
+        nnx.Linear.__call__,
+    )
+    if source.key is not None:
+        words = "What is read: a row of features for each position of the memory."
+        read, width, array, linear = (
+            _give_input(course, "memory", "Y", "jd", source.key, words),
+            "d",
+            source.key,
+            project_memory,
+        )
+    line = Line(course, "key", "K", "j", "a")
+    if memory is None:
+        line.project(layer.key_projection, linear, read, width, array, layer.num_key_heads)
+    else:
+        line.begin(memory.key)
+    norm = layer.key_norm if memory is None else None
+    line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
+    line.finish(problem.key)
+
+    if source.value is not None:
+        words = "What the values are made of, in place of the memory."
+        read, array = _give_input(course, "value_memory", "Z", "jd", source.value, words), source.value
+    line = Line(course, "value", "V", "j", "b")
+    if memory is None:
+        line.project(layer.value_projection, linear, read, width, array, layer.num_key_heads)
+    else:
+        line.begin(memory.value)
+    line.finish(problem.value)
+
+
+def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
+    """From the heads to the output."""
+    problem, notation = course.problem, course.notation
+    outer = dataclasses.replace(notation, leading=notation.leading[:-1])
+    found = course.steps[-1]
+    heads, joined = Symbol("O", "".join(found.indices)), merge_heads(found.value)
+    chosen = output if problem.rows is None else jnp.take(output, problem.rows, -2)
+    if layer.output_projection is None:
+        sides = Call("join", (heads,))
+        words = "The heads side by side: what the layer returns without an output projection."
+        whole = joined if problem.heads is None else chosen
+        names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
+        course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
+        return
+    linear = layer.output_projection
+    names = ("h", "b", "c")
+    weight = Symbol("W", "hbc", "O")
+    kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
+    words = "How each head writes into the features of the layer."
+    course.add("output_weight", weight, None, words, "", course.pick(kernel, names), names)
+    whole = notation.name((*problem.leading, problem.T, layer.d_model), "ic")
+    share = Symbol("C", spell(whole))
+    parts = jnp.einsum(
+        "...ib,...bc->...ic", found.value, course.pick(kernel, names).astype(found.value.dtype)
+    )
+    words = "What each head contributes to the output."
+    course.add(
+        "contributions",
+        share,
+        Sum("b", product(heads, weight)),
+        words,
+        FEATURES,
+        parts,
+        whole,
+        f"{heads.indices},hbc->{share.indices}",
+    )
+    names = outer.name((*problem.leading[:-1], problem.T, layer.d_model), "ic")
+    right: Formula = Sum("h", share)
+    words = (
+        "All heads together." if problem.heads is None else "All heads together, those not derived included."
+    )
+    if linear.bias is not None:
+        bias = Symbol("b", "c", "O")
+        course.add("output_bias", bias, None, "Added whatever is read.", "", linear.bias[...], ("c",))
+        right = Row((right, bias), "+")
+    value = chosen
+    if problem.heads is None:
+        value = linear(joined)
+        value = value[0] if value.ndim > output.ndim else value
+        names = names[len(names) - value.ndim :]
+    course.add(
+        "output",
+        Symbol("Y", spell(names)),
+        right,
+        words,
+        FEATURES,
+        value,
+        names,
+        f"{share.indices}->{spell(names)}",
+    )
+
+
+def _give_input(course: Course, name: str, letter: str, tail: str, array: Array, words: str) -> Symbol:
+    outer = dataclasses.replace(course.notation, leading=course.notation.leading[:-1])
+    names = outer.name(array.shape, tail)
+    symbol = Symbol(letter, spell(names))
+    course.add(name, symbol, None, words, FEATURES, course.pick(array, names), names)
+    return symbol

@@ -1,0 +1,136 @@
+"""Queries, keys and values of a layer, derived from its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.axes import Array
+from regard.derivation.course import Course
+from regard.derivation.formulas import Call, Formula, Fraction, Row, Sum, Symbol, product
+from regard.derivation.notation import spell
+from regard.layers.heads import split_heads
+from regard.positions import Rotary
+from regard.scores.metrics import Bilinear
+
+FEATURES = "features"
+
+
+class _Stage(NamedTuple):
+    """What becomes of queries, keys or values; the formula is made from the symbol before."""
+
+    name: str
+    right: Callable[[Symbol], Formula] | None
+    words: str
+    value: Array
+    features: str  # the letter of the last axis
+    subscripts: str | None = None
+
+
+class Line:
+    """The stages of queries, keys or values; the last one has the plain symbol and name."""
+
+    def __init__(self, course: Course, name: str, letter: str, position: str, features: str):
+        self.course, self.name, self.letter = course, name, letter
+        self.position, self.features = position, features
+        self.stages: list[_Stage] = []
+
+    def project(
+        self, linear: nnx.Linear, apply: Any, read: Symbol, width: str, array: Array, heads: int
+    ) -> None:
+        """Make them from rows of features, by a tensor that has heads."""
+        course, last = self.course, self.features
+        kernel = linear.kernel[...]
+        kernel = jnp.moveaxis(kernel.reshape((kernel.shape[0], heads, -1)), 1, 0)
+        names = self._name(kernel.shape, width + last)
+        weight = Symbol("W", "".join(names), self.letter)
+        words = f"How the {self.name} of each head is read off the features."
+        course.add(f"{self.name}_weight", weight, None, words, "", course.pick(kernel, names), names)
+        value = split_heads(apply(linear, array), heads)
+        right: Formula = Sum(width, product(read, weight))
+        if linear.bias is not None:
+            bias = linear.bias[...].reshape((heads, 1, -1))
+            # The axis of positions has no letter: one row serves all.
+            names = self._name((heads, kernel.shape[-1]), last)
+            symbol = Symbol("b", "".join(names), self.letter)
+            words = "Added whatever the features are."
+            course.add(f"{self.name}_bias", symbol, None, words, "", course.pick(bias[:, 0], names), names)
+            right = Row((right, symbol), "+")
+        result = "".join(self._name(value.shape, self.position + last))
+        subscripts = f"{read.indices},{weight.indices}->{result}"
+        words = f"One {self.name} per head and position, {value.shape[-1]} numbers each."
+        stage = _Stage(f"projected_{self.name}", lambda _: right, words, value, last, subscripts)
+        self.stages.append(stage)
+
+    def begin(self, value: Array) -> None:
+        """Take them as they are."""
+        words = "Projected before, and remembered."
+        self.stages.append(_Stage(f"remembered_{self.name}", None, words, value, self.features))
+
+    def adjust(self, norm: Any, rotary: Rotary | None, places: Array) -> None:
+        """Norm and turn them."""
+        if norm is not None:
+            gain = Symbol("gamma", self.features, self.letter)
+            words = "RMSNorm: divided by the root of the mean square of their features, which bounds scores."
+            self._follow(
+                f"normed_{self.name}",
+                lambda before: Fraction(product(gain, before), Call("rms", (before,))),
+                words,
+                norm(self.stages[-1].value),
+            )
+        if rotary is not None:
+            assert self.course.setting is not None
+            setting = self.course.setting
+            position = setting.query_position if self.name == "query" else setting.key_position
+            # One row of positions, or one for each example.
+            places = places.reshape((-1, places.shape[-1]) if places.size > places.shape[-1] else -1)
+            words = f"{rotary!r} turns pairs of features by angles that grow with the position: products then"
+            words += " depend on distance alone."
+            self._follow(
+                f"turned_{self.name}",
+                lambda before: Call("turn", (before, position)),
+                words,
+                rotary(self.stages[-1].value, places),
+            )
+
+    def measure(self, metric: Bilinear, value: Array) -> None:
+        """Let a metric change the letter of their features from e to a."""
+        names = self.course.notation.name(metric.metric.shape, "ea")
+        form = Symbol("g", spell(names))
+        words = "Which features answer which, in place of like for like."
+        self.course.add("metric", form, None, words, "", self.course.pick(metric.metric, names), names)
+        before = "".join(self._name(self.stages[-1].value.shape, "ie"))
+        subscripts = f"{before},{form.indices}->{''.join(self._name(value.shape, 'ia'))}"
+        words = "The queries seen through the metric: what meets the keys."
+        self.stages.append(
+            _Stage("measured", lambda before: Sum("e", product(before, form)), words, value, "a", subscripts)
+        )
+
+    def finish(self, value: Array) -> None:
+        """Add all stages; `value` is what entered the call."""
+        symbol: Symbol | None = None
+        for number, stage in enumerate(self.stages):
+            is_last = stage is self.stages[-1]
+            array = value if is_last else stage.value
+            names = self._name(array.shape, self.position + stage.features)
+            after = Symbol(self.letter, "".join(names), "" if is_last else str(number))
+            self.course.add(
+                self.name if is_last else stage.name,
+                after,
+                None if stage.right is None else stage.right(symbol or after),
+                stage.words,
+                FEATURES if self.name != "value" else "features of value",
+                self.course.pick(array, names),
+                names,
+                stage.subscripts,
+            )
+            symbol = after
+
+    def _follow(self, name: str, right: Callable[[Symbol], Formula], words: str, value: Array) -> None:
+        self.stages.append(_Stage(name, right, words, value, self.features))
+
+    def _name(self, shape: tuple[int, ...], tail: str) -> tuple[str, ...]:
+        return self.course.notation.name(shape, tail, of_keys=self.name != "query")

