@@ -20,10 +20,22 @@ os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.envir
 profile = ROOT / "build" / "docs-ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
-# The kernel promises colours on behalf of the commands that cells run; pages have none.
+# `!command` in a cell prints as into a file, where the kernel would play a terminal; and it must succeed.
 (profile / "startup").mkdir(exist_ok=True)
-(profile / "startup" / "plain.py").write_text(
-    "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE'):\n    os.environ.pop(name, None)\n"
+(profile / "startup" / "commands.py").write_text(
+    """
+import os, subprocess
+
+def run_command(line):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(line, shell=True, text=True, env=plain, **pipes)
+    print(done.stdout, end="")
+    if done.returncode:
+        raise RuntimeError(f"{line} ended with {done.returncode}")
+
+plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+get_ipython().system = run_command
+"""
 )
 os.environ["IPYTHONDIR"] = str(profile.parent)
 

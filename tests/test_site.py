@@ -71,14 +71,14 @@ def test_commands_in_the_text_exist(page):
     from regard.cli import commands
 
     known = {name.lower() for name in dir(commands)}
-    for line in re.findall(r"(?:`|^)(regard [a-z]+[^`\n]*)", TEXTS[page], re.M):
+    for line in re.findall(r"(?:`|^!)(regard [a-z]+[^`\n]*)", TEXTS[page], re.M):
         assert line.split()[1] in known, line
 
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_every_cell_is_python(page):
     for cell in cells(TEXTS[page]):
-        lines = [] if cell.startswith("%%bash\n") else cell.splitlines()
+        lines = [line for line in cell.splitlines() if not line.startswith("!")]
         compile("\n".join(lines), page, "exec")
         assert [line for line in lines if len(line) > 92] == [], "wider than the page"
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Example|Reference|Yields):")
 EQUATION = re.compile(r"[A-Za-z_(][\w', \[\](){}^|.,*/=\":>+-]{0,60}? (=|<=|:=|->|<-) \S")
-DOCTEST = re.compile(r"\s*(>>>|\.\.\. |\.\.\.$)")
+COLON = "\N{MODIFIER LETTER COLON}"  # stands for a colon that is one
 
 
 def is_formula(paragraph: list[str]) -> bool:
@@ -34,7 +34,9 @@ def escape(line: str) -> str:
             home = find_home(code)
             pieces[number] = f":py:obj:`{code} <{home}>`" if home else f"``{code}``"
         else:
-            pieces[number] = re.sub(r"(?<=\w)_(?!\w)|[*|\\]", r"\\\g<0>", piece)
+            words = re.split(r"(?<![\w*])(\*[a-z][a-z ]*\*)(?![\w*])", piece)  # an emphasised word is one
+            words[::2] = [re.sub(r"(?<=\w)_(?!\w)|[*|\\]", r"\\\g<0>", word) for word in words[::2]]
+            pieces[number] = "".join(words)
     # Markup has to be set off from letters that follow: `x`s.
     return "".join(
         piece + ("\\ " if number % 2 and re.match(r"[\w-]", [*pieces, ""][number + 1]) else "")
@@ -122,5 +124,15 @@ def show_signature(
 
 
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Before napoleon reads the sections."""
+    """Before napoleon reads the sections; it would take what stands before a colon for a type."""
     lines[:] = translate(lines)
+    plain = [0] if what in ("attribute", "property", "data") else []
+    plain += [number + 1 for number, line in enumerate(lines) if line.strip() == "Returns:"]
+    for number in plain:
+        if number < len(lines):
+            lines[number] = re.sub(r":(?=\s|$)", COLON, lines[number])
+
+
+def restore(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """After napoleon."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]

@@ -15,7 +15,7 @@ def write_inline(writer: Any, node: nodes.math) -> None:
 
 def write_block(writer: Any, node: nodes.math_block) -> None:
     """A formula of its own."""
-    writer.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
+    writer.body.append(f'<div class="display-math">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
 

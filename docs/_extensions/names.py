@@ -21,6 +21,7 @@ MODULES = (
     "regard.cache",
     "regard.linear",
     "regard.readouts",
+    "regard.derivation",
     "regard.parallel",
     "regard.planning",
     "regard.layers",

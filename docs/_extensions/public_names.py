@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from docstrings import process, show_signature, translate
+from docstrings import process, restore, show_signature, translate
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -69,5 +69,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive, and the translation of docstrings."""
     app.add_directive("public", Public)
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-docstring", restore, priority=600)
     app.connect("autodoc-process-signature", show_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
