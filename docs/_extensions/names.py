@@ -1,0 +1,114 @@
+"""Which names are public, and where each is documented.
+
+Public is what a module defines without an underscore, and what it imports under its own name (`X as X`).
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# The pages of docs/api, by module.
+MODULES = (
+    "regard",
+    "regard.masks",
+    "regard.scores",
+    "regard.positions",
+    "regard.cache",
+    "regard.linear",
+    "regard.readouts",
+    "regard.derivation",
+    "regard.parallel",
+    "regard.planning",
+    "regard.layers",
+    "regard.models",
+    "regard.models.sampling",
+    "regard.training.presets",
+    "regard.training.tasks",
+    "regard.training.loop",
+    "regard.training.runs",
+    "regard.inspection",
+    "regard.inspection.figures",
+    "regard.inspection.explorer.pages",
+    "regard.inspection.explorer.server",
+    "regard.interop.jax_nn",
+    "regard.interop.flax",
+    "regard.interop.torch_sdpa",
+    "regard.interop.onnx_ops",
+    "regard.interop.huggingface",
+    "regard.interop.sentence_embeddings",
+    "regard.theory.notation",
+    "regard.theory.steps",
+    "regard.theory.bilinear",
+    "regard.theory.gibbs",
+    "regard.theory.gradients",
+    "regard.theory.hopfield",
+    "regard.theory.hebbian",
+    "regard.theory.heads",
+)
+
+
+@cache
+def read_names(module: str) -> dict[str, str]:
+    """Public names of a module in the order of its text, each with the text that stands below a constant."""
+    source = importlib.util.find_spec(module)
+    assert source is not None, module
+    assert source.origin is not None, module
+    body = ast.parse(Path(source.origin).read_text()).body
+    names: dict[str, str] = {}
+    for number, node in enumerate(body):
+        for inner in node.body if isinstance(node, ast.If) else [node]:
+            if isinstance(inner, ast.ImportFrom):
+                names |= {alias.name: "" for alias in inner.names if alias.asname == alias.name}
+            elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                names[inner.name] = ""
+            elif isinstance(inner, ast.Assign | ast.AnnAssign) and number + 1 < len(body):
+                below = body[number + 1]
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                    target = inner.target if isinstance(inner, ast.AnnAssign) else inner.targets[0]
+                    names[ast.unparse(target)] = inspect.cleandoc(str(below.value.value))
+    return {name: text for name, text in names.items() if not name.startswith("_")}
+
+
+def list_objects(module: str) -> list[tuple[str, Any, str]]:
+    """Name, object and text of what is public in a module and is no module."""
+    home = importlib.import_module(module)
+    found = ((name, getattr(home, name), text) for name, text in read_names(module).items())
+    return [one for one in found if not isinstance(one[1], ModuleType)]
+
+
+@cache
+def place_objects() -> dict[int, str]:
+    """The path under which each object is documented: what several modules show, in the last of them."""
+    return {id(value): f"{module}.{name}" for module in MODULES for name, value, _ in list_objects(module)}
+
+
+def place(module: str, name: str, value: Any) -> str:
+    """The path under which a public name of a module is documented."""
+    return place_objects().get(id(value), f"{module}.{name}")
+
+
+# Words with many meanings, and words of the language, lead nowhere.
+AMBIGUOUS = {"regard", "read", "step", "window", "label", "loop", "cache", "heads", "flax", "bilinear"}
+AMBIGUOUS |= {"Text", "plan", "use"}
+
+
+@cache
+def name_homes() -> dict[str, str]:
+    """Where each public name is documented: by its path, and by ever shorter ends of the path."""
+    homes: dict[str, str] = {module: module for module in MODULES}
+    for module in MODULES:
+        for name, value, _ in list_objects(module):
+            words = f"{module}.{name}".split(".")
+            for start in range(len(words)):
+                homes.setdefault(".".join(words[start:]), place(module, name, value))
+    return {short: home for short, home in homes.items() if short not in AMBIGUOUS}
+
+
+def find_home(code: str) -> str | None:
+    """The full name of what a piece of code in a docstring names, or None."""
+    return name_homes().get(code)
