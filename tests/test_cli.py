@@ -132,13 +132,13 @@ def test_flags_reach_the_settings():
         (["train", "copy", "--sed", "3"], ["--sed", "--seed"]),
         (["train", "copy", "--learning-rat", "3"], ["--learning-rate"]),
         (["train", "coppy"], ["threshold, copy, reverse, digits"]),
-        (["trian"], ["demo, train, generate, plot, inspect, view, explain, bench, doctor"]),
+        (["trian"], ["demo, train, generate, plot, inspect, view, explain, plan, bench, doctor"]),
         (["train", "copy", "--steps", "many"], ["--steps", "many"]),
         (["train", "copy", "--norm", "both"], ["norm", "pre", "post"]),
         (["train", "copy", "--d-model", "7"], ["num_heads must divide d_model, got", "d_model=7"]),
         (["train", "digits", "--held-out-fraction", "1"], ["held_out_fraction must be in (0, 1)"]),
         (["explain"], ["--shape"]),
-        ([], ["demo, train, generate, plot, inspect, view, explain, bench, doctor"]),
+        ([], ["demo, train, generate, plot, inspect, view, explain, plan, bench, doctor"]),
     ],
 )
 def test_mistakes_exit_with_2_and_name_what_is_near(capsys, arguments, words):
