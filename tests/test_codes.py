@@ -1,18 +1,17 @@
 """Bytes of the explorer's page: every number comes back within half a step of its code."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from javascript import NODE
 from regard.inspection.explorer import codes
 
 WEB = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer" / "web"
 HALF = 2 ** (12 / 254)  # a factor of half a step of log8
-NODE = shutil.which("node")
 
 
 def test_log8_comes_back_within_half_a_step():

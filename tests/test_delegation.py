@@ -312,6 +312,26 @@ def test_masked_nan_stays_out(hopper):
                 np.testing.assert_array_equal(got, want)
 
 
+def test_lengths_never_reach_beyond_the_keys_that_are_left(monkeypatch, hopper):
+    """A causal call with more keys than queries leaves the last keys out."""
+    seen = []
+
+    def library(query, key, value, lengths, *rest):
+        seen.append((lengths, key.shape[2]))
+        return cudnn.call_public(query, key, value, lengths, *rest, implementation="xla")
+
+    monkeypatch.setattr(cudnn, "_library", lambda: library)
+    kernel = cudnn.Cudnn(1.0, True, None)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        kernel.call(*draw((B, H, T, D), (B, K, T, D), (B, K, T, D)), jnp.array([S, 0], jnp.int32))
+    ((lengths, keys),) = seen
+    assert keys == T
+    np.testing.assert_array_equal(lengths, [T, 1])
+    with jax.numpy_dtype_promotion("standard"):
+        options = {"mask": masks.causal() & masks.lengths([S, 3]), "query_offset": 0}
+        check("cudnn", SHAPES, options)
+
+
 def test_the_device_chooses(monkeypatch, hopper):
     """On a GPU, cuDNN where it serves; elsewhere nobody hears of it unless they ask."""
     query, key, _ = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in WIDE)

@@ -1,7 +1,6 @@
 """The page's numbers, as Python and the page's script read them, against dense float64 weights."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from javascript import NODE
 from page_traces import BARE, opened, small, watch
 from regard import masks, scores
 from regard.inspection.explorer import pages, payload
 
 WEB = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer" / "web"
-NODE = shutil.which("node")
 HALF = 2 ** (12 / 254) * (1 + 1e-5)  # half a step of log8, and float32
 
 

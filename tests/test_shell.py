@@ -4,15 +4,14 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import zlib
 
 import pytest
 
+from javascript import NODE
 from regard.inspection.explorer.shell import detach_module, load_shell, shorten_script, shorten_style
 
-NODE = shutil.which("node")
 LARGEST = 100_000
 
 

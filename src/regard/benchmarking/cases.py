@@ -22,8 +22,8 @@ SHRINK = 4  # quick cases have lengths divided by this
 
 
 def window_width(length: int) -> int:
-    """Keys before its own that a query of the window case sees."""
-    return max(min(512, length // 4), 1)
+    """Keys before its own that a query of the window case sees: 512, in very long sequences 1024."""
+    return max(min(512 if length < 32_768 else 1024, length // 4), 1)
 
 
 def prefix_length(length: int) -> int:

@@ -21,7 +21,7 @@ from regard.attention import attend, explain
 from regard.benchmarking import agreement, machine
 from regard.benchmarking.cases import Case, Inputs, window_width
 from regard.benchmarking.peers import UnavailableError
-from regard.benchmarking.torch_peers import TORCH_PEERS
+from regard.benchmarking.torch_peers import prepare_flex
 
 HEADS, KEY_HEADS, WIDTH = 64, 8, 128
 ROUNDS = 7
@@ -62,7 +62,7 @@ def _measure_case(case: Case, rounds: int) -> dict[str, Any]:
     inputs = case.make_inputs()
     reference = agreement.compute_reference(case, inputs) if case.lengths[0] <= CHECKED else None
     calls: dict[str, Callable[[], Any]] = {}
-    entry: dict[str, Any] = {"case": case.name, "passes": case.passes, "flops": case.count_flops()}
+    flops = case.count_flops()
     refused: dict[str, str] = {}
     temporary: dict[str, int] = {}
     for name, prepare in PEERS.items():
@@ -84,10 +84,12 @@ def _measure_case(case: Case, rounds: int) -> dict[str, Any]:
     seconds = {name: statistics.median(times) for name, times in _interleave(calls, rounds).items()}
     query, key = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in (case.query, case.key))
     return {
-        **entry,
+        "case": case.name,
+        "passes": case.passes,
+        "flops": flops,
         "backend": explain(query, key, key, mask=case.make_mask()).backend,
         "median_seconds": seconds,
-        "tflops": {name: case.count_flops() / 1e12 / time_ for name, time_ in seconds.items()},
+        "tflops": {name: flops / 1e12 / time_ for name, time_ in seconds.items()},
         "temporary_bytes": temporary,
         "refused": refused,
     }
@@ -163,9 +165,8 @@ def _prepare_cudnn(case: Case, inputs: Inputs) -> Prepared:
 
 
 def _prepare_flex(case: Case, inputs: Inputs) -> Prepared:
-    """The mask's blocks are found before; torch's own numbers of that are in its documentation."""
-    peer = next(peer for peer in TORCH_PEERS if peer.name == FLEX)
-    call = peer.prepare(case, inputs)
+    """With its block mask in every call, as Regard's lists of tiles are."""
+    call = prepare_flex(case, inputs, masks_in_call=True)
     return call.run, call.read, None
 
 

@@ -88,8 +88,8 @@ def _prepare_sdpa(case: Case, inputs: Inputs) -> Call:
     return _time_first(attention, case, inputs)
 
 
-def _prepare_flex(case: Case, inputs: Inputs) -> Call:
-    """`flex_attention`, compiled, its block mask built before."""
+def prepare_flex(case: Case, inputs: Inputs, *, masks_in_call: bool = False) -> Call:
+    """`flex_attention`, compiled; its block mask is built before, or compiled too and built in every call."""
     torch, device = _load_torch()
     if device == "cpu" and case.is_backward:
         raise UnavailableError("FlexAttention has no backward pass on the CPU")
@@ -98,13 +98,16 @@ def _prepare_flex(case: Case, inputs: Inputs) -> Call:
 
     modifier = _mask_modifier(case, torch, device)
     num_queries, num_keys = case.lengths
-    mask = modifier and flex.create_block_mask(modifier, None, None, num_queries, num_keys, device=device)
     torch.compiler.reset()  # a function compiled for many shapes would fall back to eager
+    build = torch.compile(flex.create_block_mask) if masks_in_call else flex.create_block_mask
+    make_mask = lambda: modifier and build(modifier, None, None, num_queries, num_keys, device=device)  # noqa: E731
+    mask = None if masks_in_call else make_mask()
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     grouped = case.query[1] != case.key[1]
 
     def attention(query: Any, key: Any, value: Any) -> Any:
-        return compiled(query, key, value, block_mask=mask, enable_gqa=grouped)
+        blocks = make_mask() if masks_in_call else mask
+        return compiled(query, key, value, block_mask=blocks, enable_gqa=grouped)
 
     try:
         return _time_first(attention, case, inputs)
@@ -133,4 +136,4 @@ def _mask_modifier(case: Case, torch: Any, device: str) -> Any:
     return modifiers[case.mask]
 
 
-TORCH_PEERS = (Peer("torch.sdpa", _prepare_sdpa), Peer("torch.flex", _prepare_flex))
+TORCH_PEERS = (Peer("torch.sdpa", _prepare_sdpa), Peer("torch.flex", prepare_flex))

@@ -79,7 +79,7 @@ def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None
     widest = 256 if capability >= (9, 0) else 128
     if problem.D != problem.E:
         return f"it takes values as wide as keys, got E = {problem.E}, D = {problem.D}"
-    if problem.D % 8 or not widest >= problem.D:
+    if problem.D % 8 or problem.D not in range(1, widest + 1):
         return f"it takes head widths up to {widest} that 8 divides, got {problem.D}"
     if problem.leading and problem.leading[-1] != problem.query.shape[-3]:
         return "it takes no query that several heads share"
@@ -137,7 +137,8 @@ class Cudnn:
         count = lengths[0]
         there = (jnp.arange(key.shape[2]) < count[:, None])[:, None, :, None]
         key, value = jnp.where(there, key, 0), jnp.where(there, value, 0)
-        output = self._attention(query, key, value, jnp.maximum(count, 1))
+        # A causal call's keys may have been cut shorter than its lengths, which the kernel would follow.
+        output = self._attention(query, key, value, jnp.clip(count, 1, key.shape[2]))
         return jnp.where(count[:, None, None, None] > 0, output, 0)
 
     def _attention(self, query: Array, key: Array, value: Array, lengths: Array | None) -> Array:

@@ -110,22 +110,27 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
 def _census(problem: Problem) -> TileCensus | None:
     if problem.mask is None or not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return None
+    codes, side = classify_tiles(problem)
+    empty, partial, full = (int((codes == code).sum()) for code in range(3))
+    return TileCensus(empty, partial, full, side)
+
+
+def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
+    """`Tile` codes of the call's mask, whose arrays are known, and the side of the tiles."""
+    assert problem.mask is not None
     side = TILE
     while max(problem.T, problem.S) > side * MOST_TILES:
         side *= 2
-    codes = np.asarray(
-        problem.mask.tiles(
-            problem.T,
-            problem.S,
-            query_block=side,
-            key_block=side,
-            query_offset=problem.query_offset,
-            key_offset=problem.key_offset,
-            leading_axes=len(problem.leading),
-        )
+    codes = problem.mask.tiles(
+        problem.T,
+        problem.S,
+        query_block=side,
+        key_block=side,
+        query_offset=problem.query_offset,
+        key_offset=problem.key_offset,
+        leading_axes=len(problem.leading),
     )
-    empty, partial, full = (int((codes == code).sum()) for code in range(3))
-    return TileCensus(empty, partial, full, side)
+    return np.asarray(codes), side
 
 
 def scaled(amount: float, unit: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.engine.explanation import MOST_TILES, TILE
+from regard.engine.explanation import classify_tiles
 from regard.engine.problem import Problem
 from regard.masks import Tile
 from regard.parallel.division import Division
@@ -30,20 +30,7 @@ class Work:
         if problem.mask is None or not is_countable(problem):
             edges = np.asarray([0, problem.T])
             return cls(edges, edges * float(problem.S), 0, pairs)
-        side = TILE
-        while max(problem.T, problem.S) > side * MOST_TILES:
-            side *= 2
-        codes = np.asarray(
-            problem.mask.tiles(
-                problem.T,
-                problem.S,
-                query_block=side,
-                key_block=side,
-                query_offset=problem.query_offset,
-                key_offset=problem.key_offset,
-                leading_axes=len(problem.leading),
-            )
-        )
+        codes, side = classify_tiles(problem)
         columns = np.diff(np.minimum(np.arange(codes.shape[-1] + 1) * side, problem.S))
         edges = np.minimum(np.arange(codes.shape[-2] + 1) * side, problem.T)
         # Verdicts that do not depend on the row or the key have one for all.
