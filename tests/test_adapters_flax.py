@@ -67,7 +67,7 @@ def test_it_takes_all_that_flax_passes():
     assert list(inspect.signature(nnx.dot_product_attention).parameters) == list(ours)[:14]
 
 
-def test_the_nnx_example():
+def test_the_example_of_nnx_gives_the_same_with_attention_fn():
     """From the docstring of nnx.MultiHeadAttention, with attention_fn."""
     layer = nnx.MultiHeadAttention(
         num_heads=8,
@@ -89,7 +89,7 @@ def test_the_nnx_example():
     assert (layer(q) == layer(q, q, q)).all()
 
 
-def test_the_nnx_example_of_init_cache():
+def test_the_example_of_nnx_init_cache_gives_the_same_with_attention_fn():
     x = jnp.ones((5, 1, 3))
     settings = {"num_heads": 2, "in_features": 3, "qkv_features": 6, "out_features": 6, "decode": True}
     theirs, ours = nnx_pair(**settings)
@@ -98,7 +98,7 @@ def test_the_nnx_example_of_init_cache():
     close(ours(x), theirs(x))
 
 
-def test_the_linen_example():
+def test_the_example_of_linen_gives_the_same_with_attention_fn():
     """From the docstring of linen.MultiHeadDotProductAttention, with attention_fn."""
     layer = linen.MultiHeadDotProductAttention(num_heads=8, qkv_features=16, attention_fn=attention_fn)
     theirs = linen.MultiHeadDotProductAttention(num_heads=8, qkv_features=16)
@@ -164,7 +164,7 @@ KINDS = ("none", "causal", "padding", "combined", "boolean", "integer")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nnx_with_the_masks_flax_makes(kind):
+def test_nnx_gives_the_same_under_the_masks_flax_makes(kind):
     theirs, ours = nnx_pair(num_kv_heads=1 if kind == "padding" else H)
     (x,) = draw((B, T, M))
     mask = masks_of(kind)
@@ -173,7 +173,7 @@ def test_nnx_with_the_masks_flax_makes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_linen_with_the_masks_flax_makes(kind):
+def test_linen_gives_the_same_under_the_masks_flax_makes(kind):
     theirs, ours = linen_pair(
         linen.MultiHeadAttention if kind == "causal" else linen.MultiHeadDotProductAttention
     )
@@ -186,7 +186,7 @@ def test_linen_with_the_masks_flax_makes(kind):
     )
 
 
-def test_gradients_of_parameters_and_inputs():
+def test_gradients_of_parameters_and_inputs_are_those_of_flax():
     pair, (x,) = nnx_pair(), draw((B, T, M))
     mask = masks_of("combined")
     loss = lambda layer, x: jnp.sum(jnp.sin(layer(x, mask=mask)))
@@ -195,7 +195,7 @@ def test_gradients_of_parameters_and_inputs():
         close(a, b, atol=2e-5)
 
 
-def test_vmap_over_a_layer():
+def test_vmap_over_a_layer_gives_the_same():
     theirs, ours = nnx_pair()
     x = draw((3, B, T, M))[0]
     mask = masks_of("combined")
@@ -205,7 +205,7 @@ def test_vmap_over_a_layer():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_the_dtype_of_the_computation(dtype):
+def test_the_dtype_of_the_layer_is_followed(dtype):
     (x,) = draw((B, T, M))
     theirs, ours = nnx_pair(dtype=dtype)
     close(ours(x), theirs(x), atol=0.03)
@@ -232,7 +232,7 @@ def test_direct_calls_promote_and_take_a_bias_and_a_precision():
     np.testing.assert_allclose(one, swap(truth)[0], atol=1e-6)
 
 
-def test_padding_and_causal_together():
+def test_padding_and_is_causal_combine():
     """Flax 0.12 raises a broadcasting error for its mask of padding with is_causal."""
     _, ours = nnx_pair()
     (x,) = draw((B, T, M))
@@ -252,7 +252,7 @@ def test_cross_attention_counts_from_the_top_left():
     close(ours(x, memory, is_causal=True), theirs(x, memory, is_causal=True))
 
 
-def test_a_mask_of_regard_in_flax_layers():
+def test_flax_layers_take_a_mask_of_regard():
     (x,) = draw((B, T, M))
     mask = masks.causal() & masks.valid_keys(jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
     theirs, ours = nnx_pair()
@@ -265,7 +265,7 @@ def test_a_mask_of_regard_in_flax_layers():
     close(ours.apply(variables, x, mask=mask), theirs.apply(variables, x, mask=masks_of("combined")))
 
 
-def test_decoding_a_token_at_a_time_nnx():
+def test_nnx_decodes_a_token_at_a_time_as_in_one_pass():
     theirs, ours = nnx_pair(decode=True, num_kv_heads=1)
     (x,) = draw((B, T, M))
     whole = ours(x, mask=masks_of("causal"), decode=False)
@@ -278,7 +278,7 @@ def test_decoding_a_token_at_a_time_nnx():
         close(out[:, 0], whole[:, t])
 
 
-def test_decoding_a_token_at_a_time_linen():
+def test_linen_decodes_a_token_at_a_time_as_in_one_pass():
     theirs, ours = linen_pair(decode=True)
     (x,) = draw((B, T, M))
     variables = theirs.init(jax.random.key(1), x)
@@ -307,7 +307,7 @@ def test_a_cache_with_is_causal_is_not_answered_wrongly():
         close(out[:, 0], whole[:, 1])
 
 
-def test_under_strict_promotion():
+def test_it_serves_under_strict_promotion():
     query, key, value = draw((B, T, H, D), (B, T, H, D), (B, T, H, D), dtype=jnp.bfloat16)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         for mask in (masks_of("combined"), masks_of("boolean")):
@@ -320,7 +320,7 @@ def test_under_strict_promotion():
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_sown_weights_nnx(dtype):
+def test_nnx_sows_the_weights_of_flax(dtype):
     pair, (x,) = nnx_pair(dtype=dtype), draw((B, T, M))
     mask = masks_of("combined")
     plain = pair[1](x, mask=mask)
@@ -333,7 +333,7 @@ def test_sown_weights_nnx(dtype):
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_sown_weights_linen(dtype, force):
+def test_linen_sows_the_weights_of_flax(dtype, force):
     pair, (x,) = linen_pair(dtype=dtype, force_fp32_for_softmax=force), draw((B, T, M))
     mask = masks_of("combined")
     variables = pair[0].init(jax.random.key(1), x)
@@ -373,7 +373,7 @@ def test_dropout_is_reproducible_and_right_on_average(broadcast):
     np.testing.assert_array_equal(still, exact)
 
 
-def test_dropout_of_layers():
+def test_layers_drop_by_their_stream_and_not_in_evaluation():
     (x,) = draw((B, T, M))
     settings = {"dropout_rate": 0.4, "deterministic": False}
     run = lambda: nnx.MultiHeadAttention(
@@ -386,7 +386,7 @@ def test_dropout_of_layers():
     close(first(x, deterministic=True), nnx_pair()[0](x))
 
 
-def test_empty_rows():
+def test_empty_rows_are_zero():
     _, ours = nnx_pair(use_bias=False)
     (x,) = draw((B, T, M))
     mask = jnp.ones((B, 1, T, T)).at[0, :, 1].set(0)

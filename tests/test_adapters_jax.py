@@ -125,7 +125,7 @@ def test_jax_nn_agrees(loose, name, dtype):
     assert some.all() == (not emptied)
 
 
-def test_a_call_without_batch(loose):
+def test_a_call_without_batch_agrees_with_jax_nn(loose):
     arrays = draw(batch=())
     lengths = {"key_value_seq_lengths": jnp.array([4], jnp.int32), "is_causal": True}
     ours, residual = dot_product_attention(*arrays, **lengths, return_residual=True)
@@ -169,7 +169,7 @@ def test_a_square_mask_is_a_square_mask_however_large_the_batch(loose):
     )
 
 
-def test_a_mask_of_regard():
+def test_a_mask_of_regard_says_what_the_arguments_say():
     arrays = draw()
     mask = masks.causal() & masks.sliding_window(2) & masks.lengths(jnp.array([3, 5]))
     kwargs = {"is_causal": True, "local_window_size": (2, 0), "key_value_seq_lengths": [3, 5]}
@@ -182,7 +182,7 @@ def test_a_mask_of_regard():
     )
 
 
-def test_where_jax_nn_answers_otherwise(loose):
+def test_empty_rows_are_zero_where_jax_nn_answers_otherwise(loose):
     query, key, value = draw()
     nothing = jnp.ones((1, 1, T, S), bool).at[..., 1, :].set(False)
     run = lambda f, **kwargs: np.asarray(f(query, key, value, **kwargs))
@@ -216,7 +216,7 @@ def test_float64_is_float64(x64):
     np.testing.assert_allclose(swap(dot_product_attention(*arrays)), truth, rtol=1e-13)
 
 
-def test_values_of_another_width():
+def test_values_may_have_another_width():
     arrays = draw(width=13)
     truth = oracle.batched(*map(swap, arrays)).output
     np.testing.assert_allclose(swap(dot_product_attention(*arrays)), truth, atol=1e-6)
@@ -224,7 +224,7 @@ def test_values_of_another_width():
 
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("use_vmap", [False, True])
-def test_the_calls_of_jaxs_own_tests(loose, group, use_vmap):
+def test_the_calls_of_jaxs_own_tests_agree(loose, group, use_vmap):
     """Batches by vmap, bfloat16, gradients, the sizes and combinations that JAX tests."""
     B, T, N, H = 2, 16, 4, 8
     keys = jax.random.split(jax.random.PRNGKey(0), 4)

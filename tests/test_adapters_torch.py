@@ -74,7 +74,7 @@ def test_value_and_gradients_are_those_of_the_definition():
 
 
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
-def test_any_number_of_leading_axes(rank):
+def test_any_number_of_leading_axes_serves(rank):
     leading = (3, 2, 4)[5 - rank :] if rank > 2 else ()
     rng = np.random.default_rng(rank)
     arrays = [jnp.asarray(rng.normal(size=(*leading, n, 7)), jnp.float32) for n in (5, 11, 11)]
@@ -102,7 +102,7 @@ def test_a_square_mask_is_a_square_mask_however_large_the_batch():
     np.testing.assert_allclose(added, causal, atol=1e-6)
 
 
-def test_a_mask_of_regard():
+def test_a_mask_of_regard_means_its_formula():
     query, key, value = golden_inputs()
     mask = masks.lengths(jnp.array([3, 7])) & masks.sliding_window(2)
     ours = scaled_dot_product_attention(query, key, value, mask, 0.0, True, enable_gqa=True)
@@ -112,7 +112,7 @@ def test_a_mask_of_regard():
     np.testing.assert_allclose(ours, oracle.batched(query, key, value, keep=keep).output, atol=1e-6)
 
 
-def test_nothing_to_attend_to():
+def test_nothing_to_attend_to_gives_zeros_and_no_gradient():
     query, key, value = golden_inputs()
     none = np.zeros((3, 7), bool)
     for mask in (none, np.where(none, 0, -np.inf).astype(np.float32)):
@@ -137,7 +137,7 @@ def test_dropout_needs_a_key_and_is_right_on_average():
     assert draws.std(0).max() > 0.1
 
 
-def test_vmap():
+def test_vmap_equals_a_batch():
     query, key, value = golden_inputs()
     together = scaled_dot_product_attention(query, key, value, ~DROP, enable_gqa=True)
     one = lambda q, k, v: scaled_dot_product_attention(q, k, v, ~DROP, enable_gqa=True)

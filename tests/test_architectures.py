@@ -190,14 +190,14 @@ def test_a_model_without_blocks_still_reads():
 # What the choices mean.
 
 
-def test_a_gated_branch():
+def test_a_gated_branch_is_the_definition():
     layer = randomize(FeedForward(M, F, activation="silu", gated=True, rngs=nnx.Rngs(0)))
     x = draw(4, B, T, M)
     hidden = ACTIVATIONS["silu"](linear(layer.gate, x)) * linear(layer.widen, x)
     np.testing.assert_allclose(layer(x), linear(layer.narrow, hidden), rtol=0, atol=1e-5)
 
 
-def test_norms_before_and_at_the_end_of_a_branch():
+def test_norms_before_and_at_the_end_of_a_branch_are_the_definition():
     residual = randomize(Residual(M, place="both", kind="rms", epsilon=1e-3, rngs=nnx.Rngs(0)))
     x, branch = draw(5, B, T, M), draw(6, B, T, M)
     np.testing.assert_allclose(
@@ -210,7 +210,7 @@ def test_norms_before_and_at_the_end_of_a_branch():
     assert not hasattr(residual.norm, "bias") or residual.norm.bias is None
 
 
-def test_heads_normalised_turned_scaled_and_with_sinks():
+def test_heads_normalised_turned_scaled_and_with_sinks_are_the_definition():
     layer = MultiHeadAttention(
         M,
         3,
@@ -266,7 +266,7 @@ def test_windows_go_layer_by_layer_and_over_again():
     assert ((np.asarray(seen["blocks"][0]["weights"]) > 0) == (abs(past) <= 2)).all()
 
 
-def test_outputs_tied_scaled_and_capped():
+def test_outputs_tied_scaled_and_capped_are_the_definition():
     config = TransformerConfig(**SIZES, tied_output=True, output_scale=0.5, output_softcap=2.0)
     model = randomize(Decoder(config, rngs=nnx.Rngs(0)))
     assert model.head is None
@@ -276,7 +276,7 @@ def test_outputs_tied_scaled_and_capped():
     np.testing.assert_allclose(model(tokens), 2 * np.tanh(logits / 2), rtol=0, atol=2e-6)
 
 
-def test_embeddings_with_types_norm_and_a_vector_in_front():
+def test_embeddings_with_types_norm_and_a_vector_in_front_are_the_definition():
     config = TransformerConfig(**SIZES, positions="learned", num_token_types=3, embedding_norm=True)
     config = dataclasses.replace(config, scale_embedding=False)
     embedding = randomize(Encoder(config, rngs=nnx.Rngs(0)).embedding)

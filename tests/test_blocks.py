@@ -34,7 +34,7 @@ def decoder(norm="pre", **options):
 # The definitions, in float64.
 
 
-def test_b003_4_pre_norm_encoder_block_is_the_definition():
+def test_pre_norm_encoder_block_is_the_definition():
     block, x = encoder("pre", attention={"use_bias": False}), draw(0, B, T, M)
     keep = np.tri(T, dtype=bool)
     y = float64(x)
@@ -43,7 +43,7 @@ def test_b003_4_pre_norm_encoder_block_is_the_definition():
     assert_close(block(x, mask=masks.causal()), y)
 
 
-def test_b003_4_post_norm_encoder_block_is_the_definition():
+def test_post_norm_encoder_block_is_the_definition():
     block, x = encoder("post", feed_forward={"activation": "relu"}), draw(1, B, T, M)
     y = float64(x)
     y = layer_norm(block.attention_residual.norm, y + multi_head(block.attention, y)[0])
@@ -98,7 +98,7 @@ def load(block, attention, widen, narrow):
     return block
 
 
-def test_golden_000_block():
+def test_a_post_norm_block_gives_the_numbers_of_the_tired_cat():
     _, init, data = jax.random.split(jax.random.key(42), 3)
     keys = jax.random.split(init, 3)
     attention_scale, scale = np.float32(np.sqrt(2 / (64 + 8))), np.float32(np.sqrt(2 / (64 + 256)))
@@ -116,7 +116,7 @@ def test_golden_000_block():
         jax.random.normal(keys[1], (64, 256)) * scale,
         jax.random.normal(keys[2], (256, 64)) * scale,
     )
-    # F000-20 counts 49,728: query, key, value, output kernels, the branch with its biases, two norms.
+    # 49,728 are: query, key, value, output kernels, the branch with its biases, two norms.
     assert count_parameters(block) == 49_728
     x = jax.random.normal(data, (2, 10, 64)) + positions.sinusoidal(10, 64)[None]
     out = compiled(block, x)
@@ -125,7 +125,7 @@ def test_golden_000_block():
     assert float(jnp.abs(out).sum()) == pytest.approx(1042.0353, rel=1e-6)
 
 
-def test_golden_003_layer_is_post_norm_whatever_the_document_says():
+def test_the_layer_of_from_scratch_is_post_norm_whatever_it_says():
     key = jax.random.PRNGKey(333)
     attention_key, branch_key = jax.random.split(key)
     limit, wide = np.float32(np.sqrt(6 / 512)), np.float32(np.sqrt(6 / (256 + 1024)))
@@ -149,7 +149,7 @@ def test_golden_003_layer_is_post_norm_whatever_the_document_says():
 # Parameters.
 
 
-def test_f003_11_parameter_count_by_component():
+def test_an_encoder_block_has_the_parameters_of_its_components():
     block = EncoderBlock(256, 8, 1024, attention={"use_bias": False}, rngs=nnx.Rngs(0))
     assert count_parameters(block.attention) == 262_144
     assert count_parameters(block.feed_forward) == 525_568
@@ -158,7 +158,7 @@ def test_f003_11_parameter_count_by_component():
     assert count_parameters(block) == 788_736
 
 
-def test_decoder_block_parameter_count():
+def test_a_decoder_block_has_the_parameters_of_its_components():
     block = DecoderBlock(256, 8, 1024, attention={"use_bias": False}, rngs=nnx.Rngs(0))
     assert count_parameters(block) == 2 * 262_144 + 525_568 + 3 * 512
 
@@ -206,7 +206,7 @@ def test_wrong_widths_name_the_argument(bad):
 
 
 @pytest.mark.parametrize("silent", ["attention", "feed_forward"])
-def test_b000_3_residual_dropout_really_drops_whole_entries_of_both_branches(silent):
+def test_residual_dropout_really_drops_whole_entries_of_both_branches(silent):
     block, x = encoder("pre", dropout_rate=0.5), jnp.asarray(draw(12, B, T, M))
     # With one branch silenced, block(x) - x is the other one: each entry of it dropped or doubled.
     last = block.feed_forward.narrow if silent == "feed_forward" else block.attention.output_projection
@@ -257,7 +257,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(norm):
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_b003_2_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
+def test_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
     block = decoder(norm, dropout_rate=0.1, attention={"dropout_rate": 0.1})
     x, memory = jnp.zeros((B, T, M)), jnp.full((B, S, W), jnp.nan)
 

@@ -144,7 +144,7 @@ def test_decoding_with_rotary_equals_the_full_pass(kind):
 
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("sizes", [(3, 1, 7, 2), (7, 6), (0, 2, 0, 5, 6)])
-def test_prefill_in_unequal_chunks(kind, sizes):
+def test_prefill_in_unequal_chunks_equals_the_full_pass(kind, sizes):
     arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
     assert_full_pass(decode(CACHES[kind](), arrays, mask, sizes)[1], arrays, table(keep))
 
@@ -159,7 +159,7 @@ def test_a_float64_cache_is_float64(kind, x64):
 
 @pytest.mark.parametrize("careful", [False, True])
 @pytest.mark.parametrize("kind", CACHES)
-def test_rows_of_unequal_length(kind, careful):
+def test_rows_of_unequal_length_decode_as_each_alone(kind, careful):
     """Two prompts padded at the end, the padding NaN; then both go on, one twice as fast.
 
     Padded queries sit where no token is, so they would read garbage there unless told.
@@ -183,7 +183,7 @@ def test_rows_of_unequal_length(kind, careful):
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_a_loop_under_jit(kind):
+def test_a_scan_under_jit_equals_the_full_pass(kind):
     """A scan with the cache as its carry."""
     arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
 
@@ -231,7 +231,7 @@ def test_a_window_moves_seldom():
     assert starts == [0] * 11 + [7] * 7 + [14] * 7 + [21] * 5
 
 
-def test_a_window_of_none_but_the_token_itself():
+def test_a_window_of_the_token_itself_holds_one_token():
     arrays = draw()
     cache = KVCache.create(B, K, None, D, E, window=0)
     assert cache.capacity == 1
@@ -311,7 +311,7 @@ def test_padding_may_reach_beyond_the_capacity():
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_rewinding_drafts(kind):
+def test_rewound_drafts_leave_no_trace(kind):
     """Drafts are appended, some taken back, others follow: as if only those kept had come."""
     arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
     cache, at = CACHES[kind](), 0
@@ -330,7 +330,7 @@ def test_rewinding_drafts(kind):
     assert_full_pass(np.concatenate(outputs, axis=2), arrays, table(keep))
 
 
-def test_rewinding_behind_the_window():
+def test_rewinding_behind_the_window_is_refused():
     cache = contiguous(capacity=11, window=WINDOW)
     _, key, value = draw()
     for t in range(T):
@@ -508,7 +508,7 @@ def test_counts_under_jit_are_clipped():
     assert append(jnp.array([5, -1])).lengths.tolist() == [3, 0]
 
 
-def test_a_narrow_cache():
+def test_a_cache_of_bfloat16_or_of_float32_keeps_bfloat16_whole():
     _, key, value = (jnp.asarray(x, jnp.bfloat16) for x in draw())
     cache = contiguous(jnp.bfloat16, garbage=0.0).append(key, value)
     np.testing.assert_array_equal(cache.key[:, :, :T], key)
@@ -516,7 +516,7 @@ def test_a_narrow_cache():
     np.testing.assert_array_equal(contiguous().append(key, value).key[:, :, :T], key.astype(jnp.float32))
 
 
-def test_query_offset():
+def test_query_offset_places_the_last_tokens_of_every_row():
     cache, *_ = full("contiguous", 5)
     assert cache.query_offset(5).tolist() == [0, 0]
     assert cache.query_offset(np.array([1, 4])).tolist() == [4, 1]
@@ -530,7 +530,7 @@ def test_rows_are_reordered_as_leaves():
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "windowed"])
-def test_a_batch_of_caches(kind):
+def test_vmap_appends_to_a_batch_of_caches(kind):
     """vmap over append: several layers at once."""
     _, key, value = draw(14)
     layers = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), CACHES[kind](garbage=0.0))

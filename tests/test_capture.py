@@ -264,7 +264,7 @@ def check_readout(call, weights, largest, case, near):
         "heads alone",
     ],
 )
-def test_some_heads_alone(name):
+def test_some_heads_alone_are_those_of_the_whole(name):
     call, (weights, _, _) = captured(CASES[name])
     near = {"rtol": 2e-5 * CASES[name].loose, "atol": 3e-6 * CASES[name].loose}
     rows = slice(0, call.rows, 2)
@@ -420,7 +420,7 @@ def test_an_error_in_the_block_is_the_one_that_is_raised():
 # Names.
 
 
-def test_names_kinds_and_numbers_of_an_encoder_decoder():
+def test_calls_of_an_encoder_decoder_have_names_kinds_and_numbers():
     model = build(EncoderDecoder)
     words = {"encoder": list("abcde"), "decoder": ["x", "y", "z"]}
     _, trace = inspection.record(model, X, X[:, :3], tokens=words)
@@ -442,7 +442,7 @@ def test_names_kinds_and_numbers_of_an_encoder_decoder():
     assert ["".join(call.key_tokens.texts) for call in by_length] == [key for _, key in texts]
 
 
-def test_the_other_models():
+def test_every_other_model_is_recorded():
     model = build(Encoder, num_layers=1)
     _, trace = inspection.record(model, X, lengths=jnp.array([5, 3]), example=1)
     assert [call.name for call in trace] == ["stack.blocks.0.attention"]
@@ -471,7 +471,7 @@ def test_layers_outside_of_the_model_are_numbered():
     assert repr(trace) == "Trace('mine': 2 calls, 4 heads, 3 to 7 positions)"
 
 
-def test_numbers_of_layers():
+def test_layers_take_the_number_in_their_name_or_else_their_place():
     names = ["encoder.0.block.3.a_0", "encoder.0.block.11.a_0", "x", "y.7", "x"]
     assert owners.number_layers(names) == [3, 11, 2, 7, 2]
     assert owners.number_layers([]) == []
@@ -507,7 +507,7 @@ def test_linen_modules_have_their_paths():
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 @pytest.mark.parametrize("sow", [False, True])
-def test_nnx_modules_of_flax(sow):
+def test_nnx_modules_of_flax_are_recorded(sow):
     class Model(nnx.Module):
         def __init__(self):
             settings = {"num_heads": 3, "in_features": 6, "decode": False, "attention_fn": attention_fn}

@@ -55,6 +55,7 @@ def test_a_reader_that_leaves_is_no_mistake():
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["train", "--help"], ["train", "copy", "--help"], ["train", "copy", "--sed", "3"]],
+    ids=" ".join,
 )
 def test_help_and_mistakes_answer_before_heavy_imports(arguments):
     code = (
@@ -140,6 +141,7 @@ def test_flags_reach_the_settings():
         (["explain"], ["--shape"]),
         ([], ["demo, train, generate, plot, inspect, view, explain, plan, bench, doctor"]),
     ],
+    ids=" ".join,
 )
 def test_mistakes_exit_with_2_and_name_what_is_near(capsys, arguments, words):
     with pytest.raises(SystemExit) as end:
@@ -406,7 +408,7 @@ def make_terminal():
     return RichConsole(file=io.StringIO(), force_terminal=True, width=100)
 
 
-def test_rates_and_what_is_left():
+def test_a_step_is_described_by_its_metrics_rate_and_time_left():
     text = {"bits_per_byte": 2.5, "loss": 1.75, "token_accuracy": 0.5}
     assert describe_step(30, 90, text, float("nan")) == "loss 1.75  bits per byte 2.5"
     metrics = {"loss": 0.123456, "accuracy": 0.5, "grad_norm": 3.0}

@@ -33,7 +33,7 @@ def test_log8_keeps_its_own_values():
     assert np.all(np.diff(table) > 0)
 
 
-def test_log8_at_the_edges():
+def test_log8_clamps_at_its_edges():
     values = [0.0, -0.0, -1.0, np.nan, 5e-324, 2.0**-24, 2.0**-25, 1.0, 1.0 + 1e-6, np.inf]
     assert codes.encode_log8(values).tolist() == [0, 0, 0, 0, 1, 1, 1, 255, 255, 255]
     assert codes.encode_log8([3.0, 6.0, 1.5], unit=3.0).tolist() == [255, 255, 244]
@@ -49,7 +49,7 @@ def test_linear8_comes_back_within_half_a_step():
     assert np.all(np.abs(back - values).max(-1) > (high - low)[:, 0] / 600)
 
 
-def test_linear8_at_the_edges():
+def test_linear8_clamps_at_its_edges_and_keeps_nan():
     assert np.array_equal(codes.encode_linear8([np.nan, -np.inf, np.inf, 9.0], 0.0, 1.0), [0, 1, 255, 255])
     constant = codes.encode_linear8([4.25, np.nan], 4.25, 4.25)
     assert np.array_equal(codes.decode_linear8(constant, 4.25, 4.25), [4.25, np.nan], equal_nan=True)

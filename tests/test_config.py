@@ -22,7 +22,7 @@ TransformerConfig = config_module.TransformerConfig
 SIZES = {"d_model": 12, "num_heads": 6, "d_ff": 17, "num_layers": 2, "vocab_size": 19}
 
 
-def test_defaults():
+def test_defaults_are_pre_norm_with_biases_and_without_dropout():
     config = TransformerConfig(**SIZES)
     assert (config.positions, config.norm, config.activation) == ("sinusoidal", "pre", "gelu_tanh")
     assert config.attention_bias

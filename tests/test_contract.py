@@ -134,7 +134,7 @@ def serve(case, backend):
 
 @pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name, backend, request):
+def test_values_and_gradients_are_those_of_the_definition(name, backend, request):
     case = CASES[name]
     if case.dtype == "float64":
         request.getfixturevalue("x64")
@@ -267,7 +267,7 @@ def test_statistics_have_gradients(backend, x64):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_float32_statistics_of_large_scores(backend):
+def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
     """Entropy by the difference lse - E[score] would lose three digits here."""
     query, key, value, _ = Case().arrays()
     _, aux = attend(query * 40, key * 40, value, aux=("entropy", "scores"), backend=backend)
@@ -303,7 +303,7 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_every_transform(backend):
+def test_every_transform_agrees_with_the_plain_call(backend):
     """jit, vmap, jvp, linearize, Hessian-vector product and checkpoint agree with the plain call."""
     query, key, value, _ = Case((3, 5, 7), (3, 11, 7), (3, 11, 13)).arrays()
     lengths = jnp.array([4, 0, 11])

@@ -95,7 +95,7 @@ def test_every_transform_of_a_kernel_that_knows_its_gradient_only(name, compiled
 
 @pytest.mark.parametrize("name", ["value", "grad", "jvp", "hessian-vector", "reverse over forward"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_under_vmap_with_a_shared_operand(name, inside):
+def test_vmap_with_a_shared_operand_agrees_under_every_transform(name, inside):
     *arrays, keep = toy_inputs()
     many = [jnp.stack([arrays[0], arrays[0] * 2, -arrays[0]]), arrays[1], arrays[2]]
     transform = TRANSFORMS[name]
@@ -198,12 +198,12 @@ def test_what_cudnn_is_asked_means_the_same(hopper, name):
 @pytest.mark.gpu
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="no NVIDIA GPU")
 @pytest.mark.parametrize("name", SERVED)
-def test_cudnn_itself(name):
+def test_cudnn_itself_agrees_with_the_definition(name):
     check("cudnn", *SERVED[name])
 
 
 @pytest.mark.parametrize("name", SPLASHED)
-def test_splash_attention_in_interpret_mode(interpreted, name):
+def test_splash_attention_agrees_in_interpret_mode(interpreted, name):
     check("splash_tpu", *SPLASHED[name])
 
 

@@ -89,7 +89,7 @@ def test_it_computes_what_attend_computes(case):
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_in_float64_to_twelve_digits(case, x64):
+def test_in_float64_it_agrees_to_twelve_digits(case, x64):
     inputs = draw(np.float64)
     derivation = regard.derive(*inputs, **OPTIONS[case])
     assert derivation["weights"].dtype == np.float64
@@ -124,7 +124,7 @@ def test_chosen_rows_and_heads_are_those_of_the_whole(case):
     ],
     ids=str,
 )
-def test_any_leading_axes(shapes):
+def test_any_leading_axes_are_derived(shapes):
     inputs = draw(query=shapes[0], key=shapes[1], value=shapes[2])
     derivation = regard.derive(*inputs)
     compare(derivation, inputs, {}, 4e-6)

@@ -15,7 +15,7 @@ def names():
 
 
 @pytest.mark.parametrize("name", names())
-def test_examples_of(name):
+def test_examples_in_docstrings_hold(name):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed

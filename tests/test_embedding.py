@@ -70,7 +70,7 @@ def test_learned_positions_have_a_limit_and_sinusoids_have_none():
         build(positions="learned", max_length=3)(long)
 
 
-def test_dropout_on_embeddings():
+def test_dropout_zeroes_embeddings_in_training_alone():
     embedding = build(dropout_rate=0.5)
     out = np.asarray(embedding(TOKENS))
     assert 0.3 < (out == 0).mean() < 0.7
@@ -82,7 +82,7 @@ def test_dropout_on_embeddings():
 
 
 @pytest.mark.parametrize("wrong", [V, V + 1, 10**6, -1, -V])
-def test_b000_12_out_of_range_token_is_an_error(wrong):
+def test_out_of_range_token_is_an_error(wrong):
     tokens = TOKENS.copy()
     tokens[1, 3] = wrong
     low, high = min(0, wrong), max(16, wrong)
@@ -91,7 +91,7 @@ def test_b000_12_out_of_range_token_is_an_error(wrong):
 
 
 @pytest.mark.parametrize("wrong", [V, 10**6, -1, -V])
-def test_b000_12_out_of_range_token_is_nan_under_jit(wrong):
+def test_out_of_range_token_is_nan_under_jit(wrong):
     embedding = build()
     tokens = jnp.asarray(TOKENS).at[1, 3].set(wrong)
     out = np.array(nnx.jit(lambda embedding, tokens: embedding(tokens))(embedding, tokens))
@@ -101,7 +101,7 @@ def test_b000_12_out_of_range_token_is_nan_under_jit(wrong):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint32, np.int64])
-def test_b000_12_any_integer_dtype(dtype):
+def test_tokens_may_have_any_integer_dtype(dtype):
     tokens = TOKENS.astype(dtype)
     np.testing.assert_array_equal(build()(tokens), build()(TOKENS))
     tokens[0, 0] = 127
@@ -112,20 +112,20 @@ def test_b000_12_any_integer_dtype(dtype):
         assert np.all(np.isnan(run(jnp.asarray(tokens))[0, 0]))
 
 
-def test_b000_12_a_large_vocabulary_and_small_integers():
+def test_a_large_vocabulary_takes_tokens_of_small_integers():
     config = TransformerConfig(**SIZES, vocab_size=1009)
     embedding = TokenEmbedding(config, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(embedding(TOKENS.astype(np.uint8)), embedding(TOKENS))
 
 
-def test_b000_12_large_64_bit_tokens_do_not_wrap_into_range(x64):
+def test_large_64_bit_tokens_do_not_wrap_into_range(x64):
     tokens = jnp.asarray(TOKENS, jnp.int64).at[0, 0].set(2**32)
     with pytest.raises(ValueError, match="4294967296"):
         build()(tokens)
     assert np.all(np.isnan(jax.jit(build())(tokens)[0, 0]))
 
 
-def test_b000_12_one_word_vocabulary():
+def test_a_vocabulary_of_one_word_serves():
     embedding = TokenEmbedding(TransformerConfig(**SIZES, vocab_size=1), rngs=nnx.Rngs(0))
     assert np.all(np.isfinite(embedding(np.zeros((B, T), np.int32))))
     with pytest.raises(ValueError, match=r"0\.\.0 \(vocab_size=1\), got 0\.\.1"):
@@ -185,7 +185,7 @@ def test_real_inputs_must_be_floating_point_and_of_the_width():
         build(input_width=W)(TOKENS)
 
 
-def test_ranks():
+def test_tokens_of_three_axes_are_refused():
     with pytest.raises(ValueError, match=r"tokens: expected shape \(batch, T\) or \(T,\), got \(2, 5, 1\)"):
         build()(TOKENS[..., None])
 

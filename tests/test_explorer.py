@@ -94,7 +94,7 @@ def test_the_policy_holds(browser, page):
     browser.close(visit)
 
 
-def test_cells(visit, cases):
+def test_cells_are_the_weights(visit, cases):
     for c, case, head in each(cases):
         expected = case.weights[head]
         found = np.array(visit.probe("cells", [c, head, *expected.shape]), float).reshape(expected.shape)
@@ -104,7 +104,7 @@ def test_cells(visit, cases):
         assert np.all(np.abs(found.sum(-1) + case.sunk[head] - case.alive[head]) <= 2e-3), case.name
 
 
-def test_blocks(visit, cases):
+def test_blocks_are_sums_and_maxima_of_the_weights(visit, cases):
     for c, case, head in each(cases):
         for level in visit.evaluate("([c, h]) => __regard.levels(0, c, h)", [c, head]):
             mass, largest = case.level(head, level["queryBlock"], level["keyBlock"])
@@ -114,7 +114,7 @@ def test_blocks(visit, cases):
             assert np.all(np.abs(peaks - largest) <= HALF * largest + 1e-5), (case.name, level)
 
 
-def test_row_statistics(visit, cases):
+def test_row_statistics_are_those_of_the_weights(visit, cases):
     for c, case, head in each(cases):
         found = visit.evaluate("([c, h]) => __regard.rowStats(0, c, h)", [c, head])
         assert found.pop("bin") == 1
@@ -128,7 +128,7 @@ def test_row_statistics(visit, cases):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pixels(browser, page, cases, theme):
+def test_pixels_have_the_colour_of_their_weight(browser, page, cases, theme):
     visit = browser.visit(page.as_uri() + "#l=0&h=0", allowed=page.as_uri(), color_scheme=theme)
     for c, case, head in each(cases)[::2] if theme == "light" else each(cases)[:3]:
         visit.evaluate("([c, h]) => { location.hash = `#l=${c}&h=${h}`; }", [c, head])
@@ -149,7 +149,7 @@ def test_pixels(browser, page, cases, theme):
     browser.close(visit)
 
 
-def test_blocks_of_a_long_call(long_visit, long):
+def test_blocks_of_a_long_call_are_within_half_a_step(long_visit, long):
     """What is stored is within half a step of a byte's code, and every coarser level follows from it."""
     for head in range(2):
         levels = long_visit.evaluate("([c, h]) => __regard.levels(0, c, h)", [0, head])

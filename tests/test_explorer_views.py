@@ -101,7 +101,7 @@ def open_numbers(visit, place):
     return visit.evaluate(tables, place)
 
 
-def test_two_traces(open_tab, cases):
+def test_two_traces_are_compared_in_numbers(open_tab, cases):
     ours, others = cases
     visit = open_tab("#tab=compare&l=1&h=1&row=30&key=12")
     text = visit.until(
@@ -128,7 +128,7 @@ def test_two_traces(open_tab, cases):
         assert min(abs(value - one) for table in listed for one in table) <= 0.006 * value
 
 
-def test_a_run(open_tab):
+def test_a_run_is_shown_with_its_curves_and_heads(open_tab):
     visit = open_tab("#tab=training")
     found = visit.evaluate("document.querySelector('.rg-training').innerText")
     assert "run 7" in found
@@ -143,7 +143,7 @@ def test_a_run(open_tab):
     assert not visit.evaluate("document.querySelector('.rg-training').innerHTML.includes('NaN')")
 
 
-def test_positions(open_tab):
+def test_positions_are_shown_without_nan(open_tab):
     visit = open_tab("#tab=positions")
     text = visit.until(
         "(() => { const { innerText } = document.querySelector('.rg-positions');"

@@ -19,18 +19,18 @@ def test_the_branch_is_the_definition(activation, use_bias):
     assert_close(layer(x), feed_forward(layer, x))
 
 
-def test_parameter_count_of_f003_11():
+def test_the_branch_has_the_parameters_of_from_scratch():
     assert count_parameters(FeedForward(256, 1024, rngs=nnx.Rngs(0))) == 525_568
 
 
-def test_b000_4_glorot_has_the_textbook_scale():
+def test_glorot_has_the_textbook_scale():
     layer = FeedForward(64, 256, rngs=nnx.Rngs(0))
     for linear in (layer.widen, layer.narrow):
         assert np.asarray(linear.kernel[...]).std() == pytest.approx(np.sqrt(2 / 320), rel=0.03)
         assert not np.any(linear.bias[...])
 
 
-def test_golden_003_feed_forward():
+def test_the_branch_gives_the_numbers_of_from_scratch():
     key = jax.random.PRNGKey(111)
     first, second = jax.random.split(key)
     limit = np.float32(np.sqrt(6 / (128 + 512)))
@@ -41,13 +41,13 @@ def test_golden_003_feed_forward():
     np.testing.assert_allclose(out[0, 0, :4], [0.2377698, -0.0421765, 0.5578117, -0.1864442], atol=5e-6)
 
 
-def test_b003_8_the_two_gelus_are_near_and_not_the_same():
+def test_the_two_gelus_are_near_and_not_the_same():
     x = np.linspace(-6, 6, 4001, dtype=np.float32)
     gap = np.abs(float64(ACTIVATIONS["gelu_tanh"](x)) - float64(ACTIVATIONS["gelu_erf"](x)))
     assert 4e-4 < gap.max() < 5e-4
 
 
-def test_b003_8_unknown_activations_are_refused_and_the_nearest_named():
+def test_unknown_activations_are_refused_and_the_nearest_named():
     with pytest.raises(
         ValueError, match=r"relu, gelu_tanh, gelu_erf, silu; got 'sillu'; did you mean 'silu'"
     ):
@@ -56,7 +56,7 @@ def test_b003_8_unknown_activations_are_refused_and_the_nearest_named():
         FeedForward(M, F, activation="tanh", rngs=nnx.Rngs(0))
 
 
-def test_b003_8_gelu_alone_is_ambiguous():
+def test_gelu_alone_is_ambiguous():
     with pytest.raises(ValueError, match=r"'gelu' has two meanings: choose 'gelu_tanh'.*'gelu_erf'"):
         FeedForward(M, F, activation="gelu", rngs=nnx.Rngs(0))
 
@@ -88,7 +88,7 @@ def test_dropout_falls_on_the_hidden_layer():
     np.testing.assert_array_equal(layer(jnp.zeros((T, M))), np.full((T, M), 4999.0))
 
 
-def test_jit_and_gradients():
+def test_jit_and_gradients_agree_with_the_definition():
     layer = randomize(FeedForward(M, F, activation="silu", rngs=nnx.Rngs(0)))
     x = jnp.asarray(draw(1, B, T, M))
     assert_close(nnx.jit(lambda layer, x: layer(x))(layer, x), layer(x))

@@ -99,7 +99,7 @@ def test_numbers_are_left_out_where_they_would_not_fit_unless_asked_for():
     assert figures.attention_heatmap(np.eye(2), ax=panel(), annotate=False).texts == ()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 16), (2, 3), (5, 13), (17, 101), (29, 997)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 16), (2, 3), (5, 13), (17, 101), (29, 997)], ids=str)
 def test_ticks_sit_on_whole_positions(shape):
     (ax,) = figures.attention_heatmap(np.zeros(shape), ax=panel()).axes
     for axis, size in ((ax.yaxis, shape[0]), (ax.xaxis, shape[1])):

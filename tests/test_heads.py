@@ -127,7 +127,7 @@ class Killer:
         self.happen("saved", step)
 
 
-@pytest.mark.parametrize("moment", [("stepped", 1), ("stepped", 9), ("saved", 7), ("evaluated", 17)])
+@pytest.mark.parametrize("moment", [("stepped", 1), ("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
 def test_killed_and_resumed_logs_the_same(whole, tmp_path, moment):
     """Also when killed before the first checkpoint, with the line of step 0 written."""
     with pytest.raises(RuntimeError, match="killed"):
@@ -201,7 +201,7 @@ def test_heads_every_must_not_be_negative():
 # The page's part about training
 
 
-def test_the_document_of_a_run(whole):
+def test_the_document_of_a_run_holds_its_curves(whole):
     document = training_document(whole)
     assert document["title"] == "whole"
     curves = {(curve["name"], curve["split"]): curve for curve in document["curves"]}

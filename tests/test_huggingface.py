@@ -76,14 +76,14 @@ def fill(folder, name, change=None, **options):
         ({"rope_type": "default"}, None),
     ],
 )
-def test_rotary_rules_in_both_spellings(rules, expected):
+def test_rotary_rules_are_read_in_both_spellings(rules, expected):
     old = read(rope_theta=5e5, rope_scaling=rules)
     new = read(rope_parameters={**rules, "rope_theta": 5e5})
     assert old == new
     assert (old.rotary_base, old.rotary_scaling, old.rotary_width) == (5e5, expected, None)
 
 
-def test_rotary_details():
+def test_rotary_bases_widths_and_rules_are_read():
     assert read().rotary_base == 10_000.0
     assert read(rope_scaling=None, rope_theta=100.0).rotary_scaling is None
     assert read(head_dim=10, partial_rotary_factor=0.4).rotary_width == 4
@@ -97,7 +97,7 @@ def test_rotary_details():
         read(rope_scaling={"type": "linear"})
 
 
-def test_windows_and_biases():
+def test_windows_and_biases_are_those_of_each_kind():
     assert read(model_type="mistral", sliding_window=7).windows == (6,)
     assert read(model_type="mistral", sliding_window=None).windows == (None,)
     gemma = {"model_type": "gemma2", "sliding_window": 7, "num_key_value_heads": 2}
@@ -193,7 +193,9 @@ def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
         ("t5", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "", ""),
     ],
 )
-def test_prefixes_and_buffers_that_mean_nothing(tmp_path, name, extras, old_prefix, new_prefix):
+def test_prefixes_and_buffers_that_mean_nothing_change_nothing(
+    tmp_path, name, extras, old_prefix, new_prefix
+):
     def change(tensors):
         for key in [*tensors]:
             if key.startswith(old_prefix) and not key.startswith("lm_head"):
@@ -209,7 +211,7 @@ def test_prefixes_and_buffers_that_mean_nothing(tmp_path, name, extras, old_pref
         np.testing.assert_array_equal(leaf[...], other[path][...])
 
 
-def test_old_names_of_norms(tmp_path):
+def test_old_names_of_norms_are_read(tmp_path):
     def change(tensors):
         for key in [*tensors]:
             for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
@@ -222,7 +224,7 @@ def test_old_names_of_norms(tmp_path):
         np.testing.assert_array_equal(leaf[...], other[path][...])
 
 
-def test_the_same_tensor_twice(tmp_path):
+def test_the_same_tensor_twice_is_refused(tmp_path):
     def change(tensors):
         tensors["wte.weight"] = tensors["transformer.wte.weight"]
 
@@ -267,7 +269,7 @@ def test_nothing_random_is_computed(tmp_path):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_kinds_of_models(tmp_path):
+def test_each_kind_loads_as_its_model(tmp_path):
     expected = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder, "llama": Decoder}
     for name, kind in expected.items():
         pretrained = huggingface.load(fill(tmp_path / name, name))
@@ -280,7 +282,7 @@ def test_kinds_of_models(tmp_path):
 
 @pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 @pytest.mark.parametrize("wanted", [None, jnp.bfloat16, jnp.float32])
-def test_dtypes(tmp_path, stored, wanted):
+def test_weights_keep_their_dtype_or_get_the_one_asked_for(tmp_path, stored, wanted):
     def change(tensors):
         for name in tensors:
             tensors[name] = tensors[name].astype(stored)
@@ -298,7 +300,7 @@ def test_dtypes(tmp_path, stored, wanted):
     assert logits.dtype == (kept if wanted is None else wanted)
 
 
-def test_shardings(tmp_path):
+def test_weights_are_placed_as_asked(tmp_path):
     mesh = jax.make_mesh((1,), ("model",))
     place = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
     folder = fill(tmp_path, "llama")
@@ -391,7 +393,7 @@ def test_presets_have_a_config_and_a_name_for_every_tensor(name):
     assert count(plan.shape for plan in plans.values()) == count(shape for shape, _ in sizes.values())
 
 
-def test_saving_in_shards_and_another_dtype(tmp_path):
+def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
     pretrained = huggingface.load(fill(tmp_path / "first", "llama"))
     options = {"dtype": jnp.bfloat16, "shard_bytes": 3000}
     folder = huggingface.save(pretrained.model, tmp_path / "second", "llama", **options)
@@ -404,7 +406,7 @@ def test_saving_in_shards_and_another_dtype(tmp_path):
     assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
 
 
-def test_models_that_a_kind_cannot_describe(tmp_path):
+def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     model = huggingface.load(fill(tmp_path / "first", "qwen3")).model
     with pytest.raises(ValueError, match=r"it cannot say\n  query_key_norm = True, read as False"):
         huggingface.save(model, tmp_path / "second", "llama")
@@ -416,7 +418,7 @@ def test_models_that_a_kind_cannot_describe(tmp_path):
 # Tokenizers and patches.
 
 
-def test_tokenizers_from_vocabularies(tmp_path):
+def test_tokenizers_are_made_from_vocabularies(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "wor", "##ld", "Hello", "!"]
     fill(tmp_path, "bert")
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -432,7 +434,7 @@ def test_tokenizers_from_vocabularies(tmp_path):
     assert huggingface.load(tmp_path).tokenizer.encode("Hello world!").ids == [2, 5, 6, 7, 9, 3]
 
 
-def test_byte_pairs(tmp_path):
+def test_tokenizers_are_made_from_byte_pairs(tmp_path):
     fill(tmp_path, "gpt2")
     pieces = ["<|endoftext|>", "h", "i", "Ġ", "hi", "Ġhi"]
     (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
@@ -443,14 +445,14 @@ def test_byte_pairs(tmp_path):
     assert tokenizer.decode([4, 5]) == "hi hi"
 
 
-def test_folders_of_old_sentence_transformers(tmp_path):
+def test_folders_of_old_sentence_transformers_are_read(tmp_path):
     fill(tmp_path / "0_Transformer", "bert")
     modules = [{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     assert huggingface.load(tmp_path).kind == "bert"
 
 
-def test_patches_row_by_row():
+def test_patches_are_cut_row_by_row():
     image = np.arange(4 * 6 * 2).reshape(1, 4, 6, 2)
     cut = np.asarray(huggingface.cut_patches(jnp.asarray(image, jnp.float32), 2))
     assert cut.shape == (1, 6, 8)

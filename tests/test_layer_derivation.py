@@ -78,7 +78,7 @@ def test_it_ends_where_the_layer_ends(case):
 
 
 @pytest.mark.parametrize("case", ["plain", "grouped", "rotary", "cross", "one_example", "concatenated"])
-def test_chosen_rows_and_heads(case):
+def test_chosen_rows_and_heads_are_those_of_the_whole(case):
     settings, inputs, options = CASES[case]
     layer, rows, heads = build(**settings), [4, 1], [5, 2, 0]
     derivation = layers.derive(layer, *inputs, **options, rows=rows, heads=heads)

@@ -90,7 +90,7 @@ def test_the_recurrence_and_its_gradients(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_chunks_of_one_token(rule):
+def test_chunks_of_one_token_are_the_recurrence(rule):
     arrays = draw(rule)
     output, state = run(arrays, chunk=1)
     truth, same = (linear_oracle.batched(numpy(arrays), dtype=dtype) for dtype in (np.float64, np.float32))
@@ -100,7 +100,7 @@ def test_chunks_of_one_token(rule):
 
 @pytest.mark.parametrize("heads", [(3, 3), (6, 1)])
 @pytest.mark.parametrize("rule", ["linear", "gated delta per channel"])
-def test_heads(rule, heads):
+def test_grouped_heads_are_the_recurrence(rule, heads):
     arrays = draw(rule, heads)
     output, state = run(arrays, chunk=4)
     truth, same = (linear_oracle.batched(numpy(arrays), dtype=dtype) for dtype in (np.float64, np.float32))
@@ -108,7 +108,7 @@ def test_heads(rule, heads):
     plain.assert_as_exact(state.memory, truth[1], same[1], "memory")
 
 
-def test_more_and_fewer_leading_axes():
+def test_more_and_fewer_leading_axes_give_the_same():
     arrays = draw("gated delta per channel")
     output, state = run(arrays, chunk=4)
     one = {name: x[1] for name, x in arrays.items()}
@@ -180,7 +180,7 @@ def test_narrow_inputs_are_summed_in_float32(dtype):
 @pytest.mark.parametrize(
     "rule", ["linear", "gated per head", "gated delta per head", "gated delta per channel"]
 )
-def test_many_chunks(rule):
+def test_many_chunks_are_as_exact_as_the_recurrence(rule):
     arrays = draw(rule, length=211)
     output, state = run(arrays)
     truth, same = (linear_oracle.batched(numpy(arrays), dtype=dtype) for dtype in (np.float64, np.float32))
@@ -243,7 +243,7 @@ def test_features_weigh_keys(name, causal):
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated per head", "gated per channel"])
-def test_divided_by_decayed_sums(rule):
+def test_normalised_output_is_divided_by_decayed_sums(rule):
     arrays = draw(rule)
     arrays |= {name: jnp.abs(arrays[name]) + 0.1 for name in ("query", "key")}
     arrays.pop("memory")
@@ -512,7 +512,7 @@ def test_memory_of_gradients_doubles_with_the_length(rule, causal):
     assert long < 10 * 2 * 8192 * 16 * 4
 
 
-def test_derivatives_of_every_order(x64):
+def test_first_and_second_derivatives_are_finite_differences(x64):
     arrays = draw("gated delta per channel", length=5)
     arrays = {name: jnp.asarray(np.asarray(x), jnp.float64) for name, x in arrays.items()}
     rng = np.random.default_rng(4)
@@ -544,7 +544,7 @@ def test_derivatives_of_every_order(x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), bent, twice)
 
 
-def test_vmap_and_jit():
+def test_vmap_and_jit_agree_with_the_plain_call():
     arrays = draw("gated delta per channel")
     output, state = run(arrays, chunk=4)
     for found, last in (
@@ -555,7 +555,7 @@ def test_vmap_and_jit():
         close(last.memory, state.memory)
 
 
-def test_length_zero():
+def test_length_zero_leaves_the_state_alone():
     arrays = draw("gated delta per channel", length=0)
     output, state = run(arrays)
     assert output.shape == (B, H, 0, E)

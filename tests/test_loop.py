@@ -120,7 +120,7 @@ def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
     assert_same_run(whole[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize("moment", [("stepped", 9), ("saved", 7), ("evaluated", 17)])
+@pytest.mark.parametrize("moment", [("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
 def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
     """Killed at any moment, a run has no more than its last checkpoint and some lines too many."""
     with pytest.raises(RuntimeError, match="killed"):

@@ -129,7 +129,7 @@ def test_tiles_of_random_expressions_are_safe(mask, blocks):
     assert_tiles_are_safe(mask, 5, 5, blocks, None)
 
 
-def test_tiles_of_a_per_row_offset_and_a_traced_mask():
+def test_tiles_of_a_per_row_offset_and_a_traced_mask_are_safe():
     offsets = np.array([0, 3])
     mask = masks.causal() & masks.lengths(np.array([4, 2]))
     assert_tiles_are_safe(mask, 3, 7, (2, 2), offsets)
@@ -147,7 +147,7 @@ def test_tiling_a_long_mask_builds_no_square_array():
     assert compiled.memory_analysis().temp_size_in_bytes < 8 * 2**20
 
 
-def test_zero_queries_and_zero_keys():
+def test_zero_queries_and_zero_keys_have_empty_tables():
     for mask in (masks.causal(), masks.prefix(1), masks.predicate(square_parity), masks.dilated(2)):
         assert cells(mask, 0).shape == (0, 0)
         assert cells(mask, 3, 0, query_offset=0).shape == (3, 0)
@@ -276,7 +276,7 @@ def test_mistakes_are_explained():
 # Pictures
 
 
-def test_pictures():
+def test_pictures_mark_each_pair_or_each_block_of_pairs():
     assert masks.causal().picture(2, 3, query_offset=9).splitlines() == [
         "2 queries x 3 keys   ■ may attend  · may not",
         " 9 ■ ■ ■",
@@ -324,14 +324,14 @@ def test_windows_count_as_their_libraries_do():
         masks.from_flash_window(-2, 0)
 
 
-def test_zero_one_masks_and_padding():
+def test_zero_one_masks_and_padding_are_read():
     keep = np.array([[1, 0, 2], [0, 0, 1]])
     np.testing.assert_array_equal(cells(masks.from_array(keep), 2, 3), keep != 0)
     np.testing.assert_array_equal(cells(masks.from_drop(keep), 2, 3), keep == 0)
     np.testing.assert_array_equal(cells(masks.from_hf_attention_mask(keep), 1, 3)[:, 0], keep != 0)
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch, S\)"):
         masks.from_hf_attention_mask(keep[None])
-    # Document 003 had lengths of shape (batch,) and no way to broadcast them to heads.
+    # The tutorial from scratch had lengths of shape (batch,) and no way to broadcast them to heads.
     np.testing.assert_array_equal(
         cells(masks.lengths([2, 3]), 1, 3, leading_axes=2)[:, 0, 0], [[True, True, False], [True] * 3]
     )

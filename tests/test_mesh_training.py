@@ -92,7 +92,7 @@ def test_a_mesh_divides_the_model_and_the_batch():
         ("optimizer/1/0/count", (), (), ()),
     ],
 )
-def test_rules_of_division(path, shape, kept, used):
+def test_arrays_are_divided_by_rule(path, shape, kept, used):
     """Two devices along "tensor", three along "fsdp"."""
     sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7}
     assert tuple(divide_array(path, shape, sizes)) == kept
@@ -170,7 +170,7 @@ def test_copying_over_a_mesh_is_copying_on_one_device():
     check("check_losses(copy(8, dropout_rate=0.25), 'data=2,fsdp=2,tensor=2', 'fsdp=2,sequence=2,tensor=2')")
 
 
-def test_a_language_learned_over_a_mesh():
+def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
 
 

@@ -96,7 +96,7 @@ def test_depth_is_an_argument_and_blocks_are_their_own(num_layers):
     assert len({kernel.tobytes() for kernel in kernels}) == num_layers
 
 
-def test_b000_9_attention_without_positions_is_equivariant_not_invariant():
+def test_an_encoder_without_positions_is_equivariant_not_invariant():
     order = np.array([2, 4, 1, 0, 3])
     encoder = Encoder(configure(positions="none"), rngs=nnx.Rngs(0))
     assert_close(encoder(TOKENS[:, order]), np.asarray(encoder(TOKENS))[:, order])
@@ -106,7 +106,7 @@ def test_b000_9_attention_without_positions_is_equivariant_not_invariant():
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
-def test_one_example_and_vmap(position):
+def test_one_example_and_vmap_agree_with_the_batch(position):
     encoder = Encoder(configure(positions=position), rngs=nnx.Rngs(0))
     lengths = jnp.array([3, 5])
     batched = encoder(TOKENS, lengths=lengths)
@@ -174,7 +174,7 @@ def test_a_padded_row_is_the_short_row(pooling, length):
 # Classifier.
 
 
-def test_f000_22_parameter_count():
+def test_the_classifier_of_the_tired_cat_has_15842_parameters():
     config = TransformerConfig(
         d_model=32, num_heads=4, d_ff=128, num_layers=1, vocab_size=100, norm="post", attention_bias=False
     )
@@ -206,7 +206,7 @@ def test_poolings_are_their_definitions():
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "attention", None])
-def test_b003_2_examples_of_length_0_are_finite_and_all_alike(pooling):
+def test_examples_of_length_0_are_finite_and_all_alike(pooling):
     model = randomize(Classifier(configure(), C, pooling=pooling, rngs=nnx.Rngs(0)))
     logits = model(TOKENS, lengths=np.zeros(B, int))
     assert np.all(np.isfinite(logits))
@@ -215,13 +215,13 @@ def test_b003_2_examples_of_length_0_are_finite_and_all_alike(pooling):
         np.testing.assert_array_equal(logits[0], model.head.bias[...])
 
 
-def test_inputs_without_positions():
+def test_inputs_of_no_length_give_finite_logits():
     for pooling in ("mean", "first", "attention"):
         model = Classifier(configure(), C, pooling=pooling, rngs=nnx.Rngs(0))
         assert np.all(np.isfinite(model(np.zeros((B, 0), np.int32))))
 
 
-def test_classifier_of_one_example():
+def test_a_classifier_takes_one_example():
     for pooling in ("mean", "first", "attention", None):
         model = Classifier(configure(), C, pooling=pooling, rngs=nnx.Rngs(0))
         logits, aux = model(TOKENS[0], lengths=jnp.array(3), aux=("weights",))
@@ -229,7 +229,7 @@ def test_classifier_of_one_example():
         assert aux["blocks"][0]["weights"].shape == (H, T, T)
 
 
-def test_real_inputs():
+def test_a_classifier_takes_real_inputs_under_jit():
     model = Classifier(configure(input_width=W), C, pooling="attention", rngs=nnx.Rngs(0))
     x = draw(0, B, T, W)
     assert_close(nnx.jit(lambda model, x: model(x))(model, x), model(x))
@@ -242,10 +242,10 @@ def test_unknown_poolings_are_refused():
         Classifier(configure(), 0, rngs=nnx.Rngs(0))
 
 
-# B000-12 through whole models.
+# Wrong tokens through whole models.
 
 
-def test_b000_12_a_wrong_token_stops_every_model():
+def test_a_wrong_token_stops_every_model():
     wrong = np.array([[1, V, 2]], np.int32)
     model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
     calls = [
@@ -260,7 +260,7 @@ def test_b000_12_a_wrong_token_stops_every_model():
 
 
 @pytest.mark.parametrize("wrong", [V, -1])
-def test_b000_12_a_wrong_token_makes_the_loss_nan_under_jit(wrong):
+def test_a_wrong_token_makes_the_loss_nan_under_jit(wrong):
     tokens = jnp.asarray(TOKENS).at[1, 2].set(wrong)
     for pooling in ("mean", "first", "attention"):
         logits, grads = measure_classifier(build_classifier(pooling), tokens, jnp.array([T, T]))
@@ -331,7 +331,7 @@ def run_decoder(model, hidden, memory, keep_memory=True):
     return linear(model.head, layer_norm(model.decoder.final_norm, y))
 
 
-def test_b000_1_encoder_decoder_is_the_definition():
+def test_encoder_decoder_is_the_definition():
     config = configure(num_layers=1)
     model = EncoderDecoder(config, target_vocab_size=19, num_decoder_layers=2, rngs=nnx.Rngs(0))
     randomize(model)
@@ -393,7 +393,7 @@ def test_a_source_of_vectors_needs_a_target_vocabulary():
 # Dropout and modes.
 
 
-def test_b000_3_models_drop_in_training_and_not_in_evaluation():
+def test_models_drop_in_training_and_not_in_evaluation():
     model = Classifier(
         configure(dropout_rate=0.2, attention_dropout_rate=0.3), C, pooling="attention", rngs=nnx.Rngs(0)
     )

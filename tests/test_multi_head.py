@@ -41,7 +41,7 @@ def test_biases_and_output_projection_are_optional(use_bias, project_output):
     assert_close(out, multi_head(layer, x)[0])
 
 
-def test_b000_1_cross_attention_with_another_length_and_width():
+def test_cross_attention_takes_another_length_and_width():
     layer = build(memory_width=W)
     query, key, value = draw(2, B, T, M), draw(3, B, S, W), draw(4, B, S, W)
     out, aux = layer(query, key, value, aux=("weights",))
@@ -91,7 +91,7 @@ def test_random_layers_are_the_definition(data):
     assert_close(run(x, memory, keep), expected)
 
 
-def test_heads_with_the_index_form_of_document_004():
+def test_heads_are_their_index_form():
     layer, x = build(use_bias=False), draw(8, 1, T, M)
     # W[h, m, d] of the document are the column blocks of the layer's kernels.
     q, k, v = (
@@ -135,7 +135,7 @@ PRINTED_ONE_HEAD = [row[:2] for row in PRINTED_TWO_HEADS]
 
 
 def full_width_heads(*heads):
-    """The layer of document 001: every head at full width, concatenated, no output projection."""
+    """The layer of the tutorial module_and_jit: heads at full width, concatenated, no output projection."""
     layer = MultiHeadAttention(
         2, len(heads), head_dim=2, use_bias=False, project_output=False, rngs=nnx.Rngs(0)
     )
@@ -149,12 +149,12 @@ def full_width_heads(*heads):
     [([SINGLE], PRINTED_SINGLE), ([HEAD_0], PRINTED_ONE_HEAD), ([HEAD_0, HEAD_1], PRINTED_TWO_HEADS)],
     ids=["single", "one head", "two heads"],
 )
-def test_golden_001_through_the_layer(heads, printed):
+def test_full_width_heads_give_the_printed_numbers(heads, printed):
     out = full_width_heads(*heads)(ENCODINGS)
     np.testing.assert_allclose(out, np.array(printed), rtol=0, atol=1e-6)
 
 
-def test_golden_001_from_its_seed_through_a_flax_module():
+def test_a_flax_module_gives_the_printed_numbers_from_their_seed():
     from flax import linen
 
     class Attention(linen.Module):
@@ -192,7 +192,7 @@ def with_kernels(layer, kernels):
     return layer
 
 
-def test_golden_000_multi_head():
+def test_several_heads_give_the_numbers_of_the_tired_cat():
     _, init, data = jax.random.split(jax.random.key(0), 3)
     # The document's scale, sqrt(2 / (d_model + head_dim)), which is not Glorot's.
     scale = np.float32(np.sqrt(2 / (64 + 8)))
@@ -204,7 +204,7 @@ def test_golden_000_multi_head():
     np.testing.assert_allclose(aux["weights"][0, 0, 0], golden, atol=1e-6)
 
 
-def test_golden_003_multi_head():
+def test_several_heads_give_the_numbers_of_from_scratch():
     key = jax.random.PRNGKey(456)
     limit = np.float32(np.sqrt(6 / 256))
     kernels = [
@@ -212,20 +212,20 @@ def test_golden_003_multi_head():
     ]
     layer = with_kernels(MultiHeadAttention(128, 8, use_bias=False, rngs=nnx.Rngs(0)), kernels)
     out = layer(jax.random.normal(jax.random.split(key)[1], (2, 10, 128)))
-    # B003-7: in the document inputs and W_k share random numbers; only the arithmetic is taken from it.
+    # In the document inputs and W_k share random numbers; only the arithmetic is taken from it.
     np.testing.assert_allclose(out[0, 0, :4], [-0.0532126, -0.9727029, -0.6531023, 0.2920589], atol=5e-6)
 
 
 # Parameters.
 
 
-def test_parameter_count_of_f003_11():
+def test_attention_without_biases_has_four_square_kernels():
     layer = MultiHeadAttention(256, 8, use_bias=False, rngs=nnx.Rngs(0))
     assert count_parameters(layer) == 262_144
     assert layer.head_dim == 32
 
 
-def test_b000_4_glorot_has_the_textbook_scale():
+def test_glorot_has_the_textbook_scale():
     layer = MultiHeadAttention(64, 8, rngs=nnx.Rngs(0))
     for projection in (layer.query_projection, layer.key_projection, layer.output_projection):
         kernel = np.asarray(projection.kernel[...])
@@ -236,7 +236,7 @@ def test_b000_4_glorot_has_the_textbook_scale():
         assert not np.any(projection.bias[...])
 
 
-def test_b003_7_no_two_parameters_share_random_numbers():
+def test_no_two_parameters_share_random_numbers():
     layer = MultiHeadAttention(64, 8, rngs=nnx.Rngs(0))
     kernels = [np.ravel(x) for x in jax.tree.leaves(nnx.state(layer, nnx.Param)) if x.ndim == 2]
     assert len(kernels) == 4
@@ -270,7 +270,7 @@ def test_bfloat16_stays_near_the_definition():
 # Heads.
 
 
-def test_b001_4_heads_divide_the_width_unless_told_otherwise():
+def test_heads_divide_the_width_unless_told_otherwise():
     layer = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
     assert layer.head_dim == 4
     assert layer(jnp.ones((B, T, 12))).shape == (B, T, 12)
@@ -278,13 +278,13 @@ def test_b001_4_heads_divide_the_width_unless_told_otherwise():
         MultiHeadAttention(12, 0, rngs=nnx.Rngs(0))
 
 
-def test_b001_6_one_head_is_single_attention_with_the_same_parameters():
+def test_one_head_is_single_attention_with_the_same_parameters():
     layer = full_width_heads(SINGLE)
     query, key, value = (ENCODINGS @ np.array(kernel, np.float32) for kernel in SINGLE)
     assert_close(layer(ENCODINGS), attend(query, key, value))
 
 
-def test_b000_13_num_heads_belongs_to_the_layer_not_to_the_call():
+def test_num_heads_belongs_to_the_layer_not_to_the_call():
     layer = build()
     with pytest.raises(TypeError, match="num_heads"):
         layer(jnp.ones((B, T, M)), num_heads=7)
@@ -297,7 +297,7 @@ def test_key_heads_must_divide_heads():
         MultiHeadAttention(M, 6, num_key_heads=4, head_dim=D, rngs=nnx.Rngs(0))
 
 
-def test_b000_10_heads_are_a_vmap_over_one_head():
+def test_heads_are_a_vmap_over_one_head():
     layer, x = build(use_bias=False, project_output=False), jnp.asarray(draw(10, T, M))
 
     def one_head(query, key, value):
@@ -314,7 +314,7 @@ def test_b000_10_heads_are_a_vmap_over_one_head():
 # Masks and biases.
 
 
-def test_b001_2_b001_3_true_in_a_mask_means_may_attend():
+def test_true_in_a_mask_means_may_attend():
     layer, x = build(), draw(11, B, T, M)
     keep = np.tril(np.ones((T, T), bool))
     out, aux = layer(x, mask=keep, aux=("weights",))
@@ -324,7 +324,7 @@ def test_b001_2_b001_3_true_in_a_mask_means_may_attend():
 
 
 @pytest.mark.parametrize("examples", [B, H, T])
-def test_b000_5_a_mask_per_example_lands_on_its_example(examples):
+def test_a_mask_per_example_lands_on_its_example(examples):
     # Also where the batch equals the number of heads (3) or the length (5).
     layer, x = build(), draw(12, examples, T, M)
     keep = np.random.default_rng(0).random((examples, T, T)) < 0.5
@@ -338,7 +338,7 @@ def test_b000_5_a_mask_per_example_lands_on_its_example(examples):
 
 
 @pytest.mark.parametrize("examples", [B, H, T])
-def test_b003_3_padding_fits_whatever_the_batch(examples):
+def test_padding_fits_whatever_the_batch(examples):
     layer, x = build(), draw(13, examples, T, M)
     lengths = np.arange(examples) % (T + 1)
     valid = np.arange(T) < lengths[:, None]
@@ -348,7 +348,7 @@ def test_b003_3_padding_fits_whatever_the_batch(examples):
         assert_close(layer(x, mask=mask), expected)
 
 
-def test_b003_3_a_square_padding_array_is_refused_rather_than_guessed():
+def test_a_square_padding_array_is_refused_rather_than_guessed():
     layer, x = build(), draw(14, T, T, M)
     with pytest.raises(ValueError, match=r"mask: shape \(5, 5\) may mean .*valid_keys"):
         layer(x, mask=np.tri(T, dtype=bool))
@@ -356,7 +356,7 @@ def test_b003_3_a_square_padding_array_is_refused_rather_than_guessed():
     np.testing.assert_array_equal(layer(x, mask=causal), layer(x, mask=masks.causal()))
 
 
-def test_a_mask_per_head():
+def test_a_mask_per_head_lands_on_its_head():
     layer, x = build(), draw(15, B, T, M)
     keep = np.random.default_rng(1).random((B, H, T, T)) < 0.5
     assert_close(layer(x, mask=keep), multi_head(layer, x, keep=keep)[0])
@@ -396,7 +396,7 @@ def test_query_offset_places_the_queries():
 # Leading axes.
 
 
-def test_b000_8_one_example_without_a_batch():
+def test_one_example_needs_no_batch():
     layer, x = build(), draw(21, B, T, M)
     out, aux = layer(x[0], aux=("weights", "entropy"))
     assert out.shape == (T, M)
@@ -405,7 +405,7 @@ def test_b000_8_one_example_without_a_batch():
     assert_close(out, layer(x)[0])
 
 
-def test_b000_8_vmap_over_examples():
+def test_vmap_over_examples_equals_the_batch():
     layer, x = build(memory_width=W), jnp.asarray(draw(22, B, T, M))
     memory, lengths = jnp.asarray(draw(23, B, S, W)), jnp.array([3, 6])
 
@@ -417,13 +417,13 @@ def test_b000_8_vmap_over_examples():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_b001_1_batches_equal_examples_also_where_all_sizes_agree(size):
+def test_batches_equal_examples_also_where_all_sizes_agree(size):
     layer = full_width_heads(SINGLE)
     x = draw(24, size, size, 2)
     assert_close(layer(x), np.stack([layer(example) for example in x]))
 
 
-def test_more_leading_axes():
+def test_more_leading_axes_equal_a_flat_batch():
     layer, x = build(), draw(25, 3, B, T, M)
     keep = np.random.default_rng(2).random((3, B, T, T)) < 0.5
     flat = layer(x.reshape(3 * B, T, M), mask=keep.reshape(3 * B, T, T))
@@ -460,7 +460,7 @@ def test_integer_inputs_are_refused():
 # Dropout.
 
 
-def test_b000_3_attention_dropout_really_drops_and_keeps_the_mean():
+def test_attention_dropout_really_drops_and_keeps_the_mean():
     layer, x = build(dropout_rate=0.4), jnp.asarray(draw(26, B, T, M))
     quiet = layer(x, deterministic=True)
     assert_close(quiet, multi_head(layer, x)[0])
@@ -474,7 +474,7 @@ def test_b000_3_attention_dropout_really_drops_and_keeps_the_mean():
     assert np.all(np.abs(samples.mean(0) - float64(quiet)) < 6 * error)
 
 
-def test_b003_5_returned_weights_are_those_before_dropout():
+def test_returned_weights_are_those_before_dropout():
     layer, x = build(dropout_rate=0.5), draw(27, B, T, M)
     out, aux = layer(x, aux=("weights",))
     expected, weights = multi_head(layer, x)
@@ -482,7 +482,7 @@ def test_b003_5_returned_weights_are_those_before_dropout():
     assert not np.allclose(out, expected)
 
 
-def test_b003_5_dropout_without_a_random_stream_is_an_error():
+def test_dropout_without_a_random_stream_is_an_error():
     layer = MultiHeadAttention(M, H, head_dim=D, dropout_rate=0.5, rngs=nnx.Rngs(params=0))
     x = draw(28, B, T, M)
     with pytest.raises(ValueError, match=r"rngs: dropout is on and needs a random stream 'dropout'"):
@@ -493,7 +493,7 @@ def test_b003_5_dropout_without_a_random_stream_is_an_error():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
-def test_b003_5_rates_outside_0_1_are_refused(rate):
+def test_rates_outside_0_1_are_refused(rate):
     with pytest.raises(ValueError, match=r"dropout_rate: expected a rate in \[0, 1\)"):
         MultiHeadAttention(M, H, head_dim=D, dropout_rate=rate, rngs=nnx.Rngs(0))
 
@@ -521,7 +521,7 @@ def test_a_layer_that_drops_nothing_holds_no_random_state():
     assert not jax.tree.leaves(nnx.state(build(), nnx.RngState))
 
 
-def test_b003_6_a_traced_mode_is_explained():
+def test_a_traced_mode_is_explained():
     layer, x = build(dropout_rate=0.5), jnp.asarray(draw(31, B, T, M))
     with pytest.raises(TypeError, match=r"deterministic: expected True, False or None.*static_argnames"):
         jax.jit(lambda x, off: layer(x, deterministic=off))(x, True)
@@ -532,7 +532,7 @@ def test_b003_6_a_traced_mode_is_explained():
 # Transforms.
 
 
-def test_b000_2_jit_needs_no_static_arguments():
+def test_jit_needs_no_static_arguments():
     layer, x = build(), jnp.asarray(draw(32, B, T, M))
     expected = layer(x, mask=masks.causal())
     assert_close(nnx.jit(lambda layer, x: layer(x, mask=masks.causal()))(layer, x), expected)
@@ -543,7 +543,7 @@ def test_b000_2_jit_needs_no_static_arguments():
     )
 
 
-def test_b000_2_another_number_of_heads_is_another_layer_under_jit():
+def test_another_number_of_heads_is_another_layer_under_jit():
     run = nnx.jit(lambda layer, x: layer(x))
     x = jnp.asarray(draw(33, B, T, M))
     for num_heads in (1, 2, 3):
@@ -591,7 +591,7 @@ class _Linear:
         self.kernel, self.bias = kernel, bias
 
 
-def test_b003_2_empty_rows_and_nan_in_masked_memory_stay_out():
+def test_empty_rows_and_nan_in_masked_memory_stay_out():
     layer, x = build(memory_width=W), jnp.asarray(draw(37, B, T, M))
     lengths = np.array([0, 4])
     memory = draw(38, B, S, W)

@@ -89,7 +89,7 @@ def test_dropout_follows_the_positions_of_keys(backend):
     np.testing.assert_allclose(part, whole, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("block", [(1, 1), (2, 3), (4, 8)])
+@pytest.mark.parametrize("block", [(1, 1), (2, 3), (4, 8)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_verdicts_of_a_piece_are_promises(name, block):
     mask = MASKS[name]

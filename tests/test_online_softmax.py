@@ -92,14 +92,14 @@ def assert_same_bits(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_blocks_come_in_any_order(order):
     scores, value = draw()
     check(in_blocks(scores, value, order), scores, value)
     check(in_pairs(scores, value, order), scores, value)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_merging_is_associative(order):
     scores, value = draw()
     a, b, c, d = (alone(scores, value, part) for part in order)
@@ -124,7 +124,7 @@ def test_no_keys_are_neutral_to_the_bit():
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 90.0, 1e4, 1e30])
-def test_scores_of_any_size(size):
+def test_scores_of_any_size_keep_their_digits(size):
     scores, value = draw(size)
     for order in ORDERS:
         check(in_blocks(scores, value, order), scores, value)
@@ -151,7 +151,7 @@ def test_rows_without_keys_are_zero_and_minus_one():
             assert not np.asarray(found).any()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_among_equal_scores_the_smallest_key_is_the_argmax(order):
     scores, value = np.zeros((ROWS, 11), np.float32), draw()[1]
     scores[0, [0, 3]], scores[1, [1, 2, 5]], scores[2, [4, 10]] = -1, 7, 7

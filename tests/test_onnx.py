@@ -54,7 +54,7 @@ RUNS = [pytest.param(name, backend, marks=SLOW.get(backend, [])) for name, backe
 
 
 @pytest.mark.parametrize(("name", "backend"), RUNS)
-def test_onnx_case(name, backend):
+def test_cases_of_onnx_give_their_outputs(name, backend):
     case = CASES[name]
     node, (inputs, outputs) = case.model.graph.node[0], case.data_sets[0]
     precision = [one.i for one in node.attribute if one.name == "softmax_precision"]
@@ -124,7 +124,7 @@ def all_modes(run):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_past_window_softcap_and_a_short_mask(backend):
+def test_past_window_softcap_and_a_short_mask_combine(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     past_key, past_value = draw(B, K, PAST, D, seed=1), draw(B, K, PAST, E, seed=1)
     added = draw(H, 1, PAST + NEW - 5)  # hides keys that windows show
@@ -147,7 +147,7 @@ def test_past_window_softcap_and_a_short_mask(backend):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_padded_keys_and_a_window_that_looks_ahead(backend):
+def test_padded_keys_and_a_window_that_looks_ahead_combine(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     real = np.asarray([3, 6])  # 3 - T < 0: the first queries of row 0 sit before all keys
     mask = np.random.default_rng(3).random((H, T, NEW)) < 0.8
@@ -456,7 +456,7 @@ def flex(query, key, value, backend=None, precision=None, **graphs):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_graphs_of_scores_and_weights_in_grouped_heads(backend):
+def test_graphs_of_scores_and_weights_serve_in_grouped_heads(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
     score_mod = graph(
         "f = Cast <to = 11> (distance) p = Mul (f, slopes) r = Add (s, p)", slopes=draw(H, 1, 1).astype(float)

@@ -252,7 +252,7 @@ def test_statistics_from_a_file_are_shown(bare, tmp_path):
     assert "saved without queries and keys" in document["notes"][0]
 
 
-def test_a_page_of_nothing(bare):
+def test_a_trace_of_nothing_makes_a_page(bare):
     document, _ = opened(pages.html(inspection.Trace()))
     assert document["traces"][0]["calls"] == []
     assert set(pages.bundle(inspection.Trace())) == {"text/html", "image/png", "text/plain"}
@@ -331,7 +331,7 @@ def test_notebooks_get_a_frame_a_picture_and_characters(bare):
     assert set(cut) == {"text/html", "image/png", "text/plain"}
 
 
-def test_thumbnails_of_anything(bare):
+def test_anything_has_a_thumbnail(bare):
     for T, S in ((0, 3), (3, 0), (1, 1), (71, 7)):
         trace, *_ = watch(T, S, query_offset=0)
         png = thumbnails.draw_png(trace)

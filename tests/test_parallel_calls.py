@@ -215,7 +215,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_on_eight_devices(name):
+def test_calls_on_eight_devices_agree_with_one(name):
     done = spawn(f"import test_parallel_calls\ntest_parallel_calls.check({name!r})")
     assert done == name
 

@@ -116,7 +116,7 @@ def test_what_is_skipped_holds_no_pair(mask, layout, offset):
     ],
     ids=repr,
 )
-def test_rounds_by_hand(mask, numbers):
+def test_rounds_are_those_counted_by_hand(mask, numbers):
     assert [stop.number for stop in rounds_of(mask).rounds] == numbers
 
 
@@ -151,7 +151,7 @@ def test_causal_work_is_even_in_zigzag():
     assert account(plan="ring").layout == "contiguous"
 
 
-def test_bytes_by_hand():
+def test_bytes_are_those_counted_by_hand():
     piece = 8 * 512 * 64 * 4  # of one array on one device
     ring = account(plan="ring")
     assert (ring.rounds, ring.skipped_rounds) == (8, 0)
@@ -167,7 +167,7 @@ def test_bytes_by_hand():
     assert exchange.backward_bytes == (4 * piece + statistic) * 7 // 8
 
 
-def test_the_plan_that_sends_least():
+def test_the_plan_that_sends_least_is_chosen():
     assert account().plan == "all_to_all"
     assert account(CAUSAL & masks.sliding_window(100)).plan == "all_to_all"
     assert account(masks.chunked(512)).plan == "ring"
@@ -230,7 +230,7 @@ def test_a_wrong_call_says_what_was_expected(kind, message, options):
         parallel.explain(*ARRAYS, **{"mesh": mesh(seq=4), "axis": "seq"} | options)
 
 
-def test_batches_and_heads_that_do_not_divide():
+def test_batches_and_heads_that_do_not_divide_are_refused():
     for options, message in (
         ({"batch_axis": "data"}, "the batch, 2, is not a multiple of the 4 devices along data"),
         ({"head_axis": "data"}, "are not multiples of the 4 devices along data"),

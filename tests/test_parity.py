@@ -223,7 +223,7 @@ def build_gpt_oss(facts, index, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_attention_of_gpt_oss(dtype):
+def test_attention_of_gpt_oss_is_that_of_torch(dtype):
     """Sinks, a window in every other layer, YaRN; its feed-forward branch, a mixture, is not built here."""
     facts, arrays = drawn_weights.read_reference("gpt_oss")
     windows = {"sliding_attention": facts["config"]["sliding_window"] - 1, "full_attention": None}

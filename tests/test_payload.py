@@ -183,7 +183,7 @@ def test_of_long_calls_blocks_and_profiles_are_carried(case, long):
         near_code(values[:, : best.shape[1]], best)
 
 
-def test_what_is_said_of_heads(case, bare):
+def test_what_is_said_of_heads_is_computed_from_their_weights(case, bare):
     trace, weights, distance, keep = case
     document, _ = opened(pages.html(trace))
     call = document["traces"][0]["calls"][0]

@@ -62,12 +62,12 @@ def found(report, **sizes):
         ("1.5k", 1536),
     ],
 )
-def test_amounts(text, amount):
+def test_amounts_are_read(text, amount):
     assert planning.read_amount(text) == amount
 
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf"])
-def test_what_is_no_amount(text):
+def test_what_is_no_amount_is_refused(text):
     with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
         planning.read_amount(text)
 
@@ -85,7 +85,7 @@ def test_every_figure_of_a_chip_has_a_source(chip):
     assert chip.near_devices >= chip.devices_per_host
 
 
-def test_figures_by_hand():
+def test_figures_of_chips_are_the_published_ones():
     """H100 SXM: 900 GB/s of NVLink both ways, 400 Gb/s of network. v5e: 400 GB/s both ways over 4 links."""
     h100, v5e = planning.CHIPS["h100"], planning.CHIPS["v5e"]
     assert (h100.memory_bytes, h100.near_bandwidth, h100.far_bandwidth) == (80e9, 450e9, 50e9)
@@ -139,7 +139,7 @@ def test_work_of_devices_is_what_the_account_counts(mask, layout):
     np.testing.assert_allclose(Work.count(problem).divide(division), np.asarray(account.tiles) * 128 * 128)
 
 
-def test_a_length_that_tiles_do_not_divide():
+def test_a_length_that_tiles_do_not_divide_is_counted_whole():
     problem = pose(*[jax.ShapeDtypeStruct((1, 1, 1009, 8), "float32")] * 3, mask=CAUSAL)
     work = Work.count(problem)
     side = np.minimum(np.arange(1, 9) * 128, 1009)
@@ -168,7 +168,7 @@ def test_a_mask_that_is_not_known_counts_whole():
 # Numbers by hand.
 
 
-def test_work_and_bytes_of_a_ring_by_hand():
+def test_work_and_bytes_of_a_ring_are_those_counted_by_hand():
     query, key = 8 * 512 * 64 * 2, 4 * 512 * 64 * 2  # of one array on one device
     once = found(plan(key_heads=4), sequence=8)
     assert once.flops == 2 * (64 + 64) * 4096 * 512 * 8
@@ -186,7 +186,7 @@ def test_work_and_bytes_of_a_ring_by_hand():
     assert both.travel_seconds == pytest.approx(both.sent_bytes / 1e4)
 
 
-def test_exchange_and_heads_by_hand():
+def test_exchange_and_heads_cost_what_is_counted_by_hand():
     report = plan(devices=4, dtype="float32")
     piece, statistic = 8 * 1024 * 64 * 4, 8 * 1024 * 4
     exchange = found(report, exchange=4)
@@ -203,7 +203,7 @@ def test_exchange_and_heads_by_hand():
     assert (data.sent_bytes, data.summed_bytes, data.seconds) == (0, 0, data.compute_seconds)
 
 
-def test_links_by_hand():
+def test_seconds_on_links_are_those_counted_by_hand():
     # Neighbours 2 apart in hosts of 4: two of 8 are near, and a ring always leaves the host.
     line = Line(8, 2)
     assert hop_seconds(PLAIN, line, 100) == 100 / 1e4
@@ -287,7 +287,7 @@ def test_of_those_as_fast_the_one_that_sends_least_is_first():
     assert order == [2, 0, 1, 3, 4]
 
 
-def test_the_order_of_the_ranking():
+def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
     report = plan(length="256k", heads=32, key_heads=8, devices=64, chip="v5e", mask=CAUSAL, assumptions=None)
     best, *rest = report.ranking
     fitting = [item for item in report.ranking if item.fits]
@@ -430,7 +430,7 @@ def test_the_command_writes_json_lines(capsys):
         (["--length", "64M", "--backward"], 1, "devices would do"),
     ],
 )
-def test_the_command_refuses(capsys, arguments, code, message):
+def test_the_command_refuses_what_makes_no_sense(capsys, arguments, code, message):
     assert main([*COMMAND, *arguments]) == code
     assert message in capsys.readouterr().err
 

@@ -48,7 +48,7 @@ def test_a_shift_is_a_rotation():
     np.testing.assert_allclose(table[:-shift] @ turn.T, table[shift:], atol=2e-7)
 
 
-def test_no_positions_and_dtypes():
+def test_tables_of_no_positions_and_other_dtypes_are_made():
     assert positions.sinusoidal(0, 5).shape == (0, 5)
     assert positions.sinusoidal_at(jnp.zeros((2, 0), jnp.int32), 5).shape == (2, 0, 5)
     assert positions.sinusoidal(3, 4, dtype=jnp.bfloat16).dtype == jnp.bfloat16

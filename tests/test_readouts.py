@@ -264,7 +264,7 @@ WHOLE = ("causal", "grouped, more keys", "empty rows with sinks")
 @pytest.mark.parametrize(
     ("name", "side"), [*((name, 16) for name in CASES), *((name, 512) for name in WHOLE)]
 )
-def test_every_number(name, side, request, monkeypatch):
+def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch):
     case = CASES[name]
     if case.dtype == "float64":
         request.getfixturevalue("x64")
@@ -344,7 +344,7 @@ def test_leaders_in_any_order_of_tiles():
     np.testing.assert_array_equal(np.asarray(leaders.keys)[:, kept], order[:, kept])
 
 
-def test_bins_and_diagonals():
+def test_bins_and_diagonals_are_those_counted_by_hand():
     distances = np.array([-(2**31) + 1, -5, -4, -3, -1, 0, 1, 2, 3, 4, 7, 8, 2**31 - 1], np.int32)
     bins = [0, 28, 28, 29, 30, 31, 32, 33, 33, 34, 34, 35, 62]
     np.testing.assert_array_equal(bin_of(jnp.asarray(distances)), bins)
@@ -356,7 +356,7 @@ def test_bins_and_diagonals():
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0), (1, 1), (1, 17), (17, 1), (2, 13)])
-def test_hostile_sizes(T, S):
+def test_hostile_sizes_are_counted_right(T, S):
     case = Case((2, T, D), (2, S, D), query_offset=0)
     query, key = case.operands()
     readout = readouts.read(
@@ -377,7 +377,7 @@ def test_hostile_sizes(T, S):
     assert set(readouts.label(readout)) == {(0,), (1,)}
 
 
-def test_no_batch():
+def test_an_empty_batch_has_an_empty_readout():
     x = jnp.zeros((0, 3, 5, D))
     readout = readouts.read(x, x)
     assert readout.entropy.shape == (0, 3, 5)
@@ -435,7 +435,7 @@ def test_memory_is_linear():
     assert long < 4 * 16384**2 / 16
 
 
-def test_an_lse_of_the_callers():
+def test_an_lse_of_the_callers_is_used_and_judged():
     case = CASES["causal"]
     query, key = case.operands()
     lse = attend(query, key, key, aux=("lse",), **case.options())[1]["lse"]
@@ -477,7 +477,7 @@ def test_a_query_that_meets_nan_counts_for_nothing(side, monkeypatch):
     np.testing.assert_allclose(means["entropy"], np.mean(sound.entropy, -1), rtol=1e-5)
 
 
-def test_traced_data_and_no_gradient():
+def test_traced_data_serve_and_statistics_have_no_gradient():
     case = CASES["grouped, more keys"]
     query, key = case.operands()
     _, tokens = case.ids()
@@ -529,7 +529,7 @@ def heads_by_hand():
     return readouts.read(x, x, mask=masks.causal(), bias=bias, tokens=tokens, first=1, local=2)
 
 
-def test_labels():
+def test_labels_tell_heads_apart():
     readout = heads_by_hand()
     found = readouts.label(readout)
     names = [[one.name for one in found[(head,)]] for head in range(5)]

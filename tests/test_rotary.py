@@ -38,7 +38,7 @@ def draw(*shape, dtype=jnp.float32):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("width", [None, 2, 6])
-@pytest.mark.parametrize("shape", [(7, 10), (3, 7, 10), (2, 3, 7, 10), (2, 3, 5, 7, 10)])
+@pytest.mark.parametrize("shape", [(7, 10), (3, 7, 10), (2, 3, 7, 10), (2, 3, 5, 7, 10)], ids=str)
 def test_features_are_turned(shape, width, interleaved):
     features = draw(*shape)
     turned = positions.rotary(features, 11, width=width, interleaved=interleaved)
@@ -49,7 +49,7 @@ def test_features_are_turned(shape, width, interleaved):
         np.testing.assert_array_equal(turned[..., width:], features[..., width:])
 
 
-def test_one_position_per_row_and_per_batch():
+def test_positions_may_be_per_row_and_per_batch():
     features, rng = draw(2, 3, 7, 10), np.random.default_rng(1)
     for shape in ((7,), (2, 7), (1, 7)):
         position = rng.integers(-5000, 5000, shape)
@@ -99,7 +99,7 @@ def test_scores_depend_on_distance_alone(interleaved):
     )  # fmt: skip
 
 
-def test_transforms():
+def test_transforms_agree_with_the_plain_call():
     features = draw(2, 3, 7, 10)
     position = jnp.asarray([[3] * 7, list(range(7))])
     together = positions.rotary(features, position)
@@ -123,7 +123,7 @@ def test_decoding_with_turned_keys_is_the_full_pass():
         np.testing.assert_allclose(row, whole[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
 
 
-def test_no_rows():
+def test_no_rows_stay_no_rows():
     assert positions.rotary(jnp.zeros((2, 0, 4)), 5).shape == (2, 0, 4)
 
 
@@ -134,7 +134,7 @@ def wavelengths(width, base):
     return 2 * np.pi * base ** (np.arange(0, width, 2) / width)
 
 
-def test_linear_and_dynamic():
+def test_linear_and_dynamic_frequencies_are_their_formulas():
     plain = 1 / (BASE ** (np.arange(0, 16, 2) / 16))
     np.testing.assert_allclose(positions.Linear(4.0).frequencies(16, BASE), plain / 4, rtol=1e-15)
     same = positions.DynamicNTK(4.0, 2048, 1000).frequencies(16, BASE)
@@ -146,7 +146,7 @@ def test_linear_and_dynamic():
     assert positions.DynamicNTK(4.0, 8, 64).frequencies(2, BASE) == [1.0]
 
 
-def test_llama3_feature_by_feature():
+def test_llama3_is_its_rule_feature_by_feature():
     """Llama 3.1's own numbers: width 128, base 500000, factor 8, 8192 tokens."""
     found = positions.Llama3(8.0).frequencies(128, 500_000.0)
     for frequency, wave in zip(found, wavelengths(128, 500_000.0), strict=True):
@@ -166,7 +166,7 @@ def test_llama3_feature_by_feature():
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_yarn_feature_by_feature(whole):
+def test_yarn_is_its_rule_feature_by_feature(whole):
     """gpt-oss's numbers: width 64, base 150000, factor 32, 4096 tokens."""
     rule = positions.YaRN(32.0, 4096, whole_features=whole)
     found = rule.frequencies(64, 150_000.0)

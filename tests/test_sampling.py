@@ -116,6 +116,7 @@ def adjust_plainly(logits, seen, settings, dtype):
         Sampling(temperature=2.0, top_p=0.8),
         Sampling(temperature=1.7, top_k=13, top_p=0.9, min_p=0.05, repetition_penalty=1.2),
     ],
+    ids=str,
 )
 def test_the_chain_is_its_definition(settings):
     logits, seen = draw_logits(1), np.random.default_rng(2).random((B, V)) < 0.3
@@ -156,6 +157,7 @@ def test_float64_keeps_its_digits(x64):
 @pytest.mark.parametrize(
     "settings",
     [Sampling(temperature=1.0), Sampling(temperature=0.6, top_k=7), Sampling(temperature=1.5, top_p=0.8)],
+    ids=str,
 )
 def test_frequencies_are_probabilities(settings):
     draws = 20_000

@@ -169,7 +169,7 @@ def call(name, backend):
 
 @pytest.mark.parametrize("backend", [*COMPLETE, "small tiles"])
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name, backend, x64):
+def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, bias = call(name, backend)
     cotangent = np.random.default_rng(9).normal(size=(B, H, T, E))
@@ -238,7 +238,7 @@ TRANSFORMS = {
         ("relative bias", "vmap over parameters"),
     ],
 )
-def test_every_transform(name, transform, x64):
+def test_every_transform_agrees_with_the_definition(name, transform, x64):
     inputs = (*draw(), jnp.asarray(CASES[name][1]))
     rng = np.random.default_rng(4)
     moves = tuple(jnp.asarray(rng.normal(size=x.shape)) for x in inputs)
@@ -276,7 +276,7 @@ def test_what_is_masked_reaches_nothing(name, bad, backend):
 
 @pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_narrow_dtypes(dtype, backend, x64):
+def test_narrow_dtypes_round_and_no_more(dtype, backend, x64):
     arrays = [x.astype(dtype) for x in draw()]
     chain = [scores.alibi(H), scores.softcap(2.0), scores.relative_bias(jnp.asarray(table()).astype(dtype))]
     options = {"mask": MASK, "query_offset": OFFSET, "score": chain, "backend": backend, "aux": ("lse",)}
@@ -288,7 +288,7 @@ def test_narrow_dtypes(dtype, backend, x64):
     np.testing.assert_allclose(aux["lse"], exact_aux["lse"], rtol=1e-5)
 
 
-def test_left_to_right_before_the_bias():
+def test_scores_go_left_to_right_before_the_bias():
     query, key, value = draw(np.float32)
     cap, cool = scores.softcap(1.0), scores.temperature(2.0)
     raw = attend(query, key, value, aux=("scores",))[1]["scores"]
@@ -310,8 +310,9 @@ def test_left_to_right_before_the_bias():
         (8, [2.0**-i for i in range(1, 9)]),
         (12, [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
     ],
+    ids=str,
 )
-def test_slopes_of_alibi(count, slopes):
+def test_slopes_of_alibi_are_the_published_ones(count, slopes):
     np.testing.assert_allclose(scores.alibi(count).slopes, slopes, rtol=1e-6)
 
 
@@ -346,7 +347,7 @@ def test_buckets_are_those_of_t5_with_exact_borders():
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 96), (64, 32), (96, 160)])
-def test_matrices_of_distances(height, width):
+def test_matrices_of_distances_hold_an_entry_per_distance(height, width):
     entries = np.random.default_rng(0).normal(size=(2, height + width)).astype(np.float32)
     row, column = np.indices((height, width))
     np.testing.assert_array_equal(
@@ -354,8 +355,10 @@ def test_matrices_of_distances(height, width):
     )
 
 
-@pytest.mark.parametrize("blocking", [Blocking(64, 96), Blocking(96, 32, 2)])
-def test_a_relative_bias_over_many_tiles(blocking, x64):
+@pytest.mark.parametrize(
+    "blocking", [Blocking(64, 96), Blocking(96, 32, 2)], ids=["64 x 96", "96 x 32, two heads"]
+)
+def test_a_relative_bias_is_the_same_over_many_tiles(blocking, x64):
     """Near tiles, far tiles on both sides, tiles that stick out, offsets by row."""
     rng = np.random.default_rng(1)
     query, key = (jnp.asarray(rng.normal(size=(2, 4, n, 3))) for n in (211, 307))
@@ -373,7 +376,7 @@ def test_a_relative_bias_over_many_tiles(blocking, x64):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
-def test_a_score_of_many_parameters(x64):
+def test_a_score_of_many_parameters_keeps_their_order(x64):
     """More than ten: as text, their numbers do not sort as numbers do."""
     query, key, value = draw()
     rates = [jnp.asarray(0.1 * (n + 1)) for n in range(13)]
@@ -425,8 +428,8 @@ def test_memory_is_linear_with_scores():
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize("shape", [(D, 11), (H, D, 11), (1, D, 11)])
-def test_bilinear(shape, backend, x64):
+@pytest.mark.parametrize("shape", [(D, 11), (H, D, 11), (1, D, 11)], ids=str)
+def test_bilinear_is_a_product_with_its_metric(shape, backend, x64):
     query, _, value = draw()
     rng = np.random.default_rng(3)
     key, metric = jnp.asarray(rng.normal(size=(B, K, S, 11))), jnp.asarray(rng.normal(size=shape))
@@ -459,9 +462,11 @@ def test_bilinear(shape, backend, x64):
 
 @pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize(
-    ("rows", "heads"), [([3, 0, 12], None), ([7], [5, 1]), (None, [2]), ([], [0]), ([4, 4], [1, 1])]
+    ("rows", "heads"),
+    [([3, 0, 12], None), ([7], [5, 1]), (None, [2]), ([], [0]), ([4, 4], [1, 1])],
+    ids=str,
 )
-def test_weights_of_chosen_rows_and_heads(rows, heads, backend):
+def test_weights_of_chosen_rows_and_heads_are_those_of_the_whole(rows, heads, backend):
     arrays = draw(np.float32)
     bias = jnp.asarray(np.random.default_rng(3).normal(size=(H, T, 1)), jnp.float32).at[2, 7].set(-jnp.inf)
     chain = [
@@ -500,8 +505,9 @@ def test_a_few_rows_of_long_sequences_take_little_memory():
         ({"rows": [1.5], "aux": ("weights",)}, TypeError, "rows: expected a list of integers"),
         ({"rows": 3, "aux": ("weights",)}, TypeError, "rows: expected a list of integers"),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_rows_that_do_not_exist(options, error, words):
+def test_rows_that_do_not_exist_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         attend(*draw(np.float32), **options)
 
@@ -529,7 +535,7 @@ def test_rows_that_do_not_exist(options, error, words):
         (lambda: scores.bilinear(np.ones((3, 3), int)), TypeError, "metric: expected a floating-point"),
     ],
 )  # fmt: skip
-def test_bad_parameters(make, error, words):
+def test_bad_parameters_are_explained(make, error, words):
     with pytest.raises(error, match=words):
         make()
 
@@ -548,7 +554,7 @@ def test_bad_parameters(make, error, words):
         (lambda: scores.bilinear(np.ones((2, D, D))), ValueError, "bilinear metric: expected"),
     ],
 )  # fmt: skip
-def test_scores_that_do_not_fit(score, error, words):
+def test_scores_that_do_not_fit_are_refused(score, error, words):
     with pytest.raises(error, match=words):
         attend(*draw(np.float32), score=score(), query_offset=0)
 

@@ -90,7 +90,9 @@ def reduce_dense(weights, rows, keys):
 # Numbers
 
 
-@pytest.mark.parametrize("blocks", [(1, 1), (1, 2), (2, 2), (4, 1), (3, 5), (8, 8), (16, 32), (512, 512)])
+@pytest.mark.parametrize(
+    "blocks", [(1, 1), (1, 2), (2, 2), (4, 1), (3, 5), (8, 8), (16, 32), (512, 512)], ids=str
+)
 def test_tiles_are_those_of_the_definition(page, weights, blocks):
     """Whole matrices put together from tiles; beyond the edge there is nothing but NaN."""
     expected = reduce_dense(weights[1], *blocks)
@@ -143,7 +145,7 @@ def test_rows_and_columns_are_exact(page, weights):
         )
 
 
-def test_small_calls_too(page, trace):
+def test_small_calls_are_served_with_nan_beyond_their_edge(page, trace):
     tile = numbers(page, "tile/0/1/1/1/1/0/0").reshape(256, 256)
     np.testing.assert_allclose(tile[:3, :5], trace.calls[1].window(heads=[1])[0], rtol=1e-6)
     assert np.isnan(tile).sum() == 256 * 256 - 15

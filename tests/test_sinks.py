@@ -121,7 +121,7 @@ def test_a_sink_of_minus_infinity_is_none_and_a_huge_one_takes_all(backend):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_transforms_of_sinks(backend):
+def test_transforms_of_sinks_agree_with_the_plain_call(backend):
     query, key, value, sinks = draw("heads")
     run = lambda query, sinks: attend(
         query, key, value, mask=masks.causal(), query_offset=6, sinks=sinks, backend=backend

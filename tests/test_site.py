@@ -12,7 +12,7 @@ import pytest
 
 from site_pages import ROOT, SITE, Page, find_broken, is_elsewhere, read_inventory, read_site
 from test_docstrings import NAMES
-from test_seeds_page import resolve
+from test_tutorial_account import resolve
 
 pytest_plugins = ("browser",)
 
@@ -156,7 +156,7 @@ def visit_page(browser, page, **settings):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_home(browser, site, scheme):
+def test_the_home_page_opens_in_its_scheme_and_leads_on(browser, site, scheme):
     visit = visit_page(browser, "index.html", color_scheme=scheme)
     assert visit.evaluate("document.querySelector('h1').textContent").startswith("Regard")
     assert visit.evaluate("document.documentElement.dataset.theme") == scheme

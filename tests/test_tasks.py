@@ -243,8 +243,9 @@ def test_a_distortion_of_zero_changes_nothing_and_one_changes_little():
         ((np.pi / 2, 0, 0, 0, 0, 0), [[3, 0, 0], [5, 0, 0], [7, 0, 0]]),
         ((0, 1, 0, 0, 0, 0), [[0, 0, 0], [0, 0, 0], [5, 7, 0]]),
     ],
+    ids=str,
 )
-def test_distortions_by_hand(amounts, expected):
+def test_distortions_are_those_computed_by_hand(amounts, expected):
     """A shift moves the window, so the scan the other way; turn and shear are about the centre."""
     scan = jnp.array([[0.0, 0, 0], [0, 0, 0], [3, 5, 7]])
     np.testing.assert_allclose(scans._distort(scan, jnp.array(amounts, jnp.float32)), expected, atol=1e-5)

@@ -14,7 +14,7 @@ def close(actual, expected, tolerance=1e-10):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_metrics_by_hand(x64):
+def test_metrics_are_those_computed_by_hand(x64):
     np.testing.assert_array_equal(bilinear.euclidean_metric(3), np.eye(3))
     np.testing.assert_array_equal(bilinear.scaled_metric(16), np.eye(16) / 4)
     np.testing.assert_array_equal(bilinear.scaled_metric(3, 2.0), 2 * np.eye(3))
@@ -44,7 +44,7 @@ def test_raising_undoes_lowering(width, batch, seed):
         close(own, ((vectors @ weight.T) ** 2).sum(-1))
 
 
-def test_inverse_metric(x64):
+def test_the_inverse_metric_undoes_the_metric(x64):
     metric = bilinear.learned_metric(np.random.default_rng(3).normal(size=(2, 7, 5)))
     close(metric @ bilinear.inverse_metric(metric), np.broadcast_to(np.eye(5), (2, 5, 5)), 1e-9)
     vectors = np.random.default_rng(4).normal(size=(2, 5))
@@ -62,6 +62,7 @@ def test_inverse_metric(x64):
         ([[1.0, 0.0], [0.0, 0.0]], "eigenvalue 0 beside 1, so a vector other than 0 has length 0"),
         (np.zeros((2, 2)), "not positive definite"),
     ],
+    ids=str,
 )
 def test_the_check_gives_reasons(matrix, verdict, x64):
     report = jax.jit(bilinear.check_metric)(jnp.asarray(matrix))

@@ -84,7 +84,7 @@ def test_derivatives_are_thermodynamic(x64):
     close(jax.grad(entropy)(scores), -p * (np.log(p) + entropy(scores)))
 
 
-def test_the_jacobian_and_its_product(x64):
+def test_the_jacobian_and_its_product_are_autodiffs(x64):
     rng = np.random.default_rng(5)
     scores, vector = rng.normal(size=(2, 3, 7))
     temperature = jnp.asarray([0.5, 1.0, 3.0])
@@ -116,7 +116,7 @@ def test_extreme_scores_and_temperatures_do_not_overflow(dtype, x64):
         assert np.isfinite(slope(name, scores)).all(), name
 
 
-def test_sweep_from_ground_state_to_chaos(x64):
+def test_a_sweep_goes_from_ground_state_to_chaos(x64):
     scores = jnp.asarray(np.random.default_rng(1).normal(size=(3, 11)))
     temperatures = np.asarray([1e-9, 0.5, 1.0, 2.0, 1e9])
     sweep = jax.jit(gibbs.temperature_sweep)(scores, temperatures)
@@ -157,7 +157,7 @@ def test_empty_rows_are_consistent(x64):
     np.testing.assert_array_equal(nothing.log_partition, [-np.inf] * 3)
 
 
-def test_jit_vmap_and_dtypes():
+def test_jit_vmap_and_narrow_dtypes_serve():
     scores = jnp.ones((3, 5), jnp.bfloat16)
     assert jax.jit(gibbs.equilibrium)(scores).weights.dtype == jnp.float32
     many = jax.vmap(gibbs.equilibrium)(jnp.ones((3, 5)), jnp.asarray([1.0, 2.0, 3.0]))

@@ -92,7 +92,7 @@ def test_all_gradients_with_every_option_are_autodiffs(name, x64):
 
 
 @pytest.mark.parametrize("name", ["one head", "grouped"])
-def test_the_metrics_gradient(name, x64):
+def test_the_metrics_gradient_is_autodiffs(name, x64):
     arrays = draw(name)
     metric = jnp.asarray(np.random.default_rng(2).normal(size=(D, D)))
     cotangent = jnp.cos(jnp.arange(T * E, dtype=float)).reshape(T, E)
@@ -129,7 +129,7 @@ def test_the_numpy_oracle_agrees_also_where_rows_are_empty(name, x64):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_an_oracle_for_every_backend(backend, x64):
+def test_every_backend_agrees_with_the_steps(backend, x64):
     query, key, value = draw("grouped")
     numbers, fixed = options("grouped")
     bias = jnp.broadcast_to(numbers["bias"], (6, T, S))
@@ -184,7 +184,7 @@ def test_every_step_is_autodiffs(x64):
 
 @settings(max_examples=4)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
-def test_any_shape_and_mask(num_queries, num_keys, group, seed):
+def test_any_shape_and_mask_agree_with_the_oracle(num_queries, num_keys, group, seed):
     rng = np.random.default_rng(seed)
     keep = rng.random((2 * group, num_queries, num_keys)) < 0.6
     with jax.enable_x64(True):
@@ -234,7 +234,7 @@ def test_nan_in_masked_slots_reaches_nothing(x64):
         assert np.isfinite(getattr(back, name)).all(), name
 
 
-def test_jit_and_vmap(x64):
+def test_jit_and_vmap_agree_with_the_plain_call(x64):
     query, key, value = draw("grouped")
 
     def both(query, cotangent, offset):
@@ -247,7 +247,7 @@ def test_jit_and_vmap(x64):
         close(many[row], both(query[row], cotangent[row], 3 * row))
 
 
-def test_document_004(x64):
+def test_the_steps_give_the_numbers_of_the_page_on_index_notation(x64):
     with jax.enable_x64(False):
         drawn = [
             jax.random.normal(rng, shape)
@@ -263,7 +263,7 @@ def test_document_004(x64):
 
 
 @pytest.mark.parametrize("cross", [False, True])
-def test_document_004s_heads(cross, x64):
+def test_heads_in_index_form_are_heads_one_by_one(cross, x64):
     rng = np.random.default_rng(8)
     hidden, other = rng.normal(size=(2, T, 11)), rng.normal(size=(2, S, 11))
     shapes = ((3, 11, D), (3, 11, D), (3, 11, E), (3, E, 11))

@@ -28,7 +28,7 @@ def entropy(p):
     return -(p * np.log(p)).sum()
 
 
-def test_pairs_of_heads_by_loops(x64):
+def test_pairs_of_heads_compare_as_loops_say(x64):
     weights = drawn()
     cosine, divergence = heads.cosine_similarity(weights), heads.jensen_shannon(weights)
     for batch, g, h in np.ndindex(2, H, H):
@@ -50,7 +50,7 @@ def test_pairs_of_heads_by_loops(x64):
     )
 
 
-def test_bounds_of_diversity(x64):
+def test_diversity_keeps_its_bounds(x64):
     apart = np.stack([np.roll(np.eye(S)[:T], head, -1) for head in range(H)])
     assert float(heads.diversity(apart)) == 1
     close(heads.jensen_shannon(apart), np.log(2) * ~np.eye(H, dtype=bool))
@@ -61,7 +61,7 @@ def test_bounds_of_diversity(x64):
         assert not np.asarray(measure(nothing)).any()
 
 
-def test_effective_rank(x64):
+def test_effective_rank_is_the_exponential_of_entropy(x64):
     rng = np.random.default_rng(2)
     matrices = rng.normal(size=(2, T, S))
     for found, matrix in zip(heads.effective_rank(matrices), matrices, strict=True):
@@ -74,7 +74,7 @@ def test_effective_rank(x64):
     close(heads.effective_rank(1e200 * turn), T)
 
 
-def test_rollout_by_hand(x64):
+def test_rollout_is_the_product_computed_by_hand(x64):
     rng = np.random.default_rng(3)
     layers = list(rng.dirichlet(np.ones(T), size=(4, 2, H, T)))
     expected = np.broadcast_to(np.eye(T), (2, T, T))

@@ -112,7 +112,7 @@ def test_extreme_patterns_do_not_overflow():
     assert np.isfinite(found.energy).all()
 
 
-def test_separation_by_hand(x64):
+def test_separation_is_that_computed_by_hand(x64):
     patterns = np.random.default_rng(3).normal(size=(2, 5, 3))
     for batch in range(2):
         fit = patterns[batch] @ patterns[batch].T

@@ -51,7 +51,7 @@ def test_theory_imports_only_axes_of_the_package():
     assert outside - standard == {"axes", "regard"}
 
 
-def test_roles_of_indices():
+def test_indices_are_told_their_roles():
     found = explain_einsum("hia,hja->hij")
     assert (found.batch, found.free, found.summed, found.diagonal) == (("h",), ("i", "j"), ("a",), ())
     assert (found.sizes, found.output_shape, found.multiplications) == (None, None, None)
@@ -61,7 +61,7 @@ def test_roles_of_indices():
     assert "in one operand only: added up" in str(found)
 
 
-def test_the_result_of_a_missing_arrow():
+def test_a_missing_arrow_sorts_the_result():
     assert explain_einsum("ba,ca").output == "bc"
     assert explain_einsum("ba").output == "ab"
     assert explain_einsum("...ia,...ja").output == "...ij"
@@ -76,7 +76,7 @@ def test_a_repeated_index_is_named_a_diagonal():
         explain_einsum("bib,hba->bhia", np.ones((4, 5, 3)), np.ones((2, 3, 7)))
 
 
-def test_shapes_with_leading_axes():
+def test_leading_axes_broadcast():
     found = explain_einsum("...ia,...ja->...ij", np.ones((7, 1, 2, 3)), np.ones((5, 11, 3)))
     assert found.output_shape == (7, 5, 2, 11)
     assert found.multiplications == 7 * 5 * 2 * 11 * 3
@@ -142,7 +142,7 @@ def test_any_contraction_is_numpys(first, second, data):
     assert str(told)
 
 
-def test_document_004_in_index_form(x64):
+def test_attention_in_index_form_is_two_matrix_products(x64):
     rng = np.random.default_rng(0)
     query, key, value = (rng.normal(size=shape) for shape in ((3, 5, 7), (3, 11, 7), (3, 11, 13)))
     scores = contract("hia,hja->hij", query, key)

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from test_seeds_page import resolve
+from test_tutorial_account import resolve
 
 PAGE = (Path(__file__).parents[1] / "docs" / "theory.md").read_text()
 ROWS = re.findall(r"^\| (`.*) \| (.*) \|$", PAGE, re.M)

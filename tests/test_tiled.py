@@ -139,7 +139,7 @@ def test_dropout_is_that_of_the_definition_whatever_the_tiles(heads, tiling):
     "mask", [None, masks.causal(), masks.sliding_window(20), masks.sliding_window(None, 30)], ids=repr
 )
 @pytest.mark.slow
-def test_lengths_that_the_usual_tiles_do_not_divide(mask, length):
+def test_lengths_that_the_usual_tiles_do_not_divide_are_right(mask, length):
     arrays = draw((2, length, 7), (2, length, 7), (2, length, 5))
 
     def outcome(backend):

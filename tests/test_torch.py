@@ -21,7 +21,7 @@ def heads(module, x):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_multi_head_attention_masks(per_head):
+def test_masks_mean_what_multi_head_attention_of_torch_means(per_head):
     torch.manual_seed(0)
     batch, length, width, num_heads = 2, 5, 12, 3
     module = torch.nn.MultiheadAttention(width, num_heads, batch_first=True).eval()
@@ -41,7 +41,7 @@ def test_multi_head_attention_masks(per_head):
         np.testing.assert_allclose(module.out_proj(merged).numpy(), theirs.numpy(), atol=1e-6)
 
 
-def test_scaled_dot_product_attention_and_its_boolean_mask():
+def test_attend_reads_a_boolean_mask_as_torch_does():
     torch.manual_seed(1)
     query, key, value = torch.randn(2, 6, 5, 7), torch.randn(2, 3, 11, 7), torch.randn(2, 3, 11, 13)
     keep = torch.rand(2, 1, 5, 11) < 0.6
@@ -60,7 +60,7 @@ def test_scaled_dot_product_attention_and_its_boolean_mask():
 @pytest.mark.parametrize(
     "name", ["plain", "causal", "boolean", "added", "both", "one key head", "rank 3", "rank 2"]
 )
-def test_the_adapter_of_scaled_dot_product_attention(name, dtype):
+def test_the_adapter_agrees_with_torch(name, dtype):
     torch.manual_seed(2)
     query, key, value = (torch.randn(2, n, m, 7) for n, m in ((6, 5), (3, 11), (3, 11)))
     keep = torch.rand(6, 5, 11) < 0.6

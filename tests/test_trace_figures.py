@@ -86,7 +86,7 @@ def test_thumbnails_have_at_most_64_blocks_a_side():
     assert figures.head_atlas(readout, ax=panel()).images[0].get_array().shape == (33, 33)
 
 
-def test_the_map_of_a_head_in_blocks(causal):
+def test_the_map_of_a_head_shows_its_blocks(causal):
     readout, weights, _ = causal
     drawing = figures.head_map(readout, 2, ax=panel(), title="Head 2")
     ax, right, above = drawing.axes
@@ -105,7 +105,7 @@ def test_the_map_of_a_head_in_blocks(causal):
     assert above.get_title() == "Head 2"
 
 
-def test_the_map_of_a_window(causal):
+def test_the_map_of_a_window_shows_its_weights(causal):
     readout, weights, (query, key, lse) = causal
     window = readouts.window(
         query,
@@ -136,7 +136,7 @@ def test_rows_that_read_nothing_are_gaps():
     assert np.isnan(curve).tolist() == [True] * 4 + [False] * 3
 
 
-def test_the_profile_of_distances(causal):
+def test_the_profile_of_distances_is_that_of_the_weights(causal):
     readout, weights, _ = causal
     drawing = figures.distance_profile(readout, ax=panel(), heads=[2, 0], head_labels=["$two", "zero"])
     distance = np.arange(T)[:, None] + S - T - np.arange(S)[None]
@@ -161,7 +161,7 @@ def test_keys_ahead_have_negative_distances():
     assert labels == [f"{minus}4-7", f"{minus}2-3", f"{minus}1", "0", "1", "2-3", "4-7"]
 
 
-def test_the_profile_of_entropy(causal):
+def test_the_profile_of_entropy_is_that_of_the_weights(causal):
     readout, weights, _ = causal
     terms = weights * np.log(weights, where=weights > 0, out=np.zeros_like(weights))
     drawing = figures.entropy_profile(readout, ax=panel())
@@ -188,7 +188,7 @@ def test_many_heads_have_no_legend():
     assert figures.distance_profile(many, heads=[3], ax=panel()).legend is not None
 
 
-def test_the_history_of_heads():
+def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
     values = [[1.0, 2.0, math.nan], [0.5, -math.inf, 3.0]]
     drawing = figures.head_history([0, 20, 31], ["a $", "b"], values, ax=panel(), label="x", title="Run")
     image = drawing.images[0].get_array()
@@ -199,7 +199,7 @@ def test_the_history_of_heads():
     assert (drawing.colorbar.ax.get_ylabel(), ax.get_title()) == ("x", "Run")
 
 
-def test_one_head_without_leading_axes():
+def test_one_head_without_leading_axes_is_drawn():
     readout = readouts.read(jnp.eye(5), jnp.eye(5), mask=masks.causal())
     for draw in (figures.head_map, figures.distance_profile, figures.entropy_profile, figures.head_atlas):
         assert draw(readout, ax=panel()).axes

@@ -329,7 +329,7 @@ def refused(path, message):
     assert str(path) in str(caught.value)
 
 
-def test_files_that_are_no_zip(tmp_path, good):
+def test_files_that_are_no_zip_are_refused(tmp_path, good):
     path = tmp_path / "bad.regard"
     for data in (b"", b"PK", b"dear diary", bytes(100)):
         path.write_bytes(data)
@@ -374,7 +374,7 @@ def rewrite(path, data, change=None, members=None, drop=()):
             new.writestr(name, content)
 
 
-def test_zips_of_another_kind(tmp_path, good):
+def test_zips_of_another_kind_are_refused(tmp_path, good):
     path, data = tmp_path / "bad.regard", good["qk"]
     rewrite(path, data, drop=("meta.json",))
     refused(path, "a zip of another kind, without meta.json")
@@ -397,7 +397,7 @@ def test_zips_of_another_kind(tmp_path, good):
     refused(path, "two members have one name")
 
 
-def test_tables_that_do_not_fit_their_members(tmp_path, good):
+def test_tables_that_do_not_fit_their_members_are_refused(tmp_path, good):
     path, data = tmp_path / "bad.regard", good["qk"]
 
     def entry(**changes):
@@ -513,7 +513,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_plain_data_that_make_no_sense(name, tmp_path, good):
+def test_plain_data_that_make_no_sense_are_refused(name, tmp_path, good):
     change, message = WRONG[name]
     rewrite(tmp_path / "bad.regard", good["qk"], change)
     refused(tmp_path / "bad.regard", message)
@@ -556,7 +556,7 @@ WRONG_STATISTICS = {
 
 
 @pytest.mark.parametrize("name", WRONG_STATISTICS)
-def test_statistics_that_make_no_sense(name, tmp_path, good):
+def test_statistics_that_make_no_sense_are_refused(name, tmp_path, good):
     change, message = WRONG_STATISTICS[name]
     rewrite(tmp_path / "bad.regard", good["statistics"], change)
     refused(tmp_path / "bad.regard", message)

@@ -54,7 +54,7 @@ def test_files_of_safetensors_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("most", [1, 100, 10**6])
-def test_shards(tmp_path, most):
+def test_tensors_come_back_from_shards_of_any_size(tmp_path, most):
     path = write_weights(tmp_path / "model.safetensors", TENSORS, shard_bytes=most)
     assert path.name == ("model.safetensors" if most == 10**6 else "model.safetensors.index.json")
     assert_equal(open_weights(tmp_path), TENSORS)
@@ -160,7 +160,7 @@ def test_damaged_files_are_named(tmp_path):
             open_weights(tmp_path)
 
 
-def test_indexes_that_do_not_agree_with_their_files(tmp_path):
+def test_indexes_that_do_not_agree_with_their_files_are_refused(tmp_path):
     index = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3), "b": np.ones(2)}, shard_bytes=1)
     good = json.loads(index.read_text())
     places = good["weight_map"]
@@ -188,7 +188,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path):
         open_weights(index)
 
 
-def test_absent_files_and_names(tmp_path):
+def test_absent_files_and_names_are_explained(tmp_path):
     with pytest.raises(WeightFileError, match=r"expected model.safetensors or .*; found nothing"):
         open_weights(tmp_path)
     with pytest.raises(WeightFileError, match=r"nowhere: expected a safetensors file or a folder with one"):
@@ -198,7 +198,7 @@ def test_absent_files_and_names(tmp_path):
         open_weights(path).read("wieght")
 
 
-def test_element_types_without_a_match(tmp_path):
+def test_element_types_without_a_match_are_refused(tmp_path):
     save_file({"a": np.ones(3, ml_dtypes.float8_e4m3fn)}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
     assert weights["a"].dtype == "F8_E4M3"

@@ -28,14 +28,14 @@ test("log8 rounds in the log and has no code below 2^-24 but 0", () => {
   assert.deepEqual([0, -1, NaN, 1e-300, 2, Infinity].map((x) => encodeLog8(x)), [0, 0, 0, 1, 255, 255]);
 });
 
-test("half floats of every kind", () => {
+test("half floats of every kind are read", () => {
   const bits = Uint16Array.from([0x0000, 0x3c00, 0xc000, 0x0001, 0x7bff, 0x7c00, 0xfc00, 0x3555, 0x03ff]);
   const expected = [0, 1, -2, 2 ** -24, 65504, Infinity, -Infinity, 0.333251953125, 1023 * 2 ** -24];
   assert.deepEqual([...decodeHalf(bits)], expected);
   assert.ok(Number.isNaN(decodeHalf(Uint16Array.from([0x7e00]))[0]));
 });
 
-test("base64 and deflate", async () => {
+test("base64 and deflate are undone", async () => {
   const bytes = Uint8Array.from({ length: 1000 }, (_, i) => (i * 7) % 256);
   assert.deepEqual(bytesFromBase64(`\n${Buffer.from(bytes).toString("base64")}\n`), bytes);
   assert.deepEqual(await inflate(new Uint8Array(deflateSync(bytes))), bytes);

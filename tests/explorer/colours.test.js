@@ -57,7 +57,7 @@ test("a colour tells its unit within half a code; a missing one is none of the m
   assert.deepEqual(colourOf(7), colourOf(1));
 });
 
-test("units of the scales by hand, clamped, with their inverses", () => {
+test("units of the scales are those known by hand, are clamped, and have inverses", () => {
   assert.equal(toUnit(0.001, "log", 1e-6, 1), 0.5);
   assert.equal(toUnit(0, "log", 1e-6, 1), 0);
   assert.equal(toUnit(1e-9, "log", 1e-6, 1), 0);

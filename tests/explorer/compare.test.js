@@ -10,7 +10,7 @@ import {
 } from "../../src/regard/inspection/explorer/web/divergences.js";
 import { tokensApart } from "../../src/regard/inspection/explorer/web/compare.js";
 
-test("divergence of rows known by hand", () => {
+test("divergence of rows is the one known by hand", () => {
   assert.equal(rowDivergence([0.5, 0.5], [0.5, 0.5]), 0);
   assert.equal(rowDivergence([1, 0], [0, 1]), 1);
   const direct =

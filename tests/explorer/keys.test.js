@@ -54,7 +54,7 @@ test("arrows set the crosshair in the middle, then move it by blocks and stop at
   assert.deepEqual([state.row, state.key], [10, 12]);
 });
 
-test("colours, tabs and clearing", () => {
+test("keys choose colours and tabs, and clear", () => {
   const state = new State(SHAPES);
   const scales = Array.from({ length: 3 }, () => (press(state, "l"), state.scale));
   assert.deepEqual(scales, ["linear", "power", "log"]);

@@ -111,7 +111,7 @@ test("without the first keys, each row's rest sums to 1 again", () => {
   assert.equal(all[1], 0);
 });
 
-test("mean and largest of heads", () => {
+test("heads are joined by their mean or their largest", () => {
   const [a, b] = [tile((i, j) => i + j), tile((i, j) => 3 * i)];
   assert.equal(combineTiles([a, b], "mean")[5 * TILE + 7], 13.5);
   assert.equal(combineTiles([a, b], "max")[5 * TILE + 7], 15);
@@ -162,7 +162,7 @@ test("a tile is asked for once, and again when the question differs", async () =
   assert.equal(arrived, 2);
 });
 
-test("the sentence of a cell", () => {
+test("the sentence of a cell names query, key, weight and rank", () => {
   const call = { query_offset: 1000, key_offset: 0, rows: 64, keys: 64 };
   const tokens = { rows: Array.from({ length: 64 }, (_, n) => (n === 42 ? " cat" : "x")), keys: Array.from({ length: 64 }, (_, n) => (n === 13 ? "The" : "x")) };
   const facts = { row: 42, key: 13, call, tokens, weight: 0.31, rank: 1, count: 1043, heads: 1, aggregate: "mean" };
@@ -207,7 +207,7 @@ test("what was done to the numbers is said", () => {
   }
 });
 
-test("round ticks, and a colour bar whose numbers are inside it", () => {
+test("ticks are round, and those of a colour bar are inside it", () => {
   assert.deepEqual(wholeTicks(0, 60, 300, 40), [0, 10, 20, 30, 40, 50]);
   assert.deepEqual(wholeTicks(3.5, 6.2, 300, 40), [4, 5, 6]);
   assert.deepEqual(wholeTicks(5, 5, 300, 40), []);
@@ -260,7 +260,7 @@ test("layers are told apart by what differs in their names", () => {
   assert.deepEqual(layerNames([call("a"), call("a")]), ["0", "1"]);
 });
 
-test("tokens on one line, whole characters, never empty", () => {
+test("tokens stay on one line, in whole characters, and are never empty", () => {
   assert.equal(shown(" the"), "the");
   assert.equal(shown("  "), "␣␣");
   assert.equal(shown("a\nb"), "a⏎b");

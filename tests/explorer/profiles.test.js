@@ -60,11 +60,11 @@ test("smoothing is a plain mean of the window, cut at the ends", () => {
   assert.equal(smoothed([], 3).length, 0);
 });
 
-test("wavelengths", () => {
+test("wavelengths follow from angles", () => {
   assert.deepEqual(wavelengths([Math.PI, 0, -2 * Math.PI]), [2, Infinity, 1]);
 });
 
-test("the share of rows that n keys serve", () => {
+test("the share of rows that n keys serve is counted", () => {
   assert.deepEqual(shareServed([1, 3, 3, 0, NaN], 4), { x: [1, 3, 4], y: [0.25, 0.75, 0.75] });
   assert.deepEqual(shareServed([2], 2), { x: [1, 2], y: [0, 1] });
   assert.ok(Number.isNaN(shareServed([], 1).y[0]));

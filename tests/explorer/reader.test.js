@@ -98,7 +98,7 @@ test("largest entries agree with a sort", () => {
   assert.deepEqual(largestIndices([], 8), []);
 });
 
-test("coverage and entropy of rows known by hand", () => {
+test("coverage and entropy of rows are those known by hand", () => {
   assert.equal(keysHolding([0.05, 0.5, 0.4, 0.05], 0.9), 2);
   assert.equal(keysHolding([0.05, 0.5, 0.4, 0.05], 0.99), 4);
   assert.equal(keysHolding(new Float32Array(10).fill(0.1), 0.9), 9);

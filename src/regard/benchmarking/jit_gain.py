@@ -24,7 +24,7 @@ from regard.benchmarking.measuring import interleave
 
 Ways = dict[str, Callable[[], Any]]
 
-SHAPES = {  # (batch, heads, length, width); the first is the size of document 001
+SHAPES = {  # (batch, heads, length, width); the first is the size of the tutorial module_and_jit
     "3 tokens": (1, 2, 3, 2),
     "256 tokens": (2, 4, 256, 32),
 }

@@ -1,4 +1,4 @@
-"""Document 002: its numbers come out of Regard, its mistakes do not."""
+"""The source of docs/tutorials/queries_keys_values.md: Regard has its numbers and not its mistakes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard import attend, masks
-from seed_documents import assert_golden
+from tutorial_documents import assert_golden
 
 B, H, T, S, D, E = 2, 5, 3, 7, 11, 13
 
@@ -31,9 +31,9 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("seed", GOLDEN)
-def test_golden_002(seed):
+def test_attention_gives_the_numbers_of_the_fragment_however_its_mask_is_read(seed):
     golden, rng = GOLDEN[seed], jax.random.PRNGKey(seed)
-    # B002-2: inputs and mask from one key, as in the document; Regard itself never draws two things from one.
+    # Inputs and mask from one key, as in the fragment; Regard itself never draws two things from one.
     query, key, value = jax.random.normal(rng, (3, 2, 3, 4))
     mask = jax.random.randint(rng, (2, 1, 3), 0, 2)
     np.testing.assert_array_equal(mask, golden["mask"])
@@ -48,7 +48,7 @@ def test_golden_002(seed):
             assert_golden(out[1, 0], golden["second"], 1e-6)
 
 
-def test_b002_2_dropout_shares_no_numbers_with_inputs_drawn_from_the_same_key():
+def test_dropout_shares_no_numbers_with_inputs_drawn_from_the_same_key():
     rng, size = jax.random.key(3), 97
     x = jax.random.normal(rng, (size, size))
     # Equal scores and the identity as value show the pattern itself: 0 where dropped.
@@ -61,7 +61,7 @@ def test_b002_2_dropout_shares_no_numbers_with_inputs_drawn_from_the_same_key():
     assert 0.45 < float(kept.mean()) < 0.55
 
 
-def test_b002_3_a_row_with_nothing_to_attend_to_is_zero_not_uniform():
+def test_a_row_with_nothing_to_attend_to_is_zero_not_uniform():
     query, key, value = draw(0, B, T, D), draw(1, B, S, D), draw(2, B, S, E)
     valid = np.zeros((B, S), bool)
     valid[1, 2] = True
@@ -73,7 +73,7 @@ def test_b002_3_a_row_with_nothing_to_attend_to_is_zero_not_uniform():
 
 
 @pytest.mark.parametrize("heads", [H, B])
-def test_b002_4_padding_of_one_row_per_example_is_refused_or_right_with_heads(heads):
+def test_padding_of_one_row_per_example_is_refused_or_right_with_heads(heads):
     query = draw(3, B, heads, T, D)
     mask = np.array([[[1, 1, 0]], [[0, 1, 1]]])
     with pytest.raises(ValueError, match=r"mask: expected an array that broadcasts.*mask\[:, None\]"):
@@ -85,7 +85,7 @@ def test_b002_4_padding_of_one_row_per_example_is_refused_or_right_with_heads(he
         )
 
 
-def test_b002_5_an_additive_mask_is_refused_as_a_mask_and_right_as_a_bias():
+def test_an_additive_mask_is_refused_as_a_mask_and_right_as_a_bias():
     query, key, value = draw(4, 1, D), draw(5, 3, D), draw(6, 3, E)
     additive = np.array([[0, -np.inf, 0]], np.float32)
     with pytest.raises(TypeError, match="pass additive masks as `bias=`"):

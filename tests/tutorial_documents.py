@@ -1,4 +1,4 @@
-"""How the source documents draw their inputs, so that their numbers can be had again.
+"""How the five documents retold in docs/tutorials draw their inputs, so that their numbers can be had again.
 
 Random numbers are JAX's own; every draw below follows a document's order of splits, at the default width:
 float32, or float64 inside `jax.enable_x64(True)`.
@@ -21,7 +21,7 @@ def default_float():
 
 
 def draw_normal(rng, shape, fan):
-    """Deviation sqrt(2 / fan): Glorot's where fan = fan_in + fan_out; document 000 has its own idea of it."""
+    """Deviation sqrt(2 / fan): Glorot's where fan = fan_in + fan_out; the tired cat has its own idea."""
     return jax.random.normal(rng, shape) * math.sqrt(2 / fan)
 
 
@@ -44,8 +44,8 @@ def load_block(block, attention, widen, narrow):
     return block
 
 
-def block_000(rng, d_model, num_heads, d_ff):
-    """Post-norm, relu; attention kernels from a fan of d_model + head_dim (B000-4)."""
+def build_tired_cat_block(rng, d_model, num_heads, d_ff):
+    """Post-norm, relu; attention kernels from a fan of d_model + head_dim, which is not Glorot's."""
     attention, widen, narrow = jax.random.split(rng, 3)
     shape, fan = (d_model, d_model), d_model + d_model // num_heads
     return load_block(
@@ -64,18 +64,18 @@ def block_000(rng, d_model, num_heads, d_ff):
     )
 
 
-def attention_kernels_003(rng, d_model):
+def draw_from_scratch_kernels(rng, d_model):
     return [draw_uniform(rng, (d_model, d_model)) for rng in jax.random.split(rng, 4)]
 
 
-def attention_003(rng, d_model, num_heads):
+def build_from_scratch_attention(rng, d_model, num_heads):
     layer = MultiHeadAttention(
         d_model, num_heads, use_bias=False, param_dtype=default_float(), rngs=nnx.Rngs(0)
     )
-    return load_attention(layer, attention_kernels_003(rng, d_model))
+    return load_attention(layer, draw_from_scratch_kernels(rng, d_model))
 
 
-def feed_forward_003(rng, d_model, d_ff):
+def build_from_scratch_feed_forward(rng, d_model, d_ff):
     widen, narrow = jax.random.split(rng)
     layer = FeedForward(d_model, d_ff, param_dtype=default_float(), rngs=nnx.Rngs(0))
     layer.widen.kernel[...] = draw_uniform(widen, (d_model, d_ff))
@@ -83,8 +83,8 @@ def feed_forward_003(rng, d_model, d_ff):
     return layer
 
 
-def block_003(rng, d_model, num_heads, d_ff):
-    """Post-norm, whatever the document calls it (B003-4), with the tanh GELU."""
+def build_from_scratch_block(rng, d_model, num_heads, d_ff):
+    """Post-norm, whatever the document calls it, with the tanh GELU."""
     attention, branch = jax.random.split(rng)
     widen, narrow = jax.random.split(branch)
     return load_block(
@@ -97,7 +97,7 @@ def block_003(rng, d_model, num_heads, d_ff):
             param_dtype=default_float(),
             rngs=nnx.Rngs(0),
         ),
-        attention_kernels_003(attention, d_model),
+        draw_from_scratch_kernels(attention, d_model),
         draw_uniform(widen, (d_model, d_ff)),
         draw_uniform(narrow, (d_ff, d_model)),
     )

@@ -1,4 +1,7 @@
-"""Document 003: its numbers come out of Regard, in its own float64 and in float32; its mistakes do not."""
+"""The source of docs/tutorials/from_scratch.md: its numbers come out of Regard, its mistakes do not.
+
+The numbers are those of its own float64, and of float32.
+"""
 
 import pathlib
 import re
@@ -17,14 +20,14 @@ from regard.layers.residual import build_norm
 from regard.training import presets
 from regard.training.presets import shrink
 from regard.training.tasks import make_task
-from seed_documents import (
+from tutorial_documents import (
     assert_golden,
-    attention_003,
-    block_003,
+    build_from_scratch_attention,
+    build_from_scratch_block,
+    build_from_scratch_feed_forward,
     default_float,
     draw_normal,
     draw_uniform,
-    feed_forward_003,
 )
 
 B, H, T, S, D, E = 2, 3, 5, 7, 11, 13
@@ -57,7 +60,7 @@ def assert_printed(actual, width, **golden):
     assert_golden(actual, golden[width], {"float64": 1e-8, "float32": 2e-6}[width])
 
 
-def test_golden_003_attention(width):
+def test_attention_gives_the_numbers_of_from_scratch(width):
     rng = jax.random.PRNGKey(42)
     rngs = (rng, jax.random.split(rng)[1], jax.random.split(rng, 3)[2])
     out = attend(*(jax.random.normal(rng, (2, 8, 64)) for rng in rngs))
@@ -69,7 +72,7 @@ def test_golden_003_attention(width):
     )
 
 
-def test_golden_003_causal_attention(width):
+def test_causal_attention_gives_the_numbers_of_from_scratch(width):
     x = jax.random.normal(jax.random.PRNGKey(123), (1, 6, 32))
     _, aux = attend(x, x, x, mask=masks.causal(), aux=("weights",))
     assert_printed(
@@ -78,14 +81,14 @@ def test_golden_003_causal_attention(width):
         float64=[0.00123943, 0.00471846, 0.00327731, 0.9907648, 0, 0],
         float32=[0.01195712, 0.01344454, 0.01553801, 0.9590603, 0, 0],
     )
-    assert not np.any(np.triu(aux["weights"][0], 1))  # F003-5: all of the future, not some of it
+    assert not np.any(np.triu(aux["weights"][0], 1))  # all of the future, not some of it
 
 
 @double
-def test_golden_003_multi_head_in_float64(width):
+def test_several_heads_give_the_numbers_of_from_scratch_in_float64(width):
     rng = jax.random.PRNGKey(456)
     x = jax.random.normal(jax.random.split(rng)[1], (2, 10, 128))
-    out = attention_003(rng, 128, 8)(x)
+    out = build_from_scratch_attention(rng, 128, 8)(x)
     assert_printed(
         out[0, 0, :4],
         width,
@@ -93,7 +96,7 @@ def test_golden_003_multi_head_in_float64(width):
     )
 
 
-def test_golden_003_positions(width):
+def test_position_tables_give_the_numbers_of_from_scratch(width):
     table = positions.learned(jax.random.PRNGKey(789), 50, 128, stddev=0.1, dtype=default_float())
     assert_printed(
         table[0, :4],
@@ -107,17 +110,17 @@ def test_golden_003_positions(width):
 
 
 @double
-def test_golden_003_feed_forward_in_float64(width):
+def test_the_branch_gives_the_numbers_of_from_scratch_in_float64(width):
     rng = jax.random.PRNGKey(111)
     x = jax.random.normal(jax.random.split(rng)[1], (2, 10, 128))
     assert_printed(
-        feed_forward_003(rng, 128, 512)(x)[0, 0, :4],
+        build_from_scratch_feed_forward(rng, 128, 512)(x)[0, 0, :4],
         width,
         float64=[-0.3239096, 0.54247938, -0.24014014, 0.06655619],
     )
 
 
-def test_golden_003_layer_norm(width):
+def test_the_norm_gives_the_numbers_of_from_scratch(width):
     x = jax.random.normal(jax.random.PRNGKey(222), (2, 10, 64))
     out = build_norm(64, param_dtype=default_float(), rngs=nnx.Rngs(0))(x)
     assert_printed(
@@ -126,7 +129,7 @@ def test_golden_003_layer_norm(width):
         float64=[0.61793126, -0.91801831, -0.42058383, 1.35427422],
         float32=[-1.0485414, -0.9819734, 0.3259418, 0.9923665],
     )
-    # F003-10 prints these: the norm brings each position to mean 0 and deviation 1.
+    # The notebook prints these: the norm brings each position to mean 0 and deviation 1.
     np.testing.assert_allclose(out.mean(-1), np.zeros((2, 10)), rtol=0, atol=1e-6)
     np.testing.assert_allclose(out.std(-1), np.ones((2, 10)), rtol=0, atol=2e-6)
     if width == "float64":
@@ -134,10 +137,10 @@ def test_golden_003_layer_norm(width):
 
 
 @double
-def test_golden_003_block_in_float64(width):
+def test_a_block_gives_the_numbers_of_from_scratch_in_float64(width):
     rng = jax.random.PRNGKey(333)
     x = jax.random.normal(jax.random.split(rng)[1], (2, 12, 256))
-    block = block_003(rng, 256, 8, 1024)
+    block = build_from_scratch_block(rng, 256, 8, 1024)
     out = block(x + positions.sinusoidal(12, 256, dtype=x.dtype)[None])
     assert_printed(
         out[0, 0, :4],
@@ -149,12 +152,12 @@ def test_golden_003_block_in_float64(width):
 
 @pytest.mark.slow
 @double
-def test_golden_003_copy_training_as_written_and_b003_12_that_it_learns_nothing(width):
+def test_training_as_written_prints_its_losses_and_learns_nothing(width):
     rng = jax.random.PRNGKey(42)
     _, embedding_rng, output_rng, data_rng = jax.random.split(rng, 4)
     embedding = draw_normal(embedding_rng, (18, 64), 200)  # deviation 0.1
     output = draw_normal(output_rng, (64, 18), 200)
-    graph, state = nnx.split(block_003(rng, 64, 4, 256))
+    graph, state = nnx.split(build_from_scratch_block(rng, 64, 4, 256))
     tokens = jax.random.randint(data_rng, (500, 8), 0, 16)
     inputs = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=16)
     targets = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=17)
@@ -190,10 +193,10 @@ def test_golden_003_copy_training_as_written_and_b003_12_that_it_learns_nothing(
     assert float(right.mean()) == pytest.approx(0.0489, abs=5e-5)
 
 
-# F003-12, B003-12: the copy task of Regard.
+# The copy task of Regard.
 
 
-def test_f003_12_copy_data():
+def test_copy_data_are_moved_by_one_between_a_start_and_an_end():
     task = make_task(presets.Copy(vocab_size=19, length=7, held_out_size=11))
     for batch in (task.held_out, task.make_batch(jax.random.key(0), 11)):
         inputs, targets = np.asarray(batch["inputs"]), np.asarray(batch["targets"])
@@ -204,7 +207,7 @@ def test_f003_12_copy_data():
         assert 0 <= targets[:, :-1].min() <= targets[:, :-1].max() < 19
 
 
-def test_b003_12_the_model_that_copies_sees_to_its_right():
+def test_the_model_that_copies_sees_to_its_right():
     task = make_task(shrink(presets.Copy()))
     model = task.make_model(nnx.Rngs(0))
     model.eval()
@@ -214,10 +217,10 @@ def test_b003_12_the_model_that_copies_sees_to_its_right():
     assert np.all(moved[:5] > 1e-6)  # a causal model would not move here, and could not know its targets
 
 
-# B003-2, B003-3: padding.
+# Padding.
 
 
-def test_b003_2_an_empty_row_sends_no_nan_into_anybodys_gradient():
+def test_an_empty_row_sends_no_nan_into_anybodys_gradient():
     x, projection = draw(0, T, D), draw(1, D, E)
     keep = np.ones((T, T), bool)
     keep[2] = False
@@ -232,7 +235,7 @@ def test_b003_2_an_empty_row_sends_no_nan_into_anybodys_gradient():
         assert np.any(gradient)
 
 
-def test_b003_2_padding_of_length_zero():
+def test_padding_of_length_zero_gives_zeros_and_no_gradient():
     query, key, value = draw(2, B, H, T, D), draw(3, B, H, S, D), draw(4, B, H, S, E)
     mask = masks.lengths([0, 4])
     out = attend(query, key, value, mask=mask)
@@ -246,7 +249,7 @@ def test_b003_2_padding_of_length_zero():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 9])
-def test_b003_3_lengths_fit_heads_whatever_the_batch(batch):
+def test_lengths_fit_heads_whatever_the_batch(batch):
     # 8 heads; 9 keys: in the document a batch of 9 was read as one mask for everybody.
     query, lengths = draw(5, batch, 8, 9, D), np.arange(batch) + 1
     _, aux = attend(query, query, query, mask=masks.lengths(lengths), aux=("weights",))
@@ -254,10 +257,10 @@ def test_b003_3_lengths_fit_heads_whatever_the_batch(batch):
     np.testing.assert_array_equal(np.asarray(aux["weights"]) > 0, expected)
 
 
-# B003-7, B003-9, B003-10: keys, lists, settings.
+# Keys, lists, settings.
 
 
-def test_b003_7_a_layer_built_from_a_key_shares_no_numbers_with_data_split_from_it():
+def test_a_layer_built_from_a_key_shares_no_numbers_with_data_split_from_it():
     rng = jax.random.PRNGKey(456)
     layer = MultiHeadAttention(128, 8, rngs=nnx.Rngs(rng))
     draws = {
@@ -274,7 +277,7 @@ def test_b003_7_a_layer_built_from_a_key_shares_no_numbers_with_data_split_from_
     assert np.corrcoef(np.ravel(draws["children"]), np.ravel(second))[0, 1] > 0.97
 
 
-def test_b003_9_lengths_may_be_a_list():
+def test_lengths_may_be_a_list():
     np.testing.assert_array_equal(
         masks.lengths([1, 2]).dense(1, 4)[:, 0], [[True, False, False, False], [True, True, False, False]]
     )
@@ -282,7 +285,7 @@ def test_b003_9_lengths_may_be_a_list():
         masks.lengths([1.5, 2.0])
 
 
-def test_b003_10_the_package_leaves_the_settings_of_jax_alone():
+def test_the_package_leaves_the_settings_of_jax_alone():
     sets = re.compile(
         r"config\.update\(|config\.jax_\w+ = |(?<!with jax\.)enable_x64\(|environ\[.JAX_\w+.\] = "
     )

@@ -1,4 +1,4 @@
-"""Document 001: its numbers come out of Regard, its mistakes do not.
+"""The source of docs/tutorials/module_and_jit.md: its numbers come out of Regard, its mistakes do not.
 
 The printed numbers themselves are in test_multi_head.py; here are those of today's random bits.
 """
@@ -14,7 +14,7 @@ from flax import linen, nnx
 
 from regard import attend, masks
 from regard.layers import MultiHeadAttention
-from seed_documents import PROJECTIONS, assert_golden
+from tutorial_documents import PROJECTIONS, assert_golden
 
 ENCODINGS = np.array([[1.16, 0.23], [0.57, 1.36], [4.41, -2.16]], np.float32)
 
@@ -39,7 +39,7 @@ class TwoHeads(linen.Module):
 # Golden numbers.
 
 
-def test_golden_001_with_the_random_bits_of_today():
+def test_a_flax_module_and_the_layer_agree_on_the_random_bits_of_today():
     with jax.threefry_partitionable(True):
         single, _ = Attention().init_with_output(jax.random.PRNGKey(42), ENCODINGS)
         two, variables = TwoHeads().init_with_output(jax.random.PRNGKey(42), ENCODINGS)
@@ -55,7 +55,7 @@ def test_golden_001_with_the_random_bits_of_today():
     assert_golden(layer(ENCODINGS), golden, 1e-6)
 
 
-def test_golden_001_needs_the_random_bits_it_was_printed_with():
+def test_the_printed_numbers_need_the_random_bits_of_their_time():
     with jax.threefry_partitionable(True):
         new = Attention().init(jax.random.PRNGKey(42), ENCODINGS)["params"]["W_q"]["kernel"]
     with jax.threefry_partitionable(False):
@@ -79,12 +79,12 @@ def load_heads(params):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_b001_1_a_batch_is_its_examples_also_where_batch_length_and_width_agree(size):
+def test_a_batch_is_its_examples_also_where_batch_length_and_width_agree(size):
     x = jnp.asarray(np.random.default_rng(size).normal(size=(size, size, size)), jnp.float32)
     np.testing.assert_allclose(attend(x, x, x), [attend(one, one, one) for one in x], rtol=0, atol=1e-6)
 
 
-def test_b001_2_a_mask_that_drops_is_read_by_name():
+def test_a_mask_that_drops_is_read_by_name():
     drop = np.triu(np.ones((3, 3), bool), 1)
     expected = attend(ENCODINGS, ENCODINGS, ENCODINGS, mask=masks.causal())
     out = attend(ENCODINGS, ENCODINGS, ENCODINGS, mask=masks.from_drop(drop))
@@ -95,7 +95,7 @@ def test_b001_2_a_mask_that_drops_is_read_by_name():
     np.testing.assert_array_equal(inverted[-1], [0.0, 0.0])
 
 
-def test_b001_3_the_mask_reaches_every_head():
+def test_the_mask_reaches_every_head():
     params = TwoHeads().init(jax.random.PRNGKey(42), ENCODINGS)
     masked = TwoHeads().apply(params, ENCODINGS, masks.causal())
     assert_golden(load_heads(params["params"])(ENCODINGS, mask=masks.causal()), masked, 1e-6)
@@ -103,14 +103,14 @@ def test_b001_3_the_mask_reaches_every_head():
     assert_golden(masked[0], value[0], 1e-6)  # the first query sees itself alone
 
 
-def test_b001_4_heads_at_full_width_are_a_choice_with_a_name():
+def test_heads_at_full_width_are_a_choice_with_a_name():
     full = MultiHeadAttention(4, 3, head_dim=4, use_bias=False, project_output=False, rngs=nnx.Rngs(0))
     assert full(jnp.ones((5, 4))).shape == (5, 12)
     standard = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
     assert standard(jnp.ones((5, 12))).shape == (5, 12)
 
 
-def test_b001_5_weights_are_there_for_the_asking():
+def test_weights_are_there_for_the_asking():
     out, aux = attend(ENCODINGS, ENCODINGS, ENCODINGS, aux=("weights", "scores"))
     scores = ENCODINGS.astype(np.float64) @ ENCODINGS.T / np.sqrt(2)
     assert_golden(aux["scores"], scores)
@@ -126,7 +126,7 @@ def load_benchmark():
     return module
 
 
-def test_b001_7_the_benchmark_waits_for_every_result_after_a_warm_up():
+def test_the_benchmark_waits_for_every_result_after_a_warm_up():
     calls = []
 
     class Result:
