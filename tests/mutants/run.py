@@ -1,0 +1,158 @@
+"""Plant one fault at a time in a copy of the package, and see whether the tests that can see it fail.
+
+The faults stand in the tables beside this file, one table a room. `make mutants` runs all of them and writes
+benchmarks/MUTANTS.md; `make mutants ONLY=masks` those whose table, file or sentence holds a word.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+HERE = pathlib.Path(__file__).parent
+TESTS = HERE.parent
+ROOT = TESTS.parent
+SOURCE = ROOT / "src" / "regard"
+RESULTS = ROOT / "build" / "mutants.json"
+REPORT = ROOT / "benchmarks" / "MUTANTS.md"
+SECONDS = 600  # a fault may make a loop endless
+# What `make test` runs: a fault must be seen without the slow tests.
+MARKED = "not slow and not browser and not processes"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake: text of one file that is replaced, and the tests that can see it."""
+
+    table: str
+    file: str  # below src/regard
+    fault: str  # what is wrong then, in one sentence
+    before: str
+    after: str
+    tests: tuple[str, ...]  # files of tests/, or file::test; the likeliest to fail first
+    unseen: str = ""  # why no test can fail, where none can
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}: {self.file}: {self.fault}"
+
+    def plant(self, source: str) -> str:
+        """Return the file's text with the fault in it; the place must be there, and the only one."""
+        found = source.count(self.before)
+        if found != 1:
+            raise ValueError(
+                f"{self.table}.toml: {self.fault!r}: {self.file} holds its `before` {found} times"
+            )
+        planted = source.replace(self.before, self.after)
+        compile(planted, self.file, "exec")
+        return planted
+
+
+def read_faults() -> list[Fault]:
+    """Read every table."""
+    return [
+        Fault(table=path.stem, **{**entry, "tests": tuple(entry["tests"])})
+        for path in sorted(HERE.glob("*.toml"))
+        for entry in tomllib.loads(path.read_text())["faults"]
+    ]
+
+
+def try_fault(fault: Fault) -> dict:
+    """Run the fault's tests on a package that has it; killed when one of them fails."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        package = pathlib.Path(folder, "regard")
+        shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        target = package / fault.file
+        target.write_text(fault.plant(target.read_text()))
+        command = [
+            sys.executable, "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
+            "-m", MARKED, *(str(TESTS / test) for test in fault.tests),
+        ]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": folder, "EXPECTED_PACKAGE": str(package)}
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS
+            )
+            code, said = done.returncode, done.stdout
+        except subprocess.TimeoutExpired:
+            code, said = "timeout", ""
+    if code not in (0, 1, 2, "timeout"):
+        raise RuntimeError(f"{fault.fault!r}: pytest ended with {code}:\n{said}\n{done.stderr}")
+    failed = [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    by = failed[0].removeprefix("tests/") if failed else "an endless loop" if code == "timeout" else ""
+    return {"killed": code != 0, "by": by, "seconds": round(time.monotonic() - started, 1)}
+
+
+def write_report(faults: list[Fault], results: dict) -> None:
+    """Write benchmarks/MUTANTS.md from the results of all faults."""
+    survivors = [fault for fault in faults if not results[fault.name]["killed"]]
+    lines = [
+        "# Mutants",
+        "",
+        "`make mutants` plants one fault at a time (tables in `tests/mutants/`) and runs the tests of",
+        "`make test` that can see it. Killed: at least one of them fails.",
+        "",
+        "| table | faults | killed | survived |",
+        "|---|---|---|---|",
+    ]
+    for table in sorted({fault.table for fault in faults}):
+        own = [results[fault.name]["killed"] for fault in faults if fault.table == table]
+        lines.append(f"| {table} | {len(own)} | {sum(own)} | {len(own) - sum(own)} |")
+    killed = len(faults) - len(survivors)
+    lines += [
+        f"| **all** | **{len(faults)}** | **{killed}, {killed / len(faults):.1%}** | **{len(survivors)}** |",
+        "",
+        "## Survivors",
+        "",
+        *(f"- `{fault.file}`: {fault.fault} {fault.unseen or '**No test sees it.**'}" for fault in survivors),
+        *([] if survivors else ["None."]),
+        "",
+        "## Killed, and by what first",
+        "",
+        "| file | fault | test |",
+        "|---|---|---|",
+    ]
+    for fault in faults:
+        if results[fault.name]["killed"]:
+            by = results[fault.name]["by"].replace("|", "\\|")
+            lines.append(f"| {fault.file} | {fault.fault.replace('|', chr(92) + '|')} | `{by}` |")
+    REPORT.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Try the faults, two at a time on two cores, and keep each result as it comes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="faults whose table, file or sentence holds this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    faults = read_faults()
+    chosen = [fault for fault in faults if options.only in fault.name]
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(try_fault, fault): fault for fault in chosen}
+        for number, future in enumerate(as_completed(futures), 1):
+            fault, result = futures[future], future.result()
+            results[fault.name] = result
+            RESULTS.write_text(json.dumps(results, indent=1))
+            word = f"killed by {result['by']}" if result["killed"] else "SURVIVED"
+            print(f"{number}/{len(chosen)} {result['seconds']:5.1f} s  {fault.name}: {word}", flush=True)
+    if all(fault.name in results for fault in faults):
+        write_report(faults, results)
+        print(f"wrote {REPORT.relative_to(ROOT)}")
+    unexplained = [f for f in chosen if not results[f.name]["killed"] and not f.unseen]
+    if unexplained:
+        sys.exit(f"{len(unexplained)} faults survived without a reason")
+
+
+if __name__ == "__main__":
+    main()
