@@ -7,16 +7,23 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types setup docs docs-check pretrained gpu-check clean
+.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
 
-# Half of the cases of each test; the other half is `make test SHARE=2/2`, all of them `make test SHARE=1/1`.
-SHARE ?= 1/2
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
+# Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --share $(SHARE) $(if $(MARKED),-m "$(MARKED)")
+	$(PYTEST) -m "not slow and not browser and not processes"
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
+
+# Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants/run.py $(if $(ONLY),--only "$(ONLY)")
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -45,7 +52,7 @@ pretrained: $(VENV)/.demo
 # python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make gpu-check
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check:
-	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py --share 1/4
+	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
 	$(ON_GPU) $(PYTHON) -m pytest tests/test_delegation.py -k cudnn
 	$(ON_GPU) $(PYTHON) -m regard.benchmarking.gpu_rates $(RATES)
 

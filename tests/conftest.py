@@ -1,13 +1,26 @@
 """Strict arrays and shape checking while testing."""
 
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
-# One deterministic CPU device, and no pop-up windows.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("MPLBACKEND", "agg")
-# Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+SETTINGS = {
+    # One deterministic CPU device, and no pop-up windows.
+    "JAX_PLATFORMS": "cpu",
+    "MPLBACKEND": "agg",
+    # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    # Every compiled program is kept, for the other workers, for processes that tests start, and for the next run.
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+if version("jaxlib").startswith("0.10."):
+    # XLA's older emitters, which newer ones have no more, compile in 0.6 of the time (benchmarks/NOTES.md).
+    SETTINGS["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+for name, value in SETTINGS.items():
+    os.environ.setdefault(name, value)
 
 import jax
 import pytest
@@ -56,32 +69,6 @@ def x64():
         yield
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--share",
-        default="1/1",
-        metavar="A/B",
-        help="run every B-th case of each test, from the A-th on; a test with fewer cases runs whole",
-    )
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave out the cases of other shares, and begin with the files that take longest."""
-    share, shares = map(int, config.getoption("--share").split("/"))
-    cases = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = [
-        item
-        for test in cases.values()
-        if len(test) >= shares
-        for number, item in enumerate(test)
-        if number % shares != share - 1
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        dropped = {id(item) for item in left_out}
-        items[:] = [item for item in items if id(item) not in dropped]
-    # One worker would still be at them when the other has nothing left.
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -4,32 +4,10 @@ import dataclasses
 import hashlib
 import json
 
-import jax
-import pytest
-from jax.experimental.compilation_cache import compilation_cache
-
 from regard.training import loop, presets, runs, tasks
 
 SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
 CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_once(tmp_path_factory):
-    """Keeps compiled programs on disk, as most tests train the same tiny model."""
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def tiny_copy(**changes):

@@ -18,7 +18,6 @@ from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline, expected_errors
 from regard.training import checkpoints, presets, runs
 from small_runs import (
-    compile_once,  # noqa: F401
     read_lines,
     snapshot,
 )

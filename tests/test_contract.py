@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 from dataclasses import dataclass, replace
 
 import jax
@@ -12,8 +13,9 @@ import pytest
 import oracle
 import plain
 from regard import attend, masks
-from regard.engine.posing import AUX
-from regard.engine.registry import COMPLETE
+from regard.engine import cudnn, splash_tpu
+from regard.engine.posing import AUX, pose
+from regard.engine.registry import BACKENDS, COMPLETE, PLATFORMS
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ CASES = {
     "one key": Case((2, 3, 5, 7), (2, 3, 1, 7), (2, 3, 1, 13), one_hot=True),
     "width one": Case((2, 3, 5, 1), (2, 3, 11, 1), (2, 3, 11, 1)),
     "bfloat16": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.causal(), 6, dtype="bfloat16"),
+    "bfloat16, width 16": Case((2, 6, 11, 16), *[(2, 3, 11, 16)] * 2, masks.causal(), dtype="bfloat16"),
     "float16, large scores": Case(mask=masks.causal(), offset=6, dtype="float16", size=30.0, one_hot=True),
     "float64": Case(mask=masks.causal(), offset=6, bias=(3, 5, 11), dtype="float64"),
 }  # fmt: skip
@@ -120,35 +123,79 @@ def call(case, backend, arrays, aux=AUX, **kwargs):
     )  # fmt: skip
 
 
-def serve(case, backend):
-    """The case's arrays, or none where the backend refuses with a reason."""
-    arrays = case.arrays()
-    try:
-        jax.eval_shape(lambda: call(case, backend, arrays, ()))
-    except NotImplementedError as refusal:
-        assert backend in str(refusal)
-        assert len(str(refusal)) > 30
-        return None
-    return arrays
+def problem_of(case, aux=()):
+    query, key, value, bias = case.arrays()
+    return pose(
+        query, key, value, mask=case.mask, bias=bias, scale=case.scale, query_offset=case.offset, aux=aux
+    )
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+def stats_of(case, backend):
+    """All statistics, or none where the backend serves the call without them alone."""
+    return AUX if backend in COMPLETE or BACKENDS[backend].refuses(problem_of(case, AUX)) is None else ()
+
+
+def contract(test):
+    """Run a test for every listed backend: who cannot serve must say why, the complete ones must serve."""
+
+    @functools.wraps(test)
+    def hold(backend, **arguments):
+        try:
+            test(backend=backend, **arguments)
+        except NotImplementedError as refusal:
+            assert backend not in COMPLETE, refusal
+            opening, reason = str(refusal).split(": ", 1)
+            assert opening == f"backend {backend!r} cannot serve this call"
+            assert len(reason) > 30
+            if PLATFORMS[backend] != jax.default_backend():
+                assert f"JAX computes on {jax.default_backend()} here" in reason
+
+    return pytest.mark.parametrize("backend", BACKENDS)(hold)
+
+
+def test_every_listed_backend_stands_in_every_test_of_the_contract():
+    module = sys.modules[__name__]
+    tests = [value for name, value in vars(module).items() if name.startswith("test_")]
+    held = [test for test in tests if hasattr(test, "__wrapped__")]
+    assert len(held) == 8
+    for test in held:
+        backends = next(mark.args[1] for mark in test.pytestmark if mark.args[0] == "backend")
+        assert list(backends) == list(BACKENDS)
+    assert set(COMPLETE) | set(PLATFORMS) == set(BACKENDS)
+
+
+def test_every_listed_backend_serves_cases_on_its_own_device(monkeypatch):
+    monkeypatch.setattr(cudnn, "find_capability", lambda: (9, 0))
+    monkeypatch.setattr(splash_tpu, "_INTERPRET", True)
+    for name, backend in BACKENDS.items():
+        narrow = [case for case in CASES.values() if "float16" in case.dtype]
+        served = [case for case in narrow if backend.refuses(problem_of(case)) is None]
+        assert served, f"{name}: no case of the contract is one that it serves"
+
+
+@contract
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_the_definition(name, backend, request):
     case = CASES[name]
     if case.dtype == "float64":
         request.getfixturevalue("x64")
-    arrays = serve(case, backend)
-    if arrays is None:
-        return
+    arrays = case.arrays()
     query, key, value, bias = arrays
-    output, aux = call(case, backend, arrays)
-    cotangent = np.random.default_rng(5).normal(size=output.shape).astype(np.float32)
+    shape = (*case.leading(), case.query[-2], case.value[-1])
+    cotangent = np.random.default_rng(5).normal(size=shape).astype(np.float32)
 
-    def loss(arrays):
-        return jnp.sum(call(case, backend, arrays, ()) * jnp.asarray(cotangent, output.dtype))
+    asked = stats_of(case, backend)
 
-    grads = jax.grad(loss)(arrays)
+    @jax.jit
+    def evaluate(arrays):
+        """Return everything that is checked, of one program."""
+        weighed = lambda arrays: jnp.sum(
+            call(case, backend, arrays, ()) * jnp.asarray(cotangent, query.dtype)
+        )
+        outcome = call(case, backend, arrays, asked)
+        return outcome if asked else (outcome, {}), jax.grad(weighed)(arrays)
+
+    (output, aux), grads = evaluate(arrays)
     spelled = {
         "keep": case.keep(),
         "bias": None if bias is None else np.asarray(bias, np.float64),
@@ -156,20 +203,21 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
         "cotangent": np.asarray(jnp.asarray(cotangent, output.dtype), np.float64),
     }
     inputs = [np.asarray(x, np.float64) for x in (query, key, value)]
-    if 0 in case.leading():
-        assert output.shape == (*case.leading(), case.query[-2], case.value[-1])
+    assert output.shape == shape
+    if 0 in shape[:-2]:
         return
     truth = oracle.batched(*inputs, **spelled)
     working = np.float64 if case.dtype == "float64" else np.float32
     same = plain.evaluate(*inputs, **spelled, dtype=working)
 
     assert output.dtype == query.dtype
-    assert aux["lse"].dtype == working
     plain.assert_as_exact(output, truth.output, same["output"], "output")
-    for stat in ("weights", "scores", "lse", "max_score", "entropy"):
-        assert aux[stat].shape == getattr(truth, stat).shape
-        plain.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
-    np.testing.assert_array_equal(aux["argmax"], truth.argmax)
+    if asked:
+        assert aux["lse"].dtype == working
+        np.testing.assert_array_equal(aux["argmax"], truth.argmax)
+        for stat in ("weights", "scores", "lse", "max_score", "entropy"):
+            assert aux[stat].shape == getattr(truth, stat).shape
+            plain.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
     for grad, part in zip(grads, ("d_query", "d_key", "d_value", "d_bias"), strict=True):
         if grad is not None:
             # Terms cancel along a row of scores; beside a weight of all but 1, whatever the input.
@@ -177,7 +225,7 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
             magnitude = np.max(same[f"{part}_terms"], initial=0.0) if cancels else 0.0
             if case.one_hot and backend != "dense":
                 # A weight formed again from its score, not kept, carries that score's rounding.
-                magnitude = max(magnitude, np.abs(same[part]).max()) * max(1.0, aux["max_score"].max())
+                magnitude = max(magnitude, np.abs(same[part]).max()) * max(1.0, truth.max_score.max())
             plain.assert_as_exact(grad, getattr(truth, part), same[part], part, magnitude)
 
 
@@ -191,7 +239,7 @@ POISON = {
 }
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 @pytest.mark.parametrize("name", POISON)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
@@ -210,6 +258,7 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
     asks = jnp.asarray(keep.any(-1))[..., None]
     spoiled = (jnp.where(asks, query, jnp.asarray(poison, query.dtype)), spoil(key), spoil(value), bias)
 
+    @jax.jit
     def outcome(arrays):
         def loss(arrays):
             output, aux = call(case, backend, arrays, ("lse",))
@@ -223,7 +272,7 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
         np.testing.assert_array_equal(dirty, clean)
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     query, key, value, _ = Case().arrays()
     mask = np.ones((5, 11), bool)
@@ -238,7 +287,7 @@ def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     assert not np.asarray(d_query)[:, :, 2].any()
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 def test_statistics_have_gradients(backend, x64):
     """lse, entropy, max_score, scores and weights against central differences."""
     case = replace(
@@ -266,7 +315,7 @@ def test_statistics_have_gradients(backend, x64):
     assert not np.asarray(jax.grad(lambda q: lse(q)[1].sum())(query))[0].any()
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
     """Entropy by the difference lse - E[score] would lose three digits here."""
     query, key, value, _ = Case().arrays()
@@ -279,7 +328,7 @@ def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
     np.testing.assert_allclose(aux["entropy"], truth, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 @pytest.mark.parametrize("name", ["grouped", "bias that drops"])
 def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
     case = CASES[name]
@@ -302,7 +351,7 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 def test_every_transform_agrees_with_the_plain_call(backend):
     """jit, vmap, jvp, linearize, Hessian-vector product and checkpoint agree with the plain call."""
     query, key, value, _ = Case((3, 5, 7), (3, 11, 7), (3, 11, 13)).arrays()
@@ -338,7 +387,7 @@ def test_every_transform_agrees_with_the_plain_call(backend):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
+@contract
 def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
     arrays = [x.astype(jnp.bfloat16) for x in Case().arrays()[:3]]
     wide = [x.astype(jnp.float32) for x in arrays]

@@ -11,7 +11,6 @@ from regard.cli import demonstration, main
 from regard.cli.console import Console
 from regard.training import loop, presets, runs, tasks
 from small_runs import (
-    compile_once,  # noqa: F401
     snapshot,
 )
 

@@ -13,7 +13,6 @@ from regard.training import checkpoints, heads, loop, metrics, presets, runs, ta
 from regard.training.history import training_document
 from small_runs import (
     CADENCE,
-    compile_once,  # noqa: F401
     read_lines,
     stop_after,
     tiny_copy,

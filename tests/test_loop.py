@@ -14,7 +14,6 @@ import pytest
 from regard.training import checkpoints, loop, presets, runs, tasks
 from regard.training.loop import DivergenceError
 from small_runs import (
-    compile_once,  # noqa: F401
     read_lines,
     snapshot,
     stop_after,

@@ -14,7 +14,6 @@ import pytest
 from regard.cli import commands, main, supervision
 from regard.training import runs
 from regard.training.membership import Membership
-from small_runs import compile_once  # noqa: F401
 
 TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size", "16", "--batch-size", "8"]
 COPY = ["train", "copy", *TINY, "--length", "3", "--vocab-size", "5", "--heads-every", "0"]

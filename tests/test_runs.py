@@ -12,7 +12,6 @@ from regard.training import checkpoints, presets, runs
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
 from small_runs import (
-    compile_once,  # noqa: F401
     read_lines,
     snapshot,
     stop_after,

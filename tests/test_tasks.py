@@ -12,7 +12,6 @@ from flax import nnx
 from regard.training import presets, scans, tasks
 from small_runs import (
     SIZES,
-    compile_once,  # noqa: F401
 )
 
 SMALL = {

@@ -15,7 +15,6 @@ from flax import nnx
 
 from regard.training import checkpoints, corpora, language, loop, presets, runs, tasks, vocabularies
 from small_runs import (
-    compile_once,  # noqa: F401
     read_lines,
     snapshot,
     stop_after,

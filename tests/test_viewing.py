@@ -15,7 +15,6 @@ from regard import inspection
 from regard.cli import main, pictures, specimens, viewing
 from regard.training import presets, runs, tasks
 from small_runs import (
-    compile_once,  # noqa: F401
     snapshot,
     tiny_copy,
     train,
