@@ -5,22 +5,25 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-SETTINGS = {
-    # One deterministic CPU device, and no pop-up windows.
-    "JAX_PLATFORMS": "cpu",
-    "MPLBACKEND": "agg",
-    # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    # Every compiled program is kept, for the other workers, for processes that tests start, and for the next run.
-    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
+os.environ.update(
+    {
+        # One deterministic CPU device, and no pop-up windows.
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "agg",
+        # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        # Compiled programs are kept for the other workers, for processes that tests start, for the next run.
+        "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    | os.environ
+)
 if version("jaxlib").startswith("0.10."):
     # XLA's older emitters, which newer ones have no more, compile in 0.6 of the time (benchmarks/NOTES.md).
-    SETTINGS["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-for name, value in SETTINGS.items():
-    os.environ.setdefault(name, value)
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 
 import jax
 import pytest
