@@ -236,6 +236,10 @@ def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     row = lambda q, k, v: jnp.sum(attend(q, k, v, mask=mask, backend=backend)[:, :, 2])
     d_query = jax.grad(row)(query, bad_key, bad_value)
     assert not np.asarray(d_query)[:, :, 2].any()
+    by_bias = lambda bias: jnp.sum(
+        attend(query, bad_key, bad_value, mask=mask, bias=bias, backend=backend)[:, :, 2]
+    )
+    assert not np.asarray(jax.grad(by_bias)(jnp.zeros((5, 11))))[2].any()
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
@@ -336,6 +340,18 @@ def test_every_transform_agrees_with_the_plain_call(backend):
         traced_offset(6), attend(query, key, value, mask=masks.causal(), query_offset=6, backend=backend),
         rtol=1e-6, atol=3e-7,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_inputs_of_two_dtypes_are_computed_in_the_wider_one(backend, x64):
+    case = Case((3, 5, 7), (3, 11, 7), (3, 11, 13))
+    for narrow, wide, allowed in (("bfloat16", "float32", 2e-6), ("float32", "float64", 1e-13)):
+        arrays = [x.astype(dtype) for x, dtype in zip(case.arrays(), (wide, narrow, narrow), strict=False)]
+        output, aux = attend(*arrays, aux=("lse",), backend=backend)
+        truth = oracle.batched(*arrays)
+        assert (output.dtype, aux["lse"].dtype) == (wide, wide)
+        np.testing.assert_allclose(output, truth.output, rtol=allowed, atol=allowed)
+        np.testing.assert_allclose(aux["lse"], truth.lse, rtol=allowed, atol=allowed)
 
 
 @pytest.mark.parametrize("backend", COMPLETE)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend, explain, masks
+from regard import attend, explain, masks, scores
 from regard.engine.registry import COMPLETE
 
 T, S = 5, 29
@@ -87,6 +87,23 @@ def test_dropout_follows_the_positions_of_keys(backend):
     whole = attend(query, key, value, mask=masks.from_array(inside), **options)
     part = attend(query, piece(key), piece(value), key_offset=FIRST, **options)
     np.testing.assert_allclose(part, whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_the_gradient_of_the_largest_score_follows_the_positions_of_keys(backend):
+    query, key, value = draw()
+    grow = scores.modifier(lambda score, batch, head, q, k: score * k.astype(score.dtype))
+
+    @jax.grad
+    def slope(query):
+        options = {"score": grow, "query_offset": 13, "key_offset": FIRST, "aux": ("max_score",)}
+        _, aux = attend(query, piece(key), piece(value), **options, backend=backend)
+        return jnp.sum(aux["max_score"])
+
+    rows = np.repeat(np.asarray(piece(key)), 2, 1) * np.arange(FIRST, LAST)[:, None] / 7**0.5
+    best = np.argmax(np.asarray(query) @ np.swapaxes(rows, -1, -2), -1)
+    expected = np.take_along_axis(rows, best[..., None], -2)
+    np.testing.assert_allclose(slope(query), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [(1, 1), (2, 3), (4, 8)], ids=str)
