@@ -17,17 +17,19 @@ from regard import attend, masks, parallel
 AUTO = jax.sharding.AxisType.Auto
 
 
-def spawn(code, devices=8, **environment):
-    """Run code after `from mesh_cases import *`; what it prints."""
-    environment = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    } | environment
+def pretend(devices):
+    """The environment of a process that sees so many CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
+
+
+def spawn(code):
+    """Run code after `from mesh_cases import *`, with eight devices; what it prints."""
     code = f"from mesh_cases import *\nmake_strict()\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | environment,
+        env=pretend(8),
         capture_output=True,
         text=True,
         check=False,

@@ -412,6 +412,24 @@ def test_a_tuning_is_written_and_read_back(tiny_grid, monkeypatch, capsys):
     assert engine_tuning.read_tuning(engine_tuning.cache_file()) == chosen
 
 
+def test_a_tuning_is_added_to_those_of_other_devices(tmp_path):
+    path, found = tmp_path / "tuning.json", engine_tuning.Tuning(dense_side=31)
+    path.write_text('{"another": {"tile_side": 64}}')
+    engine_tuning.write_tuning(path, found)
+    assert json.loads(path.read_text())["another"] == {"tile_side": 64}
+    assert engine_tuning.read_tuning(path) == found
+
+
+def test_a_damaged_tuning_is_ignored_with_a_warning(tmp_path):
+    path, here = tmp_path / "tuning.json", engine_tuning.device_key()
+    for damage in ("[1, 2]", "{", json.dumps({here: [3]}), json.dumps({here: {"dense_rows": -1}})):
+        path.write_text(damage)
+        with pytest.warns(
+            UserWarning, match=r"tuning\.json is ignored: .*`regard bench tune` writes it anew"
+        ):
+            assert engine_tuning.read_tuning(path) == engine_tuning.Tuning()
+
+
 def test_an_interrupted_tuning_leaves_the_old_file(tiny_grid, monkeypatch):
     old = engine_tuning.Tuning(tile_side=128)
     engine_tuning.write_tuning(engine_tuning.cache_file(), old)

@@ -389,6 +389,11 @@ def test_only_the_block_is_watched_and_only_by_this_thread():
         attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert seen[-1].owner == "inner"
     assert seen[-1].kind == "cross"
+    with watching.watch(seen.append):
+        with pytest.raises(ZeroDivisionError), watching.called_by("broken"):
+            raise ZeroDivisionError
+        attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
+    assert seen[-1].owner is None
 
 
 def test_inside_jit_there_is_nothing_to_keep_and_nothing_leaks():

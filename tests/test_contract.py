@@ -157,7 +157,7 @@ def test_every_listed_backend_stands_in_every_test_of_the_contract():
     module = sys.modules[__name__]
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     held = [test for test in tests if hasattr(test, "__wrapped__")]
-    assert len(held) == 8
+    assert len(held) == 9
     for test in held:
         backends = next(mark.args[1] for mark in test.pytestmark if mark.args[0] == "backend")
         assert list(backends) == list(BACKENDS)
@@ -278,13 +278,21 @@ def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     mask = np.ones((5, 11), bool)
     mask[2] = False
     bad_key, bad_value = key.at[..., 3, :].set(jnp.nan), value.at[..., 3, :].set(jnp.nan)
-    output, aux = attend(query, bad_key, bad_value, mask=mask, aux=AUX, backend=backend)
+
+    @jax.jit
+    def evaluate(query, bias):
+        call = lambda query, bias, aux: attend(
+            query, bad_key, bad_value, mask=mask, bias=bias, aux=aux, backend=backend
+        )
+        row = lambda query, bias: jnp.sum(call(query, bias, ())[:, :, 2])
+        return call(query, None, AUX), jax.grad(row)(query, None), jax.grad(row, 1)(query, bias)
+
+    (output, aux), d_query, d_bias = evaluate(query, jnp.zeros((5, 11)))
     assert not np.asarray(output)[:, :, 2].any()
     assert not np.asarray(aux["weights"])[:, :, 2].any()
     assert np.isnan(np.asarray(output)[:, :, 0]).all()
-    row = lambda q, k, v: jnp.sum(attend(q, k, v, mask=mask, backend=backend)[:, :, 2])
-    d_query = jax.grad(row)(query, bad_key, bad_value)
     assert not np.asarray(d_query)[:, :, 2].any()
+    assert not np.asarray(d_bias)[2].any()
 
 
 @contract
@@ -334,7 +342,7 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
     case = CASES[name]
     arrays = case.arrays()
 
-    def step(aux):
+    def step(aux, arrays):
         def loss(arrays):
             output = call(case, backend, arrays, aux)
             return jnp.sum((output[0] if aux else output).astype(jnp.float32) ** 2)
@@ -342,13 +350,13 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
         output = call(case, backend, arrays, aux)
         return (output[0] if aux else output), jax.grad(loss)(arrays)
 
-    first = jax.tree.leaves(step(()))
-    for aux in ((), ("entropy", "argmax", "max_score"), AUX):
-        for a, b in zip(jax.tree.leaves(step(aux)), first, strict=True):
-            np.testing.assert_array_equal(a, b)
     jitted = jax.jit(step, static_argnums=0)
-    for a, b in zip(jax.tree.leaves(jitted(AUX)), jax.tree.leaves(jitted(())), strict=True):
-        np.testing.assert_array_equal(a, b)
+    some = ("entropy", "argmax", "max_score")
+    for run, asked in ((step, ((), AUX)), (jitted, (some, AUX))):
+        first = jax.tree.leaves(run((), arrays))
+        for aux in asked:
+            for a, b in zip(jax.tree.leaves(run(aux, arrays)), first, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 @contract
@@ -385,6 +393,18 @@ def test_every_transform_agrees_with_the_plain_call(backend):
         traced_offset(6), attend(query, key, value, mask=masks.causal(), query_offset=6, backend=backend),
         rtol=1e-6, atol=3e-7,
     )  # fmt: skip
+
+
+@contract
+def test_inputs_of_two_dtypes_are_computed_in_the_wider_one(backend, x64):
+    case = Case((3, 5, 7), (3, 11, 7), (3, 11, 13))
+    for narrow, wide, allowed in (("bfloat16", "float32", 2e-6), ("float32", "float64", 1e-13)):
+        arrays = [x.astype(dtype) for x, dtype in zip(case.arrays(), (wide, narrow, narrow), strict=False)]
+        output, aux = attend(*arrays, aux=("lse",), backend=backend)
+        truth = oracle.batched(*arrays)
+        assert (output.dtype, aux["lse"].dtype) == (wide, wide)
+        np.testing.assert_allclose(output, truth.output, rtol=allowed, atol=allowed)
+        np.testing.assert_allclose(aux["lse"], truth.lse, rtol=allowed, atol=allowed)
 
 
 @contract

@@ -11,6 +11,8 @@ import pytest
 import oracle
 from regard import attend, explain, masks, scores
 from regard.engine import cudnn, delegation, registry, splash_tpu
+from regard.engine.patterns import read_pattern, row_bounds
+from regard.engine.posing import pose
 
 B, H, K, T, S, D = 2, 6, 3, 7, 11, 8
 
@@ -19,8 +21,9 @@ B, H, K, T, S, D = 2, 6, 3, 7, 11, 8
 
 
 def _definition(query, key, value, keep):
-    logits = jnp.einsum("...td,...sd->...ts", query, key)
-    return jnp.einsum("...ts,...sd->...td", jax.nn.softmax(jnp.where(keep, logits, -1e9)), value)
+    """Of matrices alone: what has more axes is a mistake, as it is for a library's kernel."""
+    logits = jnp.einsum("td,sd->ts", query, key)
+    return jnp.einsum("ts,sd->td", jax.nn.softmax(jnp.where(keep, logits, -1e9)), value)
 
 
 @jax.custom_vjp
@@ -110,6 +113,17 @@ def test_vmap_with_a_shared_operand_agrees_under_every_transform(name, inside):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), run(ours), run(_definition)
     )
+
+
+def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
+    query, key, value, keep = toy_inputs()
+    queries = jnp.stack([query, -query], 1)
+    keys = jnp.stack([key * scale for scale in (1, 2, -1, 0.5, -3)], 2)
+    inner = jax.vmap(lambda query, key: ours(query, key, value, keep), (1, None))
+    found = jax.jit(jax.vmap(inner, (None, 2)))(queries, keys)
+    for j, i in np.ndindex(5, 2):
+        expected = _definition(queries[:, i], keys[..., j], value, keep)
+        np.testing.assert_allclose(found[j, i], expected, rtol=2e-5, atol=2e-5)
 
 
 def test_values_without_a_gradient_save_nothing():
@@ -207,6 +221,78 @@ def test_splash_attention_agrees_in_interpret_mode(interpreted, name):
     check("splash_tpu", *SPLASHED[name])
 
 
+def test_splash_attention_takes_any_number_for_a_document(interpreted):
+    """The least of all numbers, too, which marks the keys that fill up the last tile."""
+    arrays, mask = draw(*SQUARE), masks.segments([5] * 4 + [np.iinfo(np.int32).min] * 7)
+    truth = oracle.batched(*arrays, np.asarray(mask.dense(S)))
+    output = np.asarray(attend(*arrays, mask=mask, backend="splash_tpu"), np.float64)
+    np.testing.assert_allclose(output, truth.output, **CLOSE)
+
+
+def check_moves(backend, shapes, options):
+    """How the output moves as the inputs do, which is Regard's part, against differences in float64."""
+    arrays = draw(*shapes, *shapes)
+    call = functools.partial(attend, backend=backend, **options)
+    found = jax.jit(lambda *arrays: jax.jvp(call, arrays[:3], arrays[3:])[1])(*arrays)
+    keep = np.asarray(options["mask"].dense(shapes[0][-2], shapes[1][-2], leading_axes=2))
+    exact = [np.asarray(array, np.float64) for array in arrays]
+    ahead, behind = (
+        oracle.batched(
+            *(array + step * move for array, move in zip(exact[:3], exact[3:], strict=True)),
+            keep,
+            scale=options["scale"],
+        ).output
+        for step in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose(np.asarray(found, np.float64), (ahead - behind) / 2e-5, rtol=0.06, atol=0.06)
+
+
+def test_forward_mode_of_cudnn_is_that_of_the_same_call(hopper):
+    options = {"mask": masks.causal() & masks.lengths([5, 11]), "scale": 0.7}
+    with jax.numpy_dtype_promotion("standard"):
+        check_moves("cudnn", SQUARE, options)
+
+
+def test_forward_mode_of_splash_attention_is_that_of_the_same_call(interpreted):
+    check_moves("splash_tpu", SQUARE, {"mask": masks.sliding_window(1, 4), "scale": 0.7})
+
+
+ALIGNED = {
+    "a window after the first key": (SHAPES, {"mask": masks.sliding_window(5), "query_offset": 4}),
+    "a window that leaves out one key of the last query": (SHAPES, {"mask": masks.sliding_window(T - 2)}),
+    "lengths of keys that were moved": (SHAPES, {"mask": masks.lengths([5, 12]), "key_offset": 3}),
+    "lengths of the first of two batch axes": (
+        ((2, 3, H, T, D), (3, K, S, D), (2, 3, K, S, D)),
+        {"mask": masks.lengths([5, 2])},
+    ),
+}
+
+
+def test_the_pattern_that_a_kernel_is_told_keeps_what_the_mask_keeps():
+    rows, columns = np.indices((T, S))
+    for name, (shapes, options) in ALIGNED.items():
+        options = {"query_offset": 0} | options
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        problem = pose(*arrays, **options)
+        pattern, bounds = read_pattern(problem), row_bounds(read_pattern(problem), problem)
+        found = np.ones((*problem.leading[:-1], T, S), bool)
+        if pattern.before is not None:
+            found &= columns >= rows - pattern.before
+        if pattern.after is not None:
+            found &= columns <= rows + pattern.after
+        if bounds is not None:
+            found &= columns < np.asarray(bounds).reshape((*problem.leading[:-1], 1, 1))
+        mask, places = options["mask"], {key: options.get(key) for key in ("query_offset", "key_offset")}
+        expected = mask.dense(T, S, **places, leading_axes=len(problem.leading))
+        np.testing.assert_array_equal(*np.broadcast_arrays(found, expected[..., 0, :, :]), err_msg=name)
+
+
+def test_of_two_bounds_a_kernel_would_be_told_one():
+    mask = masks.lengths([9, 3]) & masks.prefix(5)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in SHAPES]
+    assert read_pattern(pose(*arrays, mask=mask)) == "the mask has prefix(5), which it does not know"
+
+
 def lower_for_cuda(function, *arrays):
     """The program for an NVIDIA GPU, which lowering alone needs none for."""
     # Under shard_map, as JAX's wrapper asks for devices otherwise.
@@ -288,6 +374,31 @@ def test_what_cudnn_would_answer_otherwise_is_refused(hopper, name):
     assert np.isfinite(attend(*arrays, **{**options, "aux": ()})).all()
 
 
+def test_before_hopper_cudnn_takes_heads_half_as_wide(monkeypatch, hopper):
+    whole, half, odd = ([jax.ShapeDtypeStruct((B, T, width), "bfloat16")] * 3 for width in (256, 128, 136))
+    assert explain(*whole, backend="cudnn").backend == "cudnn"
+    monkeypatch.setattr(cudnn, "find_capability", lambda: (8, 9))
+    assert explain(*half, backend="cudnn").backend == "cudnn"
+    with pytest.raises(NotImplementedError, match="head widths up to 128 that 8 divides, got 136"):
+        explain(*odd, backend="cudnn")
+
+
+def test_cudnn_takes_one_dtype_for_all_arrays(hopper):
+    query, other = (jax.ShapeDtypeStruct((B, T, D), dtype) for dtype in ("bfloat16", "float16"))
+    assert explain(other, other, other, backend="cudnn").backend == "cudnn"
+    with pytest.raises(NotImplementedError, match="bfloat16 or float16 alone, got bfloat16, float16"):
+        explain(query, other, other, backend="cudnn")
+
+
+def test_a_precision_set_for_the_whole_program_counts_for_cudnn(hopper):
+    query = jax.ShapeDtypeStruct((B, T, D), "bfloat16")
+    with (
+        jax.default_matmul_precision("float32"),
+        pytest.raises(NotImplementedError, match="precision='float32' asks for more"),
+    ):
+        explain(query, query, query, backend="cudnn")
+
+
 def test_a_traced_scale_or_offset_is_refused(hopper):
     arrays = draw(*SQUARE)
     with pytest.raises(NotImplementedError, match="its scale is part of the program"):
@@ -362,8 +473,15 @@ def test_splash_attention_refuses_what_it_was_not_checked_for(interpreted):
         ({"mask": masks.sliding_window(3) & masks.lengths([3, 4])}, "not both"),
         ({"mask": masks.segments([0] * 11, [1] * 11)}, "rows without a key"),
         ({"precision": "highest"}, "asks for more"),
+        ({"mask": masks.causal(), "query_offset": -2}, "rows without a key"),
     ):
         with pytest.raises(NotImplementedError, match=reason):
             attend(*arrays, backend="splash_tpu", **options)
+    query, key, value = arrays
+    few = key[:, :, :5], value[:, :, :5]
+    with pytest.raises(NotImplementedError, match="no more queries than keys"):
+        attend(query, *few, mask=masks.causal(), query_offset=0, backend="splash_tpu")
+    with pytest.raises(NotImplementedError, match="no query that several heads share"):
+        attend(query[:, :1], key, value, backend="splash_tpu")
     with pytest.raises(NotImplementedError, match="takes bfloat16"):
         attend(*(array.astype("float32") for array in arrays), backend="splash_tpu")

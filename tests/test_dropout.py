@@ -31,6 +31,8 @@ def test_heads_rows_and_keys_differ():
         first, second = np.take(whole, 0, axis), np.take(whole, 1, axis)
         agreement = (first == second).mean()
         assert 0.4 < agreement < 0.6
+    square = whole[..., :31]  # a query and a key at one place are two things
+    assert 0.45 < (square == np.swapaxes(square, -1, -2)).mean() < 0.56
     other = pattern((3, 5, 31, 2), 37, rng=jax.random.key(4))
     assert 0.45 < (whole == other).mean() < 0.55
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend, explain, masks
+from regard import attend, explain, masks, scores
 
 Q, K, V = jnp.zeros((2, 3, 5, 7)), jnp.zeros((2, 3, 11, 7)), jnp.zeros((2, 3, 11, 13))
 
@@ -44,6 +44,7 @@ WRONG = {
     "bias bool": (TypeError, "bias: expected a floating-point array, got bool; pass boolean and 0/1 masks as `mask=`", {"bias": array(5, 11, dtype=bool)}),
     "bias shape": (ValueError, r"bias: expected an array that broadcasts .* got shape \(11, 5\)", {"bias": array(11, 5)}),
     "scale": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\)", {"scale": array(3)}),
+    "scale true": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\), got True", {"scale": True}),
     "rate one": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
     "rate negative": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
     "rate nan": (ValueError, r"dropout_rate: expected a number in \[0, 1\)", {"dropout_rate": float("nan")}),
@@ -148,6 +149,7 @@ def test_explain_reads_shapes_alone():
     assert (report.query_heads, report.key_heads, report.backend) == (8, 2, "tiled")
     assert (report.tiles.empty, report.tiles.partial, report.tiles.full) == (28, 8, 220)
     assert report.dense_flops == 2 * 8 * 1024 * 4096 * (64 + 32)
+    assert report.dense_bytes == 4 * 8 * 1024 * 4096, "scores are sums"
     assert report.dtypes["sums"] == "float32"
     text = str(report)
     assert "causal()" in text
@@ -156,3 +158,10 @@ def test_explain_reads_shapes_alone():
     traced = []
     jax.jit(lambda n: traced.append(str(explain(Q, K, V, mask=masks.lengths(n)))) or n)(jnp.array([1, 2]))
     assert "not counted" in traced[0]
+    moved = lambda n: traced.append(str(explain(Q, K, V, mask=masks.causal(), query_offset=n))) or n
+    jax.jit(moved)(6)
+    assert "not counted" in traced[1]
+    empty = explain(shape(2, 3, 0, 7), shape(2, 3, 11, 7), V, mask=masks.causal(), query_offset=0)
+    assert "0 empty, 0 partial, 0 full of 128 x 128; 0% hold work" in str(empty)
+    metric = scores.bilinear(jnp.zeros((5, 7), jnp.bfloat16))
+    assert explain(shape(2, 3, 11, 5), K, V, score=metric).shapes["output"] == (2, 3, 11, 13)

@@ -1,7 +1,6 @@
 """Real processes on loopback, as people start them: the numbers of one, a loss survived, a common stop."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from mesh_cases import pretend
 from regard.cli import commands, main, supervision
 from regard.training import runs
 from regard.training.membership import Membership
@@ -36,10 +36,7 @@ def start(words, count, *, devices=2):
         }
         flags = ["--coordinator", address, "--processes", count, "--process", index]
         is_last = index == count - 1
-        environment = os.environ | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
+        environment = pretend(devices)
         process = subprocess.Popen(
             [sys.executable, "-c", CODE, *map(str, [*words, *(flags if is_last else [])])],
             env=environment | ({} if is_last else told),
@@ -102,6 +99,7 @@ def test_an_end_by_a_signal_is_put_into_words(tmp_path):
     assert "ended by SIGSEGV\n" in explain(signal.SIGSEGV, True)
 
 
+@pytest.mark.processes
 def test_two_processes_train_as_one(tmp_path):
     """And what was done is left alone by the same command on one device, with another mesh."""
     words = [*COPY, *SHORT, "--mesh", "data=2,fsdp=*"]
@@ -120,6 +118,7 @@ def test_two_processes_train_as_one(tmp_path):
     np.testing.assert_allclose(measured, read(tmp_path / "two")[-1]["held_out_loss"], rtol=2e-5)
 
 
+@pytest.mark.processes
 def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
     out = tmp_path / "run"
     words = [*COPY, *LONG, "--out", str(out)]
@@ -144,7 +143,7 @@ def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
     assert_same_course(found, read(tmp_path / "whole"), 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_four_processes_that_lose_the_first_go_on_as_three(tmp_path):
     """Which also keeps the addresses of all: JAX ends the others at once, below what says so."""
     out = tmp_path / "run"
@@ -165,7 +164,7 @@ def test_four_processes_that_lose_the_first_go_on_as_three(tmp_path):
     assert_same_course(read(out), read(tmp_path / "whole"), 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_four_processes_learn_a_language_as_one(tmp_path):
     for index in range(7):
         (tmp_path / f"{index}.txt").write_text(
@@ -199,7 +198,7 @@ def test_four_processes_learn_a_language_as_one(tmp_path):
         np.testing.assert_allclose(one["entropy"]["blocks.0"], other["entropy"]["blocks.0"], rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_asked_to_stop_stops_all_after_the_same_step(tmp_path, number):
     out = tmp_path / "run"
@@ -212,7 +211,7 @@ def test_one_asked_to_stop_stops_all_after_the_same_step(tmp_path, number):
     assert "with a checkpoint; the same command goes on from there" in said[0][0]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_mistake_is_told_by_all_and_nobody_waits(tmp_path):
     began = time.monotonic()
     codes, said = finish(start([*COPY, *SHORT, "--mesh", "data=3", "--out", tmp_path / "run"], 2))

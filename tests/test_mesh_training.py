@@ -14,7 +14,7 @@ from small_runs import stop_after, tiny_copy, train
 
 def check(call):
     """A function of mesh_runs, on eight devices."""
-    spawn(f"from mesh_runs import *\n{call}", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    spawn(f"from mesh_runs import *\n{call}")
 
 
 # Specifications

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend, explain, masks
+from regard import attend, explain, masks, scores
 from regard.engine.registry import COMPLETE
 
 T, S = 5, 29
@@ -52,12 +52,15 @@ def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, bac
             *arrays, mask=MASKS[name], query_offset=where, key_offset=start, aux=("lse",), backend=backend
         )
 
-    for found, expected in zip(*map(jax.tree.leaves, (part(*draw()), whole(*draw()))), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    found, expected = (
-        jax.grad(lambda *x, f=f: f(*x)[0].sum(), (0, 1, 2))(query, key, value) for f in (part, whole)
-    )
-    for one, other in zip(found, expected, strict=True):
+    @jax.jit
+    def evaluate(*arrays):
+        loss = lambda f: lambda *arrays: (f(*arrays)[0].sum(), f(*arrays))
+        return [jax.grad(loss(f), (0, 1, 2), has_aux=True)(*arrays) for f in (part, whole)]
+
+    (found_grads, found), (expected_grads, expected) = evaluate(query, key, value)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    for one, other in zip(found_grads, expected_grads, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
@@ -87,6 +90,23 @@ def test_dropout_follows_the_positions_of_keys(backend):
     whole = attend(query, key, value, mask=masks.from_array(inside), **options)
     part = attend(query, piece(key), piece(value), key_offset=FIRST, **options)
     np.testing.assert_allclose(part, whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_the_gradient_of_the_largest_score_follows_the_positions_of_keys(backend):
+    query, key, value = draw()
+    grow = scores.modifier(lambda score, batch, head, q, k: score * k.astype(score.dtype))
+
+    @jax.grad
+    def slope(query):
+        options = {"score": grow, "query_offset": 13, "key_offset": FIRST, "aux": ("max_score",)}
+        _, aux = attend(query, piece(key), piece(value), **options, backend=backend)
+        return jnp.sum(aux["max_score"])
+
+    rows = np.repeat(np.asarray(piece(key)), 2, 1) * np.arange(FIRST, LAST)[:, None] / 7**0.5
+    best = np.argmax(np.asarray(query) @ np.swapaxes(rows, -1, -2), -1)
+    expected = np.take_along_axis(rows, best[..., None], -2)
+    np.testing.assert_allclose(slope(query), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [(1, 1), (2, 3), (4, 8)], ids=str)

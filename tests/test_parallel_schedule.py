@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mask_expressions import expressions
 from mesh_cases import spawn
-from regard import masks, parallel
+from regard import attend, masks, parallel
 from regard.engine.posing import pose
 from regard.masks.grid import Grid, Run
 from regard.parallel.placements import MeshPlacement
@@ -242,6 +242,28 @@ def test_batches_and_heads_that_do_not_divide_are_refused():
 def test_the_context_refuses_an_order_that_layers_do_not_know():
     with pytest.raises(ValueError, match="layers number positions in the order of the sequence"):
         parallel.use(mesh(seq=4), "seq", layout="zigzag")
+
+
+# The context.
+
+
+def test_the_innermost_context_holds_and_after_it_the_outer_one():
+    plan = lambda: parallel.explain(*[shape(2, 4, 24, 3)] * 3).plan
+    with parallel.use(mesh(seq=4), "seq", plan="ring"):
+        assert plan() == "ring"
+        with parallel.use(mesh(seq=2), "seq", plan="all_to_all"):
+            assert plan() == "all_to_all"
+        assert plan() == "ring"
+    with pytest.raises(ValueError, match=r"mesh: expected a mesh, or `with parallel\.use"):
+        plan()
+
+
+def test_a_backend_that_is_named_is_used_in_the_context_too():
+    array, bias = np.ones((2, 8, 4), np.float32), np.tri(8, dtype=np.float32)
+    with parallel.use(mesh(seq=4), "seq", plan="ring"):
+        with pytest.raises(NotImplementedError, match="a bias is not divided"):
+            attend(array, array, array, bias=bias)
+        np.testing.assert_allclose(attend(array, array, array, bias=bias, backend="dense"), 1, rtol=1e-6)
 
 
 def test_a_mask_that_cannot_be_cut_says_so():

@@ -275,6 +275,26 @@ def test_what_is_masked_reaches_nothing(name, bad, backend):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
+def test_a_query_whose_keys_a_score_removes_gets_nothing(backend, x64):
+    """Without a mask, nothing but the scores says that a row is empty."""
+    arrays, empty = draw(), np.arange(T) % 5 == 2
+    cotangent = np.random.default_rng(4).normal(size=(B, H, T, E))
+
+    def remove(score, batch, head, query, key):
+        return jnp.where(query % 5 == 2, -jnp.inf, score)
+
+    def loss(*arrays):
+        output = attend(*arrays, score=scores.modifier(remove), query_offset=0, backend=backend)
+        return jnp.sum(output * cotangent), output
+
+    grads, output = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+    expected = oracle.batched(*arrays, keep=~empty[:, None], cotangent=cotangent)
+    parts = expected.output, expected.d_query, expected.d_key, expected.d_value
+    for one, other in zip((output, *grads), parts, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_dtypes_round_and_no_more(dtype, backend, x64):
     arrays = [x.astype(dtype) for x in draw()]
@@ -377,13 +397,14 @@ def test_a_relative_bias_is_the_same_over_many_tiles(blocking, x64):
 
 
 def test_a_score_of_many_parameters_keeps_their_order(x64):
-    """More than ten: as text, their numbers do not sort as numbers do."""
+    """More than ten, as text, do not sort as numbers do; what is no parameter comes after them."""
     query, key, value = draw()
-    rates = [jnp.asarray(0.1 * (n + 1)) for n in range(13)]
+    rates, kinds = [jnp.asarray(0.1 * (n + 1)) for n in range(13)], jnp.arange(S) % 3
 
     def loss(backend, rates):
         def change(score, batch, head, query, key):
-            return sum(rate * jnp.sin((n + 1) * score) for n, rate in enumerate(rates))
+            waves = sum(rate * jnp.sin((n + 1) * score) for n, rate in enumerate(rates))
+            return waves + kinds[key].astype(score.dtype)
 
         score = scores.modifier(change)
         return jnp.sum(jnp.sin(attend(query, key, value, score=score, query_offset=0, backend=backend)))
@@ -484,6 +505,16 @@ def test_weights_of_chosen_rows_and_heads_are_those_of_the_whole(rows, heads, ba
         expected = np.asarray(whole[name])[:, list(head)][:, :, np.asarray([*row], int)]
         np.testing.assert_allclose(aux[name], expected, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(aux["lse"], whole["lse"], rtol=1e-6)
+
+
+def test_chosen_rows_show_no_nan_of_a_key_that_a_bias_removes():
+    query, key, value = draw(np.float32)
+    bias = jnp.zeros((1, S)).at[0, 5].set(-jnp.inf)
+    options = {"bias": bias, "aux": ("weights", "scores"), "rows": [7, 0], "backend": "tiled"}
+    _, aux = attend(query, key.at[:, :, 5].set(jnp.nan), value, **options)
+    truth = oracle.batched(query, key, value, bias=bias)
+    for name in options["aux"]:
+        np.testing.assert_allclose(aux[name], getattr(truth, name)[:, :, [7, 0]], rtol=2e-6, atol=1e-6)
 
 
 def test_a_few_rows_of_long_sequences_take_little_memory():

@@ -1,8 +1,9 @@
 """attend over several devices: the compiler's partitioning and shard_map. A fresh process makes them."""
 
-import os
 import subprocess
 import sys
+
+from mesh_cases import pretend
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -39,11 +40,7 @@ print("shards agree")
 
 
 def test_shards_agree_with_one_device():
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-    }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT], env=pretend(4), capture_output=True, text=True, check=False
     )
     assert done.stdout == "shards agree\n", done.stderr

@@ -112,6 +112,22 @@ def test_values_statistics_and_gradients_do_not_depend_on_tiles(name, tiling):
     plain.assert_as_exact(d_scale, *by_scale, "d_scale", magnitude=terms)
 
 
+def test_each_head_of_a_group_attends_to_keys_of_its_own():
+    lengths = np.array([[11, 2, 0, 5, 7, 1], [3, 1, 10, 4, 0, 11]])
+    arrays, (cotangent,) = draw((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)), draw((2, 6, 5, 13))
+    keep = np.arange(11) < lengths[..., None, None]
+    truth = oracle.batched(*arrays, keep=np.broadcast_to(keep, (2, 6, 5, 11)), cotangent=cotangent)
+    several_heads = functools.partial(tiled.run, forward=Blocking(3, 4, 3), backward=Blocking(4, 5, 3))
+    for run in (several_heads, dense.run):
+
+        def loss(*arrays, run=run):
+            output, _ = run(posed(*arrays, mask=masks.lengths(lengths)))
+            return jnp.sum(output * cotangent), output
+
+        grads, output = compiled(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+        assert_close((output, *grads), (truth.output, truth.d_query, truth.d_key, truth.d_value))
+
+
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("heads", [(3, 3), (6, 3)], ids=["alone", "grouped"])
 def test_dropout_is_that_of_the_definition_whatever_the_tiles(heads, tiling):
@@ -297,6 +313,21 @@ def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, x64):
     assert_close(found, outcome(dense.run), rtol=1e-9, atol=1e-10)
 
 
+def test_a_third_derivative_in_reverse_is_the_third_cumulant():
+    """lse is the scores' cumulant-generating function of the scale."""
+    query, key, value = draw((3, 7), (5, 7), (5, 2))
+
+    def total(scale):
+        return jnp.sum(in_small_tiles(posed(query, key, value, ("lse",), scale=scale))[1]["lse"])
+
+    second = lambda scale: jax.jvp(jax.grad(total), (scale,), (jnp.float32(1),))[1]
+    found = compiled(jax.grad(second))(jnp.float32(0.3))
+    weights = oracle.attention(query, key, value, scale=0.3).weights
+    products = np.asarray(query, np.float64) @ np.asarray(key, np.float64).T
+    mean = np.sum(weights * products, -1, keepdims=True)
+    np.testing.assert_allclose(found, np.sum(weights * (products - mean) ** 3), rtol=1e-4)
+
+
 # Where what is not differentiated varies along a batch.
 
 AXES = {
@@ -334,6 +365,16 @@ def test_a_batch_of_masks_offsets_and_patterns_is_a_loop_over_calls(varying, x64
         assert_close(jax.tree.map(lambda x, row=row: x[row], every), single(*picked, key), 1e-10, 1e-11)
     total = lambda key: jnp.sum(jax.vmap(one, in_axes=(*AXES[varying], None))(*arguments, key))
     assert_close(compiled(jax.grad(total))(key), every[1][1].sum(0), 1e-10, 1e-11)
+
+
+def test_masks_may_vary_along_any_axis_of_theirs():
+    query, key, value = draw((2, 3, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13))
+    lengths = np.array([[3, 11, 0, 7, 10], [8, 5, 2, 6, 1]])  # of two batch rows, five times
+    call = lambda lengths: in_small_tiles(posed(query, key, value, mask=masks.lengths(lengths)))[0]
+    found = compiled(jax.vmap(call, in_axes=1))(jnp.asarray(lengths))
+    keep = np.arange(11) < lengths.T[:, :, None, None, None]
+    for output, cells in zip(found, np.broadcast_to(keep, (5, 2, 3, 5, 11)), strict=True):
+        assert_close(output, oracle.batched(query, key, value, keep=cells).output)
 
 
 # Predicates that close over arrays.
@@ -617,6 +658,8 @@ def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles)
     spoiled = outcome(spoil(query, asks), spoil(key, answers), spoil(value, answers), jnp.float32(0.3))
     assert not answers.all()
     assert_same_bits(spoiled, clean)
+    assert_same_bits(outcome(query, key, spoil(value, answers), jnp.float32(0.3)), clean)
+    assert_same_bits(outcome(query, spoil(key, answers), value, jnp.float32(0.3)), clean)
 
 
 def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():
