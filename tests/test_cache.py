@@ -275,6 +275,10 @@ def test_overflow_under_jit_keeps_earlier_tokens(kind):
     np.testing.assert_array_equal(again.value, over.value)
     with pytest.raises(ValueError, match=r"lengths: expected 0\.\.(17|15).*got 18"):
         over.rewind([18, 11])
+    if kind == "paged":  # what was lost cannot be shared
+        with pytest.raises(ValueError, match="num_pages: expected at most 3, the full pages of row 0; got 4"):
+            over.release(1).share(1, 0, 4)
+        assert over.release(1).share(1, 0, 3).lengths.tolist() == [21, 15]
     back = over.rewind(capacity - 2)
     assert not back.overflowed.any()
     brim = back.append(key[:, :, :2], value[:, :, :2])
@@ -421,6 +425,9 @@ def test_rows_share_a_prompt():
     np.testing.assert_array_equal(left.key[1], grown.key[1])
     assert left.release(1).free_pages.tolist() == list(range(7))
     assert left.lengths.tolist() == [0, 13]
+    # The first may serve another request, and is held to nothing that it once shared.
+    served = left.assign(0, 3).append(*prompt[1:], [4, 0])
+    assert served.rewind([0, 13]).lengths.tolist() == [0, 13]
 
 
 # Against a list of tokens.
@@ -512,6 +519,10 @@ def test_a_cache_of_bfloat16_or_of_float32_keeps_bfloat16_whole():
     _, key, value = (jnp.asarray(x, jnp.bfloat16) for x in draw())
     cache = contiguous(jnp.bfloat16, garbage=0.0).append(key, value)
     np.testing.assert_array_equal(cache.key[:, :, :T], key)
+    np.testing.assert_array_equal(cache.value[:, :, :T], value)
+    for kind in CACHES:
+        empty = CACHES[kind](jnp.bfloat16)
+        assert empty.key.dtype == empty.value.dtype == jnp.bfloat16
     # float32 holds bfloat16 without loss.
     np.testing.assert_array_equal(contiguous().append(key, value).key[:, :, :T], key.astype(jnp.float32))
 

@@ -361,6 +361,18 @@ def test_steps_are_a_sequence(rule, normalise):
     close(alone, output[0, 0, 0])
 
 
+@pytest.mark.parametrize("rule", ["gated per head", "gated per channel"])
+def test_a_step_may_share_one_query_among_the_rows(rule):
+    arrays = draw(rule, (K, K), length=1)
+    tokens = {name: x[:, :, 0] for name, x in arrays.items() if name != "memory" and x is not None}
+    step = jax.jit(lambda memory, tokens: linear.step(linear.State(memory), **tokens))
+    output, state = step(arrays["memory"], {**tokens, "query": tokens["query"][1]})
+    shared = {**arrays, "query": jnp.stack([arrays["query"][1]] * B)}
+    truth, same = (linear_oracle.batched(numpy(shared), dtype=dtype) for dtype in (np.float64, np.float32))
+    plain.assert_as_exact(output, truth[0][:, :, 0], same[0][:, :, 0], "output")
+    plain.assert_as_exact(state.memory, truth[1], same[1], "memory")
+
+
 def test_a_state_may_begin_a_normalised_sequence():
     arrays = draw("gated per head")
     arrays.pop("memory")
@@ -431,6 +443,8 @@ def test_without_causality_queries_are_not_the_tokens_of_keys():
     taken = {n: x[:, :, :4] if n in ("key", "value") else x for n, x in arrays.items()}
     close(output, run(taken, causal=False)[0])
     assert np.asarray(output[:, :, 4:]).all()
+    mapped, _ = run(arrays, valid=valid, causal=False, feature_map=MAPS["elu1"])
+    close(mapped, run(taken, causal=False, feature_map="elu1")[0])
 
 
 # Decay.

@@ -110,6 +110,11 @@ def test_tiles_agree_with_cells(mask):
     assert_tiles_are_safe(mask, 5, 5, (2, 3), 1, exact=mask in EXACT)
 
 
+@pytest.mark.parametrize("mask", [masks.global_tokens(2), LEAVES[10]], ids=lambda m: type(m).__name__)
+def test_tiles_on_both_sides_of_the_first_position_agree_with_cells(mask):
+    assert_tiles_are_safe(mask, 5, 5, (2, 3), -3, exact=mask in EXACT)
+
+
 @pytest.mark.parametrize("T", range(1, 8))
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_dilated_tile_is_empty_exactly_when_no_multiple_fits(T, stride):
@@ -139,6 +144,14 @@ def test_tiles_of_a_per_row_offset_and_a_traced_mask_are_safe():
     )
 
 
+def test_a_mask_without_data_has_a_row_for_every_offset():
+    offsets = np.array([1, -2])
+    expected = np.stack([by_hand(lambda q, k: k <= q, 3, 7, offset) for offset in offsets])
+    np.testing.assert_array_equal(cells(masks.causal(), 3, 7, query_offset=offsets), expected)
+    codes = masks.causal().tiles(3, 7, query_block=1, key_block=1, query_offset=offsets)
+    np.testing.assert_array_equal(codes, np.where(expected, Tile.FULL, Tile.EMPTY))
+
+
 def test_tiling_a_long_mask_builds_no_square_array():
     mask = masks.causal() & masks.sliding_window(1000) & masks.segments(np.arange(131_072) // 5000)
     compiled = (
@@ -162,6 +175,8 @@ def test_per_row_data_keeps_to_the_first_leading_axis():
     mask = masks.lengths([2, 0]) & masks.segments([[0, 1, 1], [0, 0, 0]])
     assert cells(mask, 3).shape == (2, 3, 3)
     assert cells(mask, 3, leading_axes=3).shape == (2, 1, 1, 3, 3)
+    keys_alone = cells(masks.segments([1, 4], [[1, 1, 4], [4, 0, 1]]), 2, 3)
+    np.testing.assert_array_equal(keys_alone, [[[1, 1, 0], [0, 0, 1]], [[0, 0, 1], [1, 0, 0]]])
     np.testing.assert_array_equal(cells(mask, 3, leading_axes=2)[:, 0], cells(mask, 3))
     with pytest.raises(ValueError, match="leading_axes: expected at least 1"):
         mask.dense(3, leading_axes=0)
@@ -175,6 +190,8 @@ def test_segments_by_position_are_read_where_the_query_sits():
     beyond = cells(masks.segments(ids), 3, 5, query_offset=4)
     assert beyond[0].any()
     assert not beyond[1:].any()
+    before = cells(masks.segments(ids), 3, 5, query_offset=-2)
+    np.testing.assert_array_equal(before, [[0] * 5, [0] * 5, [1, 1, 0, 0, 0]])
 
 
 def test_new_data_does_not_retrace():
@@ -238,7 +255,23 @@ def test_parse_refuses_what_is_not_a_mask(text):
         masks.parse(text)
 
 
+def test_parse_knows_the_windows_of_other_libraries():
+    assert masks.parse("from_jax_window((3, 1))") == masks.sliding_window(3, 1)
+    assert masks.parse("from_hf_window(3)") == masks.sliding_window(2)
+    assert masks.parse("from_flash_window(-1, right=1)") == masks.sliding_window(None, 1)
+
+
 # Words for mistakes
+
+
+@pytest.mark.parametrize(
+    "text", ["~causal()", "causal() & prefix(1)", "prefix(1) | causal()", "~(prefix(1) & ~causal())"]
+)
+def test_a_mask_on_positions_asks_where_the_queries_sit_however_it_is_joined(text):
+    with pytest.raises(ValueError, match="Pass query_offset=3 when the queries are the last rows"):
+        masks.parse(text).dense(2, 5)
+    with pytest.raises(ValueError, match="Pass query_offset=-3 when the queries are the last rows"):
+        masks.parse(text).tiles(5, 2)
 
 
 def test_mistakes_are_explained():
@@ -263,6 +296,8 @@ def test_mistakes_are_explained():
         masks.from_array(np.zeros((2, 2), np.float32))
     with pytest.raises(TypeError, match=r"use masks.valid_keys"):
         masks.from_array([True, False])
+    with pytest.raises(TypeError, match=r"valid: expected an array \(..., S\) with one entry per key"):
+        masks.valid_keys(True)
     with pytest.raises(TypeError, match="fn: expected a function"):
         masks.predicate(3)
     with pytest.raises(TypeError, match="expected fn to return booleans"):
@@ -286,6 +321,12 @@ def test_pictures_mark_each_pair_or_each_block_of_pairs():
     assert large.splitlines()[0].startswith("640 queries x 640 keys, one mark per 20 x 20")
     assert len(large.splitlines()) == 33
     assert large.splitlines()[2] == "█ ▒" + " ·" * 30
+    # 64 are drawn one by one, 65 no more; the mark of a block names its queries first.
+    assert masks.prefix(3).picture(2, 64).splitlines()[1:] == [f"{t} ■ ■ ■{' ·' * 61}" for t in range(2)]
+    assert masks.prefix(3).picture(2, 65).splitlines() == [
+        "2 queries x 65 keys, one mark per 1 x 3   █ all may attend  ▒ some  · none",
+        *["█" + " ·" * 21] * 2,
+    ]
     assert masks.lengths([1, 0]).picture(2).splitlines()[1] == "0 ■ ·"
     assert masks.causal().picture(0).splitlines() == ["0 queries x 0 keys   ■ may attend  · may not"]
 
@@ -310,10 +351,14 @@ def test_torch_multi_head_attention_drops_where_true():
     with pytest.raises(ValueError, match="got none"):
         masks.from_torch_mha()
     assert masks.from_torch_mha(is_causal=True) == masks.causal()
+    assert masks.from_torch_mha(drop.T, padding, is_causal=True) == (
+        masks.from_torch_mha(drop.T) & masks.valid_keys(~padding) & masks.causal()
+    )
 
 
 def test_windows_count_as_their_libraries_do():
     assert masks.from_flash_window(-1, 0) == masks.sliding_window(None, 0)
+    assert masks.from_flash_window(2, -1) == masks.sliding_window(2, None)
     np.testing.assert_array_equal(cells(masks.from_flash_window(2, 1), 5).sum(1), [2, 3, 4, 4, 3])
     np.testing.assert_array_equal(cells(masks.from_hf_window(2), 5).sum(1), [1, 2, 2, 2, 2])
     assert masks.from_jax_window((3, 1)) == masks.sliding_window(3, 1)
@@ -327,6 +372,7 @@ def test_windows_count_as_their_libraries_do():
 def test_zero_one_masks_and_padding_are_read():
     keep = np.array([[1, 0, 2], [0, 0, 1]])
     np.testing.assert_array_equal(cells(masks.from_array(keep), 2, 3), keep != 0)
+    np.testing.assert_array_equal(cells(masks.from_array(-keep), 2, 3), keep != 0)
     np.testing.assert_array_equal(cells(masks.from_drop(keep), 2, 3), keep == 0)
     np.testing.assert_array_equal(cells(masks.from_hf_attention_mask(keep), 1, 3)[:, 0], keep != 0)
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch, S\)"):

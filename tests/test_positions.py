@@ -60,6 +60,7 @@ def test_a_learned_table_starts_small_and_random():
     assert table.shape == (211, 97)
     assert abs(float(table.std()) - 0.1) < 0.002
     assert abs(float(table.mean())) < 0.003
+    assert abs(float(positions.learned(jax.random.key(0), 211, 97).std()) - 0.02) < 0.0004
     assert positions.learned(jax.random.key(0), 3, 5, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 

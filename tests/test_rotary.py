@@ -59,7 +59,7 @@ def test_positions_may_be_per_row_and_per_batch():
         np.testing.assert_array_equal(positions.rotary(features, position), positions.rotary(features))
 
 
-@pytest.mark.parametrize("start", [0, 31, 32, 1000, 1_000_000, 2**31 - 8, -3, -(2**31) + 1])
+@pytest.mark.parametrize("start", [0, 31, 32, 1000, 1_000_000, 2**31 - 8, -3, -37, -(2**31) + 1])
 def test_any_position_is_exact(start):
     features = draw(7, 10)
     expected = truth(features, start + np.arange(7, dtype=np.int64))
@@ -97,6 +97,13 @@ def test_scores_depend_on_distance_alone(interleaved):
         positions.rotary(query, 5, interleaved=True)[..., order], positions.rotary(query[..., order], 5),
         rtol=1e-6, atol=1e-6,
     )  # fmt: skip
+
+
+def test_settings_as_a_value_are_those_of_the_call():
+    features, scaling = draw(2, 3, 7, 10), positions.Linear(2.0)
+    turn = positions.Rotary(base=500.0, width=6, interleaved=True, scaling=scaling)
+    expected = truth(features, np.arange(5, 12), 6, 500.0, interleaved=True, scaling=scaling)
+    np.testing.assert_allclose(turn(features, 5), expected, rtol=1e-6, atol=2e-6)
 
 
 def test_transforms_agree_with_the_plain_call():
@@ -180,6 +187,14 @@ def test_yarn_is_its_rule_feature_by_feature(whole):
     assert positions.YaRN(32.0, 4096, sharpness=0.5).amplitude == 0.5
 
 
+def test_yarn_of_a_short_training_begins_at_the_first_feature():
+    found = positions.YaRN(32.0, 64).frequencies(64, BASE)
+    # 64 tokens: the first feature turns 10.2 times and none 32 times; feature 8.06 turns once.
+    for i, frequency in enumerate(found):
+        usual, seldom = BASE ** (-2 * i / 64), min(i / 9, 1)
+        np.testing.assert_allclose(frequency, usual * (1 - seldom) + usual / 32 * seldom, rtol=1e-12)
+
+
 def test_yarn_sharpens_scores():
     features, rule = draw(3, 7, 10), positions.YaRN(4.0, 16)
     turned = positions.rotary(features, 100, scaling=rule)
@@ -212,6 +227,7 @@ X = np.ones((2, 7, 10), np.float32)
         (lambda: positions.rotary(X[0, 0]), "features: expected a floating-point array"),
         (lambda: positions.rotary(X, scaling="yarn"), "scaling: .*Linear, DynamicNTK, Llama3, YaRN.*'yarn'"),
         (lambda: positions.Linear(0.5), "factor: expected at least 1, got 0.5"),
+        (lambda: positions.YaRN(float("nan"), 64), "factor: expected at least 1, got nan"),
         (lambda: positions.DynamicNTK(2.0, 0, 5), "trained_length: expected at least 1, got 0"),
         (lambda: positions.Llama3(8.0, low_frequency=4.0), "low_frequency, high_frequency: .*4.0 and 4.0"),
         (lambda: positions.YaRN(8.0, 5, 1.0, 1.0), "slow_turns, fast_turns: .*1.0 and 1.0"),

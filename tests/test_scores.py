@@ -302,6 +302,16 @@ def test_narrow_dtypes_round_and_no_more(dtype, backend, x64):
     options = {"mask": MASK, "query_offset": OFFSET, "score": chain, "backend": backend, "aux": ("lse",)}
     output, aux = attend(*arrays, **options)
     exact, exact_aux = attend(*(x.astype(np.float64) for x in arrays), **options)
+    # What is exact is known: each score in its turn, by its formula.
+    query, key, value = (np.asarray(x, np.float64) for x in arrays)
+    raw = np.einsum("bhtd,bhsd->bhts", query, np.repeat(key, H // K, 1)) / np.sqrt(D)
+    _, head, query_position, key_position = places()
+    sloped = raw - column(chain[0].slopes) * abs(query_position - key_position)
+    biased = 2 * np.tanh(sloped / 2) + np.asarray(chain[2].table, np.float64)[buckets(True, 128), head]
+    keep = np.asarray(MASK.dense(T, S, query_offset=OFFSET, leading_axes=2))
+    truth = oracle.batched(query, key, value, keep=keep, bias=biased - raw)
+    np.testing.assert_allclose(exact, truth.output, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(exact_aux["lse"], truth.lse, rtol=1e-9)
     assert (output.dtype, aux["lse"].dtype) == (dtype, "float32")
     unit = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(output.astype(np.float64), exact, rtol=4 * unit, atol=4 * unit)
@@ -334,6 +344,16 @@ def test_scores_go_left_to_right_before_the_bias():
 )
 def test_slopes_of_alibi_are_the_published_ones(count, slopes):
     np.testing.assert_allclose(scores.alibi(count).slopes, slopes, rtol=1e-6)
+
+
+def test_alibi_counts_distances_to_both_sides_exactly_however_far_the_sequence():
+    """Beyond 2^24, float32 has no odd numbers."""
+    far = 2**24
+    query, key = jnp.zeros((2, 3, 7)), jnp.zeros((2, 5, 7))
+    options = {"query_offset": far + 1, "key_offset": far, "score": scores.alibi(slopes=[0.5, 2.0])}
+    found = attend(query, key, key, **options, aux=("scores",))[1]["scores"]
+    distance = np.array([[1, 0, 1, 2, 3], [2, 1, 0, 1, 2], [3, 2, 1, 0, 1]])
+    np.testing.assert_array_equal(found, [-0.5 * distance, -2.0 * distance])
 
 
 def test_buckets_are_those_of_t5_with_exact_borders():
@@ -478,6 +498,16 @@ def test_bilinear_is_a_product_with_its_metric(shape, backend, x64):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_a_float32_metric_meets_narrow_queries_in_float32():
+    """1 + 2^-9 is no bfloat16, but what remains of it once 1 is taken away is."""
+    query = jnp.array([[1, -1], [2, 1]], jnp.bfloat16)
+    metric = np.array([[1 + 2**-9], [1]], np.float32)
+    key = jnp.array([[512], [256], [-1024]], jnp.bfloat16)
+    options = {"score": scores.bilinear(metric), "scale": 1.0, "aux": ("scores",)}
+    found = attend(query, key, key, **options)[1]["scores"]
+    np.testing.assert_array_equal(found, [[1, 0.5, -2], [1536, 768, -3072]])
+
+
 # Weights on demand.
 
 
@@ -554,12 +584,16 @@ def test_rows_that_do_not_exist_are_refused(options, error, words):
         (lambda: scores.softcap("a"), TypeError, "cap: expected a number"),
         (lambda: scores.softcap(np.ones((2, 3))), ValueError, r"cap: expected a number or an array \(H,\)"),
         (lambda: scores.temperature([1.0, 0.0]), ValueError, "temperature: expected more than 0"),
+        (lambda: scores.softcap(np.nan), ValueError, "cap: expected more than 0, got nan"),
+        (lambda: scores.temperature([1.0, np.nan]), ValueError, "temperature: expected more than 0"),
         (lambda: scores.alibi(0), ValueError, "num_heads: expected at least 1"),
         (lambda: scores.alibi(), TypeError, "expected num_heads or slopes"),
         (lambda: scores.alibi(4, slopes=[1.0]), TypeError, "expected num_heads or slopes"),
         (lambda: scores.relative_bias(np.ones((32, 2), int)), TypeError, "table: expected a floating-point"),
         (lambda: scores.relative_bias(np.ones(32)), ValueError, r"table: expected shape \(buckets, H\)"),
         (lambda: scores.relative_bias(np.ones((31, 2))), ValueError, "an even number"),
+        (lambda: scores.relative_bias(np.ones((2, 3))), ValueError, "at least 4 buckets, an even number"),
+        (lambda: scores.relative_bias(np.ones((1, 3)), bidirectional=False), ValueError, "least 2 buckets;"),
         (lambda: scores.relative_bias(np.ones((32, 2)), max_distance=8), ValueError, "max_distance: expect"),
         (lambda: scores.modifier(3), TypeError, "fn: expected a function of"),
         (lambda: scores.bilinear(np.ones(3)), ValueError, "metric: expected shape"),
@@ -578,8 +612,10 @@ def test_bad_parameters_are_explained(make, error, words):
         (lambda: [scores.softcap(1), abs], TypeError, "score: expected a scores.Score"),
         (lambda: scores.alibi(5), ValueError, "alibi slopes: expected one entry per query head, 6"),
         (lambda: scores.softcap(np.ones(3)), ValueError, "softcap cap: expected one entry per query head"),
+        (lambda: scores.temperature(np.ones(3)), ValueError, "temperature: expected one entry per query"),
         (lambda: scores.relative_bias(np.ones((8, 3))), ValueError, "relative_bias table: expected one"),
         (lambda: scores.modifier(lambda s, b, h, q, k: q), TypeError, "expected fn to return one floating"),
+        (lambda: scores.modifier(lambda s, b, h, q, k: s[None]), TypeError, r"one float.*got float32\[1\]"),
         (lambda: [scores.softcap(1), scores.bilinear(np.eye(D))], ValueError, "expected bilinear first"),
         (lambda: scores.bilinear(np.eye(5)), ValueError, "bilinear metric: expected"),
         (lambda: scores.bilinear(np.ones((2, D, D))), ValueError, "bilinear metric: expected"),

@@ -403,6 +403,19 @@ def test_a_predicate_may_close_over_a_concrete_array():
     assert_close(step(in_small_tiles, *arrays), whole(*arrays))
 
 
+@pytest.mark.parametrize("run", [in_small_tiles, dense.run], ids=["tiled", "dense"])
+def test_a_predicate_that_closes_over_an_array_is_held_to_booleans_too(run):
+    arrays = draw((3, 11, 7), (3, 11, 7), (3, 11, 13))
+    ids, everything = jnp.asarray(DOCUMENTS[0]), jnp.asarray(True)
+    apart = masks.predicate(lambda query, key: ids[query] - ids[key])
+    for mask in (apart, ~apart, apart & masks.causal()):
+        with pytest.raises(TypeError, match=r"predicate: expected fn to return booleans .*, got int32"):
+            run(posed(*arrays, mask=mask))
+    # One answer for all pairs is as good as one for each.
+    one = run(posed(*arrays, mask=masks.predicate(lambda query, key: everything)))[0]
+    assert_close(one, run(posed(*arrays))[0])
+
+
 def test_a_predicate_may_close_over_a_traced_array():
     arrays, ids = draw((3, 11, 7), (3, 11, 7), (3, 11, 13)), jnp.asarray(DOCUMENTS)
 

@@ -51,13 +51,7 @@ class Predicate(Positional):
     fn: Callable[[Array, Array], Array] = static()
 
     def keep(self, grid: Grid) -> Array:
-        keep = jnp.asarray(self.fn(grid.query_position, grid.key_position))
-        if keep.dtype != bool:
-            raise TypeError(
-                f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
-            )
-        shape = np.broadcast_shapes(grid.query_position.shape, grid.key_position.shape)
-        return jnp.broadcast_to(keep, shape)
+        return _answer(self.fn(grid.query_position, grid.key_position), grid)
 
     def verdicts(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
@@ -82,7 +76,7 @@ class HoistedPredicate(Positional):
 
     def keep(self, grid: Grid) -> Array:
         (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_position)
-        return keep
+        return _answer(keep, grid)
 
     def verdicts(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
@@ -93,6 +87,15 @@ class HoistedPredicate(Positional):
 
     def expression(self) -> str:
         return self.text
+
+
+def _answer(found: Any, grid: Grid) -> Array:
+    """What a function said of the grid's cells: booleans, one per cell."""
+    keep = jnp.asarray(found)
+    if keep.dtype != bool:
+        raise TypeError(f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}")
+    shape = np.broadcast_shapes(grid.query_position.shape, grid.key_position.shape)
+    return jnp.broadcast_to(keep, shape)
 
 
 def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
