@@ -1,5 +1,7 @@
 """The layers' definitions in float64 NumPy, one line of mathematics per line: the truth of their tests."""
 
+import re
+
 import jax
 import numpy as np
 from flax import nnx
@@ -24,10 +26,14 @@ def linear(layer: nnx.Linear, x):
     return y if layer.bias is None else y + float64(layer.bias[...])
 
 
-def layer_norm(layer: nnx.LayerNorm, x):
+def layer_norm(layer: nnx.LayerNorm, x, epsilon=EPSILON):
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + EPSILON) * float64(layer.scale[...]) + float64(layer.bias[...])
+    return (x - mean) / np.sqrt(variance + epsilon) * float64(layer.scale[...]) + float64(layer.bias[...])
+
+
+def rms_norm(layer: nnx.RMSNorm, x, epsilon=EPSILON):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * float64(layer.scale[...])
 
 
 def softmax_rows(scores, keep):
@@ -39,7 +45,7 @@ def softmax_rows(scores, keep):
     return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
 
 
-def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0):
+def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0, epsilon=EPSILON):
     """Output (B, T, M) and weights (B, H, T, S) of batched inputs; keep and bias broadcast to the weights."""
     key = query if key is None else key
     value = key if value is None else value
@@ -55,7 +61,10 @@ def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0):
     heads, weights = [], []
     for h in range(layer.num_heads):
         mine, theirs = slice(h * D, (h + 1) * D), slice(h // group * D, (h // group + 1) * D)
-        scores = np.einsum("btd,bsd->bts", q[..., mine], k[..., theirs]) / np.sqrt(D)
+        one, other = q[..., mine], k[..., theirs]
+        if layer.query_norm is not None:
+            one, other = rms_norm(layer.query_norm, one, epsilon), rms_norm(layer.key_norm, other, epsilon)
+        scores = np.einsum("btd,bsd->bts", one, other) / np.sqrt(D)
         full = (scores.shape[0], layer.num_heads, *scores.shape[1:])
         kept = np.broadcast_to(keep, full)[:, h]
         weights.append(softmax_rows(scores + np.broadcast_to(bias, full)[:, h], kept))
@@ -75,6 +84,14 @@ def assert_close(actual, expected, ulps=128):
     expected = float64(expected)
     scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
     np.testing.assert_allclose(float64(actual), expected, rtol=0, atol=ulps * 2.0**-24 * scale)
+
+
+def precisions(call, *arrays):
+    """The precisions that the products of a call are computed with: {"None"}, where none is asked for."""
+    program = str(jax.make_jaxpr(lambda *arrays: call(*arrays))(*arrays))
+    found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)
+    # A program says nothing of products for which nothing is asked.
+    return {*found, *["None"] * (program.count("dot_general[") - len(found))}
 
 
 def count_parameters(module: nnx.Module) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import ACTIVATIONS, float64, linear, softmax_rows
+from layer_oracle import ACTIVATIONS, float64, linear, rms_norm, softmax_rows
 from regard import KVCache, masks, positions
 from regard.layers import FeedForward, MultiHeadAttention
 from regard.layers.residual import Residual
@@ -74,10 +74,6 @@ def small(name, seed=0):
     return randomize(
         dataclasses.replace(chosen, config=shrink(chosen.config)).build(rngs=nnx.Rngs(seed)), seed
     )
-
-
-def rms_norm(layer, x, epsilon=1e-6):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * float64(layer.scale[...])
 
 
 # Presets.
@@ -208,6 +204,15 @@ def test_norms_before_and_at_the_end_of_a_branch_are_the_definition():
         residual.leave(jnp.asarray(x), jnp.asarray(branch)), expected, rtol=0, atol=1e-5
     )
     assert not hasattr(residual.norm, "bias") or residual.norm.bias is None
+
+
+def test_dropout_falls_on_a_branch_after_its_norm():
+    options = {"place": "both", "kind": "rms", "dropout_rate": 0.5, "rngs": nnx.Rngs(0)}
+    residual, branch = randomize(Residual(M, **options)), draw(6, B, T, M)
+    added = np.asarray(residual.leave(jnp.zeros((B, T, M)), jnp.asarray(branch)))
+    expected = np.where(added == 0, 0, 2 * rms_norm(residual.branch_norm, float64(branch)))
+    np.testing.assert_allclose(added, expected, rtol=0, atol=1e-5)
+    assert 0.3 < (added == 0).mean() < 0.7
 
 
 def test_heads_normalised_turned_scaled_and_with_sinks_are_the_definition():
@@ -371,6 +376,8 @@ def test_caches_and_queries_that_do_not_fit_are_refused():
     cache = KVCache.create(B, 2, 5, 10)
     with pytest.raises(ValueError, match=r"cache: expected query \(2, T, 26\) alone.* and more"):
         layer(x, x, cache=cache)
+    with pytest.raises(ValueError, match=r"value or query_offset; got query \(2, 3, 26\) and more$"):
+        layer(x, cache=cache, mask=masks.causal(), query_offset=1)
     with pytest.raises(ValueError, match="query_offset: expected where the queries sit"):
         layer(x, jnp.ones((B, 5, M)))
     with pytest.raises(ValueError, match=r"got query \(1, 3, 26\)$"):

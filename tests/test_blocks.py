@@ -81,6 +81,26 @@ def test_layer_norm_keeps_its_digits_far_from_zero():
     assert_close(residual.leave(jnp.asarray(x), jnp.zeros(x.shape)), expected, ulps=2**15)
 
 
+def test_the_epsilon_asked_for_is_that_of_every_norm():
+    block = encoder(norm_epsilon=0.3, attention={"query_key_norm": True})
+    x = draw(17, B, T, M)
+    y = float64(x)
+    normed = layer_norm(block.attention_residual.norm, y, 0.3)
+    y = y + multi_head(block.attention, normed, epsilon=0.3)[0]
+    y = y + feed_forward(block.feed_forward, layer_norm(block.feed_forward_residual.norm, y, 0.3))
+    assert_close(compiled(block, x), y)
+
+
+def test_positions_turn_nothing_in_a_memory():
+    block = decoder(attention={"rotary": positions.Rotary(base=50.0, width=6)})
+    x, memory = jnp.asarray(draw(18, B, T, M)), jnp.asarray(draw(19, B, S, W))
+    run = jax.jit(lambda x, memory: block(x, memory))
+    out = run(x, memory)
+    # Without masks and positions the order of rows says nothing: so it is for the memory, and not for x.
+    assert_close(run(x, memory[:, ::-1]), out)
+    assert not np.allclose(run(x[:, ::-1], memory)[:, ::-1], out, atol=1e-2)
+
+
 def test_unknown_norms_are_refused():
     with pytest.raises(ValueError, match=r"norm: expected 'pre', 'post' or 'both', got 'sandwich'"):
         EncoderBlock(M, H, F, norm="sandwich", attention={"head_dim": D}, rngs=nnx.Rngs(0))

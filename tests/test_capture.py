@@ -465,6 +465,8 @@ def test_every_other_model_is_recorded():
     _, trace = inspection.record(plain, x, jnp.ones((5, 12)))
     assert trace.calls[0].kind == "cross"
     assert trace.calls[0].positions is None
+    _, trace = inspection.record(plain, x, x)
+    assert trace.calls[0].kind == "self"
 
 
 def test_layers_outside_of_the_model_are_numbered():

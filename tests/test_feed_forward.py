@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import assert_close, count_parameters, draw, feed_forward, float64, randomize
+from layer_oracle import assert_close, count_parameters, draw, feed_forward, float64, precisions, randomize
 from regard.layers import FeedForward
 from regard.layers.feed_forward import ACTIVATIONS
 
@@ -86,6 +86,12 @@ def test_dropout_falls_on_the_hidden_layer():
     assert len(np.unique(kept[:, 0])) > 1
     layer.eval()
     np.testing.assert_array_equal(layer(jnp.zeros((T, M))), np.full((T, M), 4999.0))
+
+
+def test_precision_is_that_of_every_map():
+    layer = FeedForward(M, F, gated=True, precision="highest", rngs=nnx.Rngs(0))
+    assert precisions(layer, draw(3, B, T, M)) == {"HIGHEST"}
+    assert precisions(FeedForward(M, F, rngs=nnx.Rngs(0)), draw(3, B, T, M)) == {"None"}
 
 
 def test_jit_and_gradients_agree_with_the_definition():

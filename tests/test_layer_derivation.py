@@ -23,8 +23,9 @@ X, ONE, Y, Z = draw(B, T, M), draw(T, M), draw(B, S, W), draw(B, S, W)
 def build(**options):
     options = {"num_heads": H, "bias_init": nnx.initializers.normal(), "rngs": nnx.Rngs(0)} | options
     layer = MultiHeadAttention(M, **options)
-    if layer.query_norm is not None:
-        layer.query_norm.scale[...] = draw(*layer.query_norm.scale.shape)
+    for norm in (layer.query_norm, layer.key_norm):
+        if norm is not None:
+            norm.scale[...] = draw(*norm.scale.shape)
     return layer
 
 
@@ -55,6 +56,7 @@ CASES = {
     "concatenated_one": ({"project_output": False}, (ONE,), {}),
     "sinks": ({"sinks": True}, (X,), {"bias": draw(T, T)}),
     "dropout": ({"dropout_rate": 0.4}, (X,), {"rngs": jax.random.key(3)}),
+    "dropout_switched_off": ({"dropout_rate": 0.4}, (X,), {"deterministic": True}),
     "bfloat16": ({"dtype": jnp.bfloat16}, (X,), {}),
 }
 
@@ -137,7 +139,7 @@ def test_the_stages_of_queries_follow_one_another():
 
 
 def test_a_remembered_memory_is_taken_as_it_is():
-    layer = build(memory_width=W, rotary=positions.Rotary(), head_dim=D, num_key_heads=K)
+    layer = build(memory_width=W, rotary=positions.Rotary(), head_dim=D, num_key_heads=K, query_key_norm=True)
     memory = layer.remember(Y)
     derivation = layers.derive(layer, X, memory, query_offset=1)
     np.testing.assert_allclose(derivation.output, layer(X, Y, query_offset=1), atol=1e-5)

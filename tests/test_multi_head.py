@@ -6,8 +6,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layer_oracle import assert_close, count_parameters, draw, float64, multi_head, randomize
-from regard import masks
+from layer_oracle import assert_close, count_parameters, draw, float64, multi_head, precisions, randomize
+from regard import masks, positions
 from regard.attention import attend
 from regard.layers import MultiHeadAttention
 
@@ -276,6 +276,9 @@ def test_heads_divide_the_width_unless_told_otherwise():
     assert layer(jnp.ones((B, T, 12))).shape == (B, T, 12)
     with pytest.raises(ValueError, match=r"num_heads: expected at least 1, got 0"):
         MultiHeadAttention(12, 0, rngs=nnx.Rngs(0))
+    for name in ("num_key_heads", "head_dim", "memory_width"):
+        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+            MultiHeadAttention(12, 3, **{name: 0}, rngs=nnx.Rngs(0))
 
 
 def test_one_head_is_single_attention_with_the_same_parameters():
@@ -391,6 +394,18 @@ def test_query_offset_places_the_queries():
     assert_close(last, full[:, 4:])
     with pytest.raises(ValueError, match="query_offset"):
         layer(x[:, 4:], x, mask=masks.causal())
+
+
+def test_query_offset_turns_queries_and_not_the_keys():
+    layer, x = build(rotary=positions.Rotary(base=50.0, width=6)), draw(41, B, S, M)
+    last = layer(x[:, 4:], x, mask=masks.causal(), query_offset=4)
+    assert_close(last, layer(x, mask=masks.causal())[:, 4:])
+
+
+def test_precision_is_that_of_every_product():
+    layer, x = build(precision="highest"), draw(42, B, T, M)
+    assert precisions(layer, x) == {"HIGHEST"}
+    assert precisions(build(), x) == {"None"}
 
 
 # Leading axes.

@@ -198,9 +198,20 @@ def divided_arrays(way):
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
             assert one.sharding.is_equivalent_to(spec, 4)
+    # Rows that four devices do not divide are whole on each of them, and only the batch is divided.
+    arrays = draw(*SHAPES)
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    options = {"mesh": mesh, "axis": "seq", "batch_axis": "data", "mask": masks.causal()}
+    with jax.set_mesh(mesh):
+        found = jax.jit(functools.partial(parallel.ring_attend, **options))(
+            *(jax.device_put(array, spec) for array in arrays)
+        )
+    assert found.sharding.is_equivalent_to(spec, 4)
+    np.testing.assert_allclose(found, attend(*arrays, mask=masks.causal()), rtol=2e-5, atol=5e-6)
 
 
 CHECKS = {
+    "divided_arrays": "any",
     "call_with_scores": "both, ring of shards",
     "call_with_sinks_and_dropout": "balanced, heads of shards",
     "call_with_sinks_and_offsets": "apart",
@@ -210,7 +221,6 @@ CHECKS = {
     "spoiled": "ring, apart",
     "narrow": "ring, both",
     "layers": "any",
-    "divided_arrays": "any",
 }
 
 
@@ -224,3 +234,54 @@ def check(name):
     for way in CHECKS[name].split(", "):
         globals()[name](way)
     sys.stdout.write(name)
+
+
+# A mesh of one device is a mesh: these need no other process.
+
+
+def on_one_device(function=parallel.ring_attend, **options):
+    return functools.partial(function, mesh=make_mesh(seq=1), axis="seq", **options)
+
+
+def test_dropout_falls_where_the_sequence_is_whole_on_every_device():
+    arrays = draw(*SHAPES)
+    options = {"mask": masks.causal(), "dropout_rate": 0.4, "rng": jax.random.key(3)}
+    found = on_one_device(**options)(*arrays)
+    np.testing.assert_allclose(found, attend(*arrays, backend="dense", **options), rtol=2e-5, atol=5e-6)
+    assert not np.allclose(found, on_one_device(mask=masks.causal())(*arrays), atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["ring_attend", "all_to_all_attend", "attend"])
+def test_precision_is_that_of_every_product(name):
+    from layer_oracle import precisions
+
+    function, arrays = getattr(parallel, name), draw(*SHAPES)
+    for score in (None, scores.softcap(3.0)):  # as an ordinary call on each device, and as a ring
+        call = on_one_device(function, score=score)
+        assert precisions(functools.partial(call, precision="highest"), *arrays) == {"HIGHEST"}
+        assert precisions(call, *arrays) == {"None"}
+
+
+def test_bfloat16_is_rounded_once_where_sinks_take_a_share():
+    arrays = draw(*SHAPES, dtype=jnp.bfloat16)
+    options = {"sinks": jnp.asarray([0.3, -1.0, 2.0, 0.1]), "mask": masks.causal(), "precision": "highest"}
+    # In this order the output is sent before it gets its share.
+    call = jax.jit(on_one_device(score=scores.softcap(3.0), layout="balanced", **options))
+    exact = call(*(array.astype(jnp.float32) for array in arrays))
+    np.testing.assert_array_equal(call(*arrays), exact.astype(jnp.bfloat16))
+
+
+def test_float64_is_summed_in_float64(x64):
+    arrays = draw(*SHAPES, dtype=jnp.float64)
+    (cotangent,) = draw((2, 4, 19, 5), dtype=jnp.float64, seed=5)
+    options = {"mask": masks.causal(), "score": scores.softcap(3.0)}
+
+    def differentiate(function):
+        call = lambda *arrays: function(*arrays, **options)
+        return jax.jit(lambda *arrays: (lambda out, pull: (out, *pull(cotangent)))(*jax.vjp(call, *arrays)))
+
+    found = differentiate(on_one_device())(*arrays)
+    expected = differentiate(functools.partial(attend, backend="dense"))(*arrays)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == jnp.float64
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)

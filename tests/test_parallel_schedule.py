@@ -13,6 +13,7 @@ from regard import attend, masks, parallel
 from regard.engine.posing import pose
 from regard.masks.grid import Grid, Run
 from regard.parallel.placements import MeshPlacement
+from regard.parallel.ring import travel
 
 CAUSAL = masks.causal()
 
@@ -138,6 +139,30 @@ def test_pairs_of_zigzag_causal_are_even():
     assert [stop.pairs for stop in division.rounds] == [((0, 0), (1, 0), (1, 1))] * 3
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [None, CAUSAL & ~masks.sliding_window(17, None), masks.segments(np.repeat([0, 1, 2, 1], 6))],
+    ids=repr,
+)
+def test_keys_stop_where_a_round_needs_them_and_what_they_gain_comes_home(mask):
+    division, marks = rounds_of(mask), np.array([1, 10, 100, 1000])
+
+    def meet(met, keys, number, pairs):
+        del pairs
+        return met.at[number].set(keys[0]), (jnp.asarray(marks)[jax.lax.axis_index("seq")],)
+
+    def device(key):
+        return travel(division, (key,), meet, jnp.full(4, -1), gaining=True)
+
+    # One device each, as far as what is sent is concerned.
+    met, (gains,) = jax.jit(jax.vmap(device, axis_name="seq"))(jnp.arange(4))
+    stops = [stop.number for stop in division.rounds]
+    for member in range(4):
+        seen = [(member - number) % 4 if number in stops else -1 for number in range(4)]
+        assert met[member].tolist() == seen
+        assert gains[member] == sum(marks[(member + number) % 4] for number in stops)
+
+
 # Accounts.
 
 
@@ -151,6 +176,21 @@ def test_causal_work_is_even_in_zigzag():
     assert account(plan="ring").layout == "contiguous"
 
 
+def test_an_order_that_evens_out_nothing_is_not_chosen():
+    # All work is that of the first 256 queries, which are on the first device in either order.
+    first = masks.segments((np.arange(1024) >= 256).astype(np.int32), np.zeros(1024, np.int32))
+    for layout in (None, "contiguous", "balanced"):
+        found = account(first, length=1024, devices=2, plan="ring", layout=layout)
+        assert (found.layout, found.tiles) == (layout or "contiguous", (2 * 8, 0))
+
+
+def test_tiles_of_padding_are_no_work():
+    # 8 chunks of 129 rows, two tiles each; the last has 128 rows of its own, and one to fill it.
+    found = account(length=8 * 129 - 1, plan="ring", layout="contiguous")
+    assert (found.padding, found.counted) == ((1, 1), "128 x 128")
+    assert found.tiles == (*(2 * 9,) * 7, 9)
+
+
 def test_bytes_are_those_counted_by_hand():
     piece = 8 * 512 * 64 * 4  # of one array on one device
     ring = account(plan="ring")
@@ -161,6 +201,11 @@ def test_bytes_are_those_counted_by_hand():
     assert (near.rounds, near.skipped_rounds) == (2, 6)
     assert near.forward_bytes == 2 * piece
     assert near.backward_bytes == 2 * piece + 2 * 2 * piece
+    # Nobody attends to what is at home: keys go seven devices on at once, and their gradients home.
+    far = account(CAUSAL & ~masks.sliding_window(3583, None), plan="ring", layout="contiguous")
+    assert (far.rounds, far.skipped_rounds) == (1, 7)
+    assert far.forward_bytes == 2 * piece
+    assert far.backward_bytes == 2 * piece + 2 * piece
     exchange = account(plan="all_to_all")
     statistic = 8 * 512 * 4
     assert exchange.forward_bytes == (4 * piece + 2 * statistic) * 7 // 8
@@ -177,6 +222,10 @@ def test_the_plan_that_sends_least_is_chosen():
     assert "6 of key" in few.refusals["all_to_all"]
     assert few.refusals["all_to_all"].endswith("sizes that divide them: 1, 2, 3, 6")
     assert account(length=5).plan == "whole"
+    queries, keys = shape(1, 8, 5, 64), shape(1, 8, 4096, 64)
+    for arrays in ((queries, keys, keys), (keys, queries, queries)):
+        small = parallel.explain(*arrays, mesh=mesh(seq=8), axis="seq")
+        assert (small.plan, small.reason) == ("whole", "there are fewer rows than devices")
     biased = account(bias=shape(4096, 4096))
     assert biased.plan == "whole"
     assert "bias" in biased.refusals["ring"]
@@ -237,6 +286,25 @@ def test_batches_and_heads_that_do_not_divide_are_refused():
     ):
         with pytest.raises(NotImplementedError, match=message):
             parallel.explain(*ARRAYS, mesh=mesh(seq=2, data=4), axis="seq", plan="ring", **options)
+
+
+def test_heads_are_exchanged_only_as_far_as_they_are_not_divided():
+    arrays, options = [shape(2, 8, 64, 3)] * 3, {"axis": "seq", "head_axis": "model"}
+    fits = parallel.explain(*arrays, mesh=mesh(seq=4, model=2), plan="all_to_all", **options)
+    assert fits.plan == "all_to_all"
+    with pytest.raises(NotImplementedError, match=r"devices along 'seq'; sizes that divide them: 1, 2, 4$"):
+        parallel.explain(*arrays, mesh=mesh(seq=8, model=2), plan="all_to_all", **options)
+    assert parallel.explain(*arrays, mesh=mesh(seq=8, model=2), **options).plan == "ring"
+
+
+def test_a_predicate_over_a_traced_array_is_refused_and_one_over_a_known_array_serves():
+    def explain(allowed):
+        mask = masks.predicate(lambda query, key: allowed[key])
+        return parallel.explain(*ARRAYS, mesh=mesh(seq=4), axis="seq", plan="ring", mask=mask)
+
+    assert explain(jnp.arange(8) % 3 > 0).plan == "ring"
+    with pytest.raises(NotImplementedError, match="a predicate closes over a traced array"):
+        jax.eval_shape(lambda allowed: explain(allowed).rounds, jnp.ones(8, bool))
 
 
 def test_the_context_refuses_an_order_that_layers_do_not_know():

@@ -1,5 +1,6 @@
 """Readouts: every number against the dense definition, laws of the blocks, windows, labels, memory."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -242,6 +243,9 @@ CASES = {
     "heads with offsets of their own": Case(
         (6, 29, D), (3, 37, D), mask=masks.causal(), query_offset=np.array([0, 40, 3, 9, 8, 7])
     ),
+    "heads with keys at offsets of their own": Case(
+        (6, 29, D), (3, 37, D), mask=masks.causal(), query_offset=31, key_offset=np.array([0, 40, 3, 9, 8, 7])
+    ),
     "offsets by row": Case(
         (2, 3, 23, D), (2, 3, 43, D), mask=masks.causal(), query_offset=np.array([60, -3]), key_offset=11
     ),
@@ -295,6 +299,15 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
     height = np.abs(exact.lse[np.isfinite(exact.lse)]).max(initial=1)
     assert (np.asarray(readout.trust) <= 16 * eps * height).all()
     assert_as_exact(readout.max_weight, exact.weights.max(-1, initial=0), plain.weights.max(-1, initial=0))
+
+
+def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local(monkeypatch):
+    monkeypatch.setattr(tallies, "SIDE", 16)
+    case = CASES["causal"]
+    found, wanted = read(case, local=1), count(case, weigh(case, np.float64))
+    for field in ("previous_mass", "self_mass"):
+        np.testing.assert_allclose(getattr(found, field), wanted[field], rtol=1e-5, atol=1e-6, err_msg=field)
+    np.testing.assert_array_equal(found.local_mass, found.self_mass)
 
 
 def check_top(readout, exact):
@@ -444,6 +457,8 @@ def test_an_lse_of_the_callers_is_used_and_judged():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     wrong = read(case, lse=lse.at[1, 2, 17].add(0.1))
     np.testing.assert_allclose(wrong.trust[1, 2], 1 - np.exp(-0.1), rtol=1e-4)
+    # The entropy is that of the shares, whatever the lse makes of their sum.
+    np.testing.assert_allclose(wrong.entropy, found.entropy, rtol=1e-5, atol=1e-6)
     assert float(wrong.trust[0].max()) < 1e-5
     other = read(case, lse=lse, scale=0.5)
     assert float(other.trust.min()) > 1e-2, "scores that are not those of the lse show"
@@ -551,6 +566,28 @@ def test_labels_tell_heads_apart():
     np.testing.assert_allclose(means["entropy"][4], np.mean(np.log(np.arange(1, 41))), rtol=1e-5)
 
 
+def test_labels_come_with_the_most_certain_first_and_from_their_threshold_on():
+    readout = heads_by_hand()
+    order = list(readouts.LABELS)
+    for given in readouts.label(readout, dict.fromkeys(order, 0.0)).values():
+        assert {one.name for one in given} == {*order}
+        assert list(given) == sorted(given, key=lambda one: (-round(one.value, 5), order.index(one.name)))
+    exactly = float(readouts.average(readout)["sink"][4])
+    assert "sink" in [one.name for one in readouts.label(readout, {"sink": exactly})[(4,)]]
+    above = float(np.nextafter(np.float32(exactly), np.float32(1)))
+    assert "sink" not in [one.name for one in readouts.label(readout, {"sink": above})[(4,)]]
+
+
+def test_even_weights_have_evenness_one_whatever_there_is_to_choose_from():
+    readout = heads_by_hand()
+    # The first query has one key, and no choice.
+    np.testing.assert_allclose(readouts.average(readout)["uniform"][4], 1, rtol=1e-5)
+    # A sink is one more choice.
+    choices = readout.keys.astype(jnp.float32) + 1
+    sunk = dataclasses.replace(readout, entropy=jnp.log(choices), sink_mass=1 / choices)
+    np.testing.assert_allclose(readouts.average(sunk)["uniform"], 1, rtol=1e-5)
+
+
 def test_a_readout_has_a_short_name():
     assert re.fullmatch(r"Readout\(rows \(5, 40\), keys 40, blocks 40x40, float32\)", repr(heads_by_hand()))
 
@@ -580,13 +617,20 @@ def test_mistakes_are_explained():
     readout = readouts.read(x, x)
     with pytest.raises(ValueError, match=r"number: expected a level in 0\.\.3, got 4"):
         readout.level(4)
+    with pytest.raises(ValueError, match=r"number: expected a level in 0\.\.3, got -1"):
+        readout.level(-1)
     with pytest.raises(ValueError, match=r"thresholds: expected names among .*; got sinks"):
         readouts.label(readout, {"sinks": 0.1})
     with pytest.raises(TypeError, match="readout: expected concrete arrays"):
         jax.jit(lambda readout: readouts.label(readout) and 0)(readout)
     with pytest.raises(ValueError, match=r"columns: expected indices in 0\.\.4, got \[5\]"):
         readouts.window(x, x, readout.lse, columns=[5])
+    with pytest.raises(ValueError, match=r"rows: expected indices in 0\.\.4, got \[2, -1\]"):
+        readouts.window(x, x, readout.lse, rows=[2, -1])
     with pytest.raises(TypeError, match="rows: expected a slice or a list of integers"):
         readouts.window(x, x, readout.lse, rows=2.5)
+    for listed in ([0.0, 1.5], [True, False, True]):
+        with pytest.raises(TypeError, match="columns: expected a slice or a list of integers"):
+            readouts.window(x, x, readout.lse, columns=listed)
     with pytest.raises(ValueError, match="heads: expected query with a heads axis"):
         readouts.window(x[0, 0], x[0, 0], readout.lse[0, 0], heads=[0])
