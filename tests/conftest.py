@@ -1,5 +1,7 @@
 """Strict arrays and shape checking while testing."""
 
+import gc
+import itertools
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,10 +14,6 @@ os.environ.update(
         "MPLBACKEND": "agg",
         # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        # Compiled programs are kept for the other workers, for processes that tests start, for the next run.
-        "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     | os.environ
 )
@@ -28,6 +26,7 @@ if version("jaxlib").startswith("0.10."):
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax._src.interpreters import mlir
 from jaxtyping import install_import_hook
 
 # Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
@@ -45,6 +44,24 @@ _hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("be
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiled programs are kept for the other workers and for the next run. Not by the environment: in processes of
+# several devices, XLA lets them wait for one another in different collectives once their program came from a file.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "build" / "compilation-cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# JAX makes an MLIR context for every program, a third of the time of a small one: here fifty share one.
+_make_context, _programs, _contexts = mlir.make_ir_context, itertools.count(), {}
+
+
+def _share_context():
+    if next(_programs) % 50 == 0:
+        _contexts["shared"] = _make_context()
+    return _contexts["shared"]
+
+
+mlir.make_ir_context = _share_context
 
 settings.register_profile(
     "regard", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -75,3 +92,10 @@ def x64():
 def pytest_collection_modifyitems(items):
     """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """Look less often for garbage among the thousands of tracers of a test, and not among what was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)

@@ -10,9 +10,7 @@ import pytest
 from regard.cli import demonstration, main
 from regard.cli.console import Console
 from regard.training import loop, presets, runs, tasks
-from small_runs import (
-    snapshot,
-)
+from small_runs import snapshot
 
 FIGURES = {
     "copy-attention",
@@ -75,6 +73,7 @@ def check_summary(out):
     return summary
 
 
+@pytest.mark.slow
 def test_a_smoke_demo_does_everything_but_reach_the_goals(smoke):
     summary = check_summary(smoke)
     assert summary["smoke"]
@@ -82,6 +81,7 @@ def test_a_smoke_demo_does_everything_but_reach_the_goals(smoke):
     assert not any(entry["reused"] for entry in summary["tasks"].values())
 
 
+@pytest.mark.slow
 def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
     first = check_summary(smoke)
     before = {name: snapshot(smoke / name) for name in demonstration.TASKS}
@@ -99,6 +99,7 @@ def test_a_second_demo_reuses_the_runs_and_their_seconds(smoke, capsys):
     assert text.rstrip().splitlines()[-2:] == [f"  {smoke / page}" for page in second["pages"]]
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):
     before = snapshot(smoke)
     assert main(["demo", "--smoke", "--seed", "1", "--out", str(smoke)]) == 2
@@ -106,6 +107,7 @@ def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):
     assert snapshot(smoke) == before
 
 
+@pytest.mark.slow
 def test_a_missed_goal_is_a_failure(smoke, capsys):
     """The same small runs, taken for full-size ones."""
     preset = presets.shrink(presets.Copy())

@@ -165,15 +165,18 @@ def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
 # Eight devices
 
 
+@pytest.mark.processes
 def test_copying_over_a_mesh_is_copying_on_one_device():
     """Dropout too; 9 positions, which do not divide."""
     check("check_losses(copy(8, dropout_rate=0.25), 'data=2,fsdp=2,tensor=2', 'fsdp=2,sequence=2,tensor=2')")
 
 
+@pytest.mark.processes
 def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_over_another_mesh():
     check("check_resumed(copy(7), 'data=2,fsdp=4', 'fsdp=2,tensor=4', None)")
 
