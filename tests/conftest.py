@@ -45,8 +45,8 @@ _hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("be
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Compiled programs are kept for the other workers and for the next run. Not by the environment: in processes of
-# several devices, XLA lets them wait for one another in different collectives once their program came from a file.
+# Compiled programs are kept for the other workers and for the next run. Not by the environment: in processes
+# of several devices, programs that come from a file may wait for one another for ever (benchmarks/NOTES.md).
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "build" / "compilation-cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -56,6 +56,8 @@ _make_context, _programs, _contexts = mlir.make_ir_context, itertools.count(), {
 
 
 def _share_context():
+    if mlir.ir.Context.current is not None:
+        return _make_context()  # a program that is made while another one is must not become a part of it
     if next(_programs) % 50 == 0:
         _contexts["shared"] = _make_context()
     return _contexts["shared"]
@@ -95,7 +97,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Look less often for garbage among the thousands of tracers of a test, and not among what was imported."""
+    """Look less often for garbage among the tracers of a test, and not at all among what was imported."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)

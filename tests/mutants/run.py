@@ -65,31 +65,37 @@ def read_faults() -> list[Fault]:
     ]
 
 
-def try_fault(fault: Fault) -> dict:
-    """Run the fault's tests on a package that has it; killed when one of them fails."""
-    started = time.monotonic()
+def run_tests(tests: tuple[str, ...], fault: Fault | None, *options: str) -> tuple[int | str, str]:
+    """Run tests on a copy of the package, with a fault or as it is: exit code, and what was said."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         package = pathlib.Path(folder, "regard")
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-        target = package / fault.file
-        target.write_text(fault.plant(target.read_text()))
+        if fault is not None:
+            target = package / fault.file
+            target.write_text(fault.plant(target.read_text()))
         command = [
             sys.executable, "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
-            "-m", MARKED, *(str(TESTS / test) for test in fault.tests),
+            "-m", MARKED, *options, *(str(TESTS / test) for test in tests),
         ]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": folder, "EXPECTED_PACKAGE": str(package)}
+        environment, limit = os.environ | {"PYTHONPATH": folder}, None if fault is None else SECONDS
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit
             )
-            code, said = done.returncode, done.stdout
         except subprocess.TimeoutExpired:
-            code, said = "timeout", ""
-    if code not in (0, 1, 2, "timeout"):
-        raise RuntimeError(f"{fault.fault!r}: pytest ended with {code}:\n{said}\n{done.stderr}")
+            return "an endless loop", ""
+    if done.returncode not in (0, 1, 2, 5):
+        raise RuntimeError(f"{command}: pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.returncode, done.stdout
+
+
+def try_fault(fault: Fault) -> dict:
+    """Run the fault's tests on a package that has it; killed when one of them fails."""
+    started = time.monotonic()
+    code, said = run_tests(fault.tests, fault)
     failed = [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    by = failed[0].removeprefix("tests/") if failed else "an endless loop" if code == "timeout" else ""
-    return {"killed": code != 0, "by": by, "seconds": round(time.monotonic() - started, 1)}
+    by = failed[0].removeprefix("tests/") if failed else str(code)
+    return {"killed": code not in (0, 5), "by": by, "seconds": round(time.monotonic() - started, 1)}
 
 
 def write_report(faults: list[Fault], results: dict) -> None:
@@ -138,6 +144,10 @@ def main() -> None:
     chosen = [fault for fault in faults if options.only in fault.name]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.parent.mkdir(exist_ok=True)
+    named = tuple(sorted({test for fault in chosen for test in fault.tests}))
+    code, said = run_tests(named, None, "--numprocesses", str(options.jobs))
+    if code:
+        sys.exit(f"without any fault, the tests already fail:\n{said}")
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(try_fault, fault): fault for fault in chosen}
         for number, future in enumerate(as_completed(futures), 1):
