@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def run_tests(tests: tuple[str, ...], fault: Fault | None, *options: str) -> tup
             target.write_text(fault.plant(target.read_text()))
         command = [
             sys.executable, "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
-            "-m", MARKED, *options, *(str(TESTS / test) for test in tests),
+            "-m", MARKED, *options, *(f"{TESTS}/{test}" for test in tests),
         ]  # fmt: skip
         environment, limit = os.environ | {"PYTHONPATH": folder}, None if fault is None else SECONDS
         try:
@@ -93,8 +94,8 @@ def try_fault(fault: Fault) -> dict:
     """Run the fault's tests on a package that has it; killed when one of them fails."""
     started = time.monotonic()
     code, said = run_tests(fault.tests, fault)
-    failed = [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    by = failed[0].removeprefix("tests/") if failed else str(code)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.*?)(?: - .*)?$", said, re.MULTILINE)
+    by = failed[1] if failed else str(code)
     return {"killed": code not in (0, 5), "by": by, "seconds": round(time.monotonic() - started, 1)}
 
 
@@ -144,10 +145,6 @@ def main() -> None:
     chosen = [fault for fault in faults if options.only in fault.name]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.parent.mkdir(exist_ok=True)
-    named = tuple(sorted({test for fault in chosen for test in fault.tests}))
-    code, said = run_tests(named, None, "--numprocesses", str(options.jobs))
-    if code:
-        sys.exit(f"without any fault, the tests already fail:\n{said}")
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(try_fault, fault): fault for fault in chosen}
         for number, future in enumerate(as_completed(futures), 1):
@@ -156,6 +153,12 @@ def main() -> None:
             RESULTS.write_text(json.dumps(results, indent=1))
             word = f"killed by {result['by']}" if result["killed"] else "SURVIVED"
             print(f"{number}/{len(chosen)} {result['seconds']:5.1f} s  {fault.name}: {word}", flush=True)
+    # A test that fails without a fault, too, has shown nothing.
+    killers = {results[fault.name]["by"] for fault in chosen if results[fault.name]["killed"]}
+    named = tuple(sorted({test.partition("[")[0] for test in killers if "::" in test}))
+    code, said = run_tests(named, None, "--numprocesses", str(options.jobs)) if named else (0, "")
+    if code:
+        sys.exit(f"without any fault, tests that killed one fail as well:\n{said}")
     if all(fault.name in results for fault in faults):
         write_report(faults, results)
         print(f"wrote {REPORT.relative_to(ROOT)}")
