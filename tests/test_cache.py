@@ -231,6 +231,17 @@ def test_a_window_moves_seldom():
     assert starts == [0] * 11 + [7] * 7 + [14] * 7 + [21] * 5
 
 
+def test_a_row_shorter_than_the_window_stays_where_it_is_while_others_move():
+    cache, (_, key, value) = CACHES["windowed"](), draw(13)
+    for token in range(13):
+        chunk = key[:, :, token : token + 1], value[:, :, token : token + 1]
+        cache = cache.append(*chunk, counts=np.array([1, token < 2]))
+    assert cache.lengths.tolist() == [13, 2]
+    assert cache.start.tolist() == [7, 0]
+    np.testing.assert_array_equal(cache.key[1, :, :2], key[1, :, :2])
+    np.testing.assert_array_equal(cache.value[1, :, :2], value[1, :, :2])
+
+
 def test_a_window_of_the_token_itself_holds_one_token():
     arrays = draw()
     cache = KVCache.create(B, K, None, D, E, window=0)

@@ -573,6 +573,12 @@ def test_rows_that_do_not_exist_are_refused(options, error, words):
         attend(*draw(np.float32), **options)
 
 
+def test_heads_of_a_call_without_heads_are_refused():
+    query, key, value = (array[0, 0] for array in draw(np.float32))
+    with pytest.raises(ValueError, match="heads: expected query with a heads axis, the one before T"):
+        attend(query, key, value, heads=[0], aux=("weights",))
+
+
 # Errors and words.
 
 
