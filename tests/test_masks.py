@@ -111,8 +111,16 @@ def test_tiles_agree_with_cells(mask):
 
 
 @pytest.mark.parametrize("mask", [masks.global_tokens(2), LEAVES[10]], ids=lambda m: type(m).__name__)
-def test_tiles_on_both_sides_of_the_first_position_agree_with_cells(mask):
-    assert_tiles_are_safe(mask, 5, 5, (2, 3), -3, exact=mask in EXACT)
+@pytest.mark.parametrize("offset", [-3, 2])
+def test_tiles_on_both_sides_of_the_first_and_last_position_agree_with_cells(mask, offset):
+    assert_tiles_are_safe(mask, 5, 5, (2, 3), offset, exact=mask in EXACT)
+
+
+@pytest.mark.parametrize(
+    "mask", [LEAVES[0] | LEAVES[6], LEAVES[5] | LEAVES[10], LEAVES[1] & ~LEAVES[7]], ids=repr
+)
+def test_tiles_of_joined_masks_agree_with_cells(mask):
+    assert_tiles_are_safe(mask, 5, 5, (2, 3), 1)
 
 
 @pytest.mark.parametrize("T", range(1, 8))
