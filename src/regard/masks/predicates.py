@@ -90,7 +90,7 @@ class HoistedPredicate(Positional):
 
 
 def _answer(found: Any, grid: Grid) -> Array:
-    """What a function said of the grid's cells: booleans, one per cell."""
+    """Call a function on the grid's positions and check its answer: booleans, one per cell."""
     keep = jnp.asarray(found)
     if keep.dtype != bool:
         raise TypeError(f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}")
