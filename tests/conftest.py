@@ -1,7 +1,6 @@
 """Strict arrays and shape checking while testing."""
 
 import gc
-import itertools
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,6 +13,12 @@ os.environ.update(
         "MPLBACKEND": "agg",
         # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        # Compiled programs are kept for the other workers, for what tests start, and for the next run.
+        "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # One process may read what another is still writing; it then compiles the program itself.
+        "PYTHONWARNINGS": "ignore:Error reading persistent compilation cache entry",
     }
     | os.environ
 )
@@ -26,8 +31,9 @@ if version("jaxlib").startswith("0.10."):
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
-from jax._src.interpreters import mlir
 from jaxtyping import install_import_hook
+
+import economy
 
 # Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
 # error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX
@@ -45,25 +51,7 @@ _hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("be
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Compiled programs are kept for the other workers and for the next run. Not by the environment: in processes
-# of several devices, programs that come from a file may wait for one another for ever (benchmarks/NOTES.md).
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "build" / "compilation-cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-# JAX makes an MLIR context for every program, a third of the time of a small one: here fifty share one.
-_make_context, _programs, _contexts = mlir.make_ir_context, itertools.count(), {}
-
-
-def _share_context():
-    if mlir.ir.Context.current is not None:
-        return _make_context()  # a program that is made while another one is must not become a part of it
-    if next(_programs) % 50 == 0:
-        _contexts["shared"] = _make_context()
-    return _contexts["shared"]
-
-
-mlir.make_ir_context = _share_context
+economy.save_work()
 
 settings.register_profile(
     "regard", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True

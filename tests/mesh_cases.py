@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import economy
 import oracle
 import plain
 from regard import attend, masks, parallel
@@ -21,7 +22,7 @@ def pretend(devices):
     """The environment of a process that sees so many CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
+    return os.environ | economy.WITHOUT_CACHE | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
 
 def spawn(code):
@@ -40,6 +41,7 @@ def spawn(code):
 
 def make_strict():
     """As conftest does."""
+    economy.save_work()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     warnings.simplefilter("error")

@@ -121,6 +121,13 @@ def test_rounds_are_those_counted_by_hand(mask, numbers):
     assert [stop.number for stop in rounds_of(mask).rounds] == numbers
 
 
+def test_a_pair_of_chunks_is_visited_when_one_row_or_one_head_keeps_it():
+    lengths = np.array([24, 6])
+    for mask in (masks.lengths(lengths), masks.lengths(lengths[:, None]), masks.lengths(lengths[::-1, None])):
+        division = rounds_of(mask)
+        assert [stop.number for stop in division.rounds] == [0, 1, 2, 3], mask
+
+
 def test_rounds_of_what_is_traced_are_those_of_what_is_known():
     seen = []
 
