@@ -1,4 +1,4 @@
-"""Less work for JAX while testing, none of it in what is tested: contexts and rules of lowering are shared."""
+"""Less work for JAX while testing, none of it in what is tested: contexts and lowerings are shared."""
 
 import itertools
 
