@@ -1,8 +1,12 @@
 """What tests of `parallel` run in a process of their own, which has eight devices; not a test by itself."""
 
+import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -25,18 +29,55 @@ def pretend(devices):
     return os.environ | economy.WITHOUT_CACHE | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
 
-def spawn(code):
+class EightDevices:
+    """A process with eight devices, which runs code for the tests of one worker until they end."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import mesh_cases; mesh_cases.serve()"],
+            env=pretend(8),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code):
+        """What the code prints; a failure there is a failure here."""
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.errors.seek(0)
+            raise AssertionError(
+                f"eight devices ended with {self.process.wait()}: {self.errors.read()[-4000:]}"
+            )
+        printed, failure = json.loads(answer)
+        assert failure is None, failure
+        return printed
+
+
+_started = []
+
+
+def on_eight_devices(code):
     """Run code after `from mesh_cases import *`, with eight devices; what it prints."""
-    code = f"from mesh_cases import *\nmake_strict()\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=pretend(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, done.stderr[-4000:]
-    return done.stdout
+    if not _started or _started[-1].process.poll() is not None:
+        _started.append(EightDevices())  # it ends when this process does, which holds its input
+    return _started[-1].run(f"from mesh_cases import *\n{code}")
+
+
+def serve():
+    """Run each line of code that comes, in names of its own; answer with what it printed or how it failed."""
+    make_strict()
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        failure = None
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            try:
+                exec(json.loads(line), {"__name__": "__main__"})
+            except Exception:
+                failure = traceback.format_exc()
+        print(json.dumps([printed.getvalue(), failure]), file=answers, flush=True)
 
 
 def make_strict():

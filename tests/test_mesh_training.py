@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mesh_cases import spawn
+from mesh_cases import on_eight_devices
 from regard.training import presets, runs
 from regard.training.membership import find_membership
 from regard.training.meshes import MeshSpec, read_mesh
@@ -14,7 +14,7 @@ from small_runs import stop_after, tiny_copy, train
 
 def check(call):
     """A function of mesh_runs, on eight devices."""
-    spawn(f"from mesh_runs import *\n{call}")
+    on_eight_devices(f"from mesh_runs import *\n{call}")
 
 
 # Specifications

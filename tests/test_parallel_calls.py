@@ -1,7 +1,6 @@
 """What else goes over a mesh: scores, sinks, dropout, statistics, bfloat16, divided batches and heads."""
 
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,8 @@ from mesh_cases import (
     draw,
     evaluate,
     make_mesh,
+    on_eight_devices,
     run,
-    spawn,
 )
 from regard import attend, masks, parallel, scores
 
@@ -224,22 +223,11 @@ CHECKS = {
 }
 
 
-# A process takes seconds to begin: several checks share one.
-GROUPS = [list(CHECKS)[start::4] for start in range(4)]
-
-
-@pytest.mark.parametrize("names", GROUPS, ids=lambda names: ", ".join(names))
-def test_calls_on_eight_devices_agree_with_one(names):
-    done = spawn(f"import test_parallel_calls\ntest_parallel_calls.check(*{names})")
-    assert done == f"{len(names)} checks"
-
-
-def check(*names):
-    """In the process with eight devices."""
-    for name in names:
-        for way in CHECKS[name].split(", "):
-            globals()[name](way)
-    sys.stdout.write(f"{len(names)} checks")
+@pytest.mark.parametrize(
+    ("check", "way"), [(check, way) for check, ways in CHECKS.items() for way in ways.split(", ")]
+)
+def test_calls_on_eight_devices_agree_with_one(check, way):
+    on_eight_devices(f"import test_parallel_calls\ntest_parallel_calls.{check}({way!r})")
 
 
 # A mesh of one device is a mesh: these need no other process.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mask_expressions import expressions
-from mesh_cases import spawn
+from mesh_cases import on_eight_devices
 from regard import attend, masks, parallel
 from regard.engine.posing import pose
 from regard.masks.grid import Grid, Run
@@ -371,7 +371,7 @@ print(lower(near, grad=True).as_text().count("stablehlo.collective_permute"))
 def test_skipped_rounds_are_not_in_the_program():
     # Keys and values, once per hop; hops that are alike are one loop. In the backward pass again, and their
     # gradients on and home.
-    assert spawn(PERMUTES).split() == ["0", "2", "4", "2", "8"]
+    assert on_eight_devices(PERMUTES).split() == ["0", "2", "4", "2", "8"]
 
 
 MEMORY = """
@@ -389,7 +389,7 @@ print(*(temporary(devices, "contiguous") for devices in (2, 4, 8)))
 
 
 def test_memory_falls_as_devices_are_added():
-    two, four, eight = map(int, spawn(MEMORY).split())
+    two, four, eight = map(int, on_eight_devices(MEMORY).split())
     assert four < two
     assert eight < 0.5 * two
     # From 4 devices to 8 the program is the same; what does not shrink are its tiles.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from mask_expressions import expressions
-from mesh_cases import spawn
+from mesh_cases import on_eight_devices
 from regard import masks, parallel, planning
 from regard.cli import main
 from regard.engine.posing import pose
@@ -493,7 +493,7 @@ for backward in (False, True):
 
 
 def check_compiled(code, count, least_memory):
-    lines = spawn(code).split()
+    lines = on_eight_devices(code).split()
     assert len(lines) == count
     for line in lines:
         *_, sent, memory = line.split(";")
@@ -533,4 +533,4 @@ for fixed in ({}, {"exchange": 1}, {"data": 2, "heads": 2}):
 
 
 def test_the_code_of_a_plan_runs_as_planned():
-    assert spawn(RUN).split()[1] == "ring"
+    assert on_eight_devices(RUN).split()[1] == "ring"
