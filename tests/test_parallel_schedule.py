@@ -122,10 +122,11 @@ def test_rounds_are_those_counted_by_hand(mask, numbers):
 
 
 def test_a_pair_of_chunks_is_visited_when_one_row_or_one_head_keeps_it():
-    lengths = np.array([24, 6])
-    for mask in (masks.lengths(lengths), masks.lengths(lengths[:, None]), masks.lengths(lengths[::-1, None])):
-        division = rounds_of(mask)
-        assert [stop.number for stop in division.rounds] == [0, 1, 2, 3], mask
+    ids = np.stack([np.zeros(24, np.int32), np.repeat(np.arange(4, dtype=np.int32), 6)])
+    cells = ids[:, :, None] == ids[:, None, :]
+    for mask in (masks.segments(ids), masks.segments(ids[::-1]), masks.from_array(cells[:, None])):
+        assert [stop.number for stop in rounds_of(mask).rounds] == [0, 1, 2, 3], mask
+    assert [stop.number for stop in rounds_of(masks.segments(ids[1])).rounds] == [0]
 
 
 def test_rounds_of_what_is_traced_are_those_of_what_is_known():

@@ -368,6 +368,19 @@ def test_bins_and_diagonals_are_those_counted_by_hand():
         np.testing.assert_allclose(found[head, d], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_profiles_are_right_however_far_the_keys_are():
+    """Where all distances of a tile share a bin, and where they stop doing so."""
+    (T, S), offsets = (16, 13), np.arange(-70, 140)
+    query, key = Case((T, D), (S, D)).operands()
+    call = lambda offset: readouts.read(query, key, query_offset=offset).distance_mass
+    found = jax.jit(jax.vmap(call))(jnp.asarray(offsets))
+    weights = weigh(Case((T, D), (S, D)), np.float64).weights.reshape(T, S)
+    distances = offsets[:, None, None] + np.arange(T)[:, None] - np.arange(S)
+    bins = 31 + np.sign(distances) * np.ceil(np.log2(np.abs(distances) + 1)).astype(int)
+    expected = np.stack([np.bincount(some.ravel(), weights.ravel(), 63) for some in bins]) / T
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0), (1, 1), (1, 17), (17, 1), (2, 13)])
 def test_hostile_sizes_are_counted_right(T, S):
     case = Case((2, T, D), (2, S, D), query_offset=0)
