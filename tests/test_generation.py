@@ -75,7 +75,8 @@ def read_slowly(model):
 
     def logits(text):
         noise = np.random.default_rng(len(text)).integers(0, V, MAX - len(text))
-        return run(model, np.concatenate([text, noise])[None].astype(np.int32))[0, len(text) - 1]
+        read = run(model, np.concatenate([text, noise])[None].astype(np.int32))
+        return np.asarray(read)[0, len(text) - 1]
 
     return logits
 
@@ -104,7 +105,7 @@ def model():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_writing_is_a_forward_pass_per_token(name):
-    model = prepare(Decoder(configure(**CONFIGS[name]), rngs=nnx.Rngs(0)))
+    model = build(**CONFIGS[name])
     sampling, rng = GREEDY if name == "learned" else WARM, jax.random.key(1)
     written = generate(model, PROMPTS, max_tokens=N, sampling=sampling, rng=rng)
     assert written.tokens.shape == (3, N)
@@ -328,7 +329,8 @@ def test_an_encoder_decoder_writes_beside_its_source(norm, positions, sampling):
 
         def logits(text, row=row):
             target = np.pad(text, (0, N - len(text)))[None].astype(np.int32)
-            return run(model, target, SOURCE[row : row + 1], lengths[row : row + 1])[0, len(text) - 1]
+            read = run(model, target, SOURCE[row : row + 1], lengths[row : row + 1])
+            return np.asarray(read)[0, len(text) - 1]
 
         assert written.rows()[row] == write_slowly(logits, [START], N, sampling, key)[0]
     assert len(np.unique(np.asarray(written.tokens))) > 2
