@@ -1,6 +1,7 @@
 """Capture: what was watched equals the dense definition, nothing that runs changes, and names are right."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -347,9 +348,9 @@ CONFIG = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=2, vocab
 X = jnp.array([[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]])
 
 
+@functools.cache
 def build(kind, **changes):
-    from dataclasses import replace
-
+    """One model for all tests that ask alike."""
     model = kind(replace(CONFIG, **changes), rngs=nnx.Rngs(0))
     model.eval()
     return model

@@ -86,13 +86,19 @@ TRANSFORMS = {
 }
 
 
+@functools.cache
+def transform_definition(name):
+    *arrays, keep = toy_inputs()
+    return jax.jit(TRANSFORMS[name](lambda *a: _definition(*a, keep)))(*arrays)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_every_transform_of_a_kernel_that_knows_its_gradient_only(name, compiled):
     *arrays, keep = toy_inputs()
     wrap = jax.jit if compiled else lambda function: function
     got = wrap(TRANSFORMS[name](lambda *a: ours(*a, keep)))(*arrays)
-    expected = TRANSFORMS[name](lambda *a: _definition(*a, keep))(*arrays)
+    expected = transform_definition(name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, expected)
 
 
@@ -103,16 +109,15 @@ def test_vmap_with_a_shared_operand_agrees_under_every_transform(name, inside):
     many = [jnp.stack([arrays[0], arrays[0] * 2, -arrays[0]]), arrays[1], arrays[2]]
     transform = TRANSFORMS[name]
 
-    def run(f):
+    def run(f, many):
         g = lambda *a: f(*a, keep)
         if inside and name in ("grad", "reverse over forward"):
             batched = jax.vmap(g, (0, None, None))
             return transform(batched)(*many)
         return jax.vmap(transform(g), (0, None, None))(*many)
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), run(ours), run(_definition)
-    )
+    got, expected = run(ours, many), jax.jit(functools.partial(run, _definition))(many)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, expected)
 
 
 def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
@@ -121,8 +126,10 @@ def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
     keys = jnp.stack([key * scale for scale in (1, 2, -1, 0.5, -3)], 2)
     inner = jax.vmap(lambda query, key: ours(query, key, value, keep), (1, None))
     found = jax.jit(jax.vmap(inner, (None, 2)))(queries, keys)
+    define = jax.jit(_definition)
+    queries, keys = np.asarray(queries), np.asarray(keys)
     for j, i in np.ndindex(5, 2):
-        expected = _definition(queries[:, i], keys[..., j], value, keep)
+        expected = define(queries[:, i], keys[..., j], value, keep)
         np.testing.assert_allclose(found[j, i], expected, rtol=2e-5, atol=2e-5)
 
 
@@ -155,7 +162,7 @@ def interpreted(monkeypatch):
 
 def draw(*shapes, dtype="bfloat16"):
     rng = np.random.default_rng(11)
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [jnp.asarray(rng.normal(size=shape).astype(jnp.dtype(dtype))) for shape in shapes]
 
 
 SHAPES = ((B, H, T, D), (B, K, S, D), (B, K, S, D))
@@ -186,19 +193,32 @@ SPLASHED = {
 CLOSE = {"rtol": 0.03, "atol": 0.03}
 
 
+def _pull_back(call, arrays, cotangent):
+    """The output and the gradients of arrays, as one program."""
+
+    @jax.jit
+    def run(arrays, cotangent):
+        output, pull = jax.vjp(call, *arrays)
+        return output, pull(cotangent)
+
+    return run(arrays, cotangent)
+
+
 def check(backend, shapes, options):
     """Output and gradients against float64."""
     arrays = draw(*shapes)
-    output, pull = jax.vjp(lambda *a: attend(*a, backend=backend, **options), *arrays)
+    call = functools.partial(attend, backend=backend, **options)
+    cotangent = np.random.default_rng(2).normal(size=jax.eval_shape(call, *arrays).shape)
+    cotangent = jnp.asarray(cotangent.astype(arrays[0].dtype))
+    output, grads = _pull_back(call, arrays, cotangent)
     keep, mask = None, options.get("mask")
     if mask is not None:
         sizes = {"query_offset": options.get("query_offset"), "leading_axes": output.ndim - 2}
         keep = np.asarray(mask.dense(output.shape[-2], shapes[1][-2], **sizes))
-    cotangent = jnp.asarray(np.random.default_rng(2).normal(size=output.shape), output.dtype)
     exact = [np.asarray(array, np.float64) for array in (*arrays, cotangent)]
     truth = oracle.batched(*exact[:3], keep, scale=options.get("scale"), cotangent=exact[3])
     np.testing.assert_allclose(np.asarray(output, np.float64), truth.output, **CLOSE)
-    for got, want in zip(pull(cotangent), (truth.d_query, truth.d_key, truth.d_value), strict=True):
+    for got, want in zip(grads, (truth.d_query, truth.d_key, truth.d_value), strict=True):
         np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0.06, atol=0.06)
 
 
@@ -328,7 +348,7 @@ PROGRAMS = {
 def test_the_program_for_a_gpu_calls_cudnn_once_each_way(cuda, name):
     options, mask_type, window = PROGRAMS[name]
     call = lambda *arrays: attend(*arrays, backend="cudnn", **options)
-    arrays = draw(*WIDE, WIDE[0])
+    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in (*WIDE, WIDE[0])]
     program = lower_for_cuda(lambda *a: jax.vjp(call, *a[:3])[1](a[3]), *arrays)
     for target in ("fmhaSoftmax(", "fmhaSoftmaxBackward("):
         assert program.count(f"@__cudnn${target}") == 1

@@ -69,13 +69,18 @@ def build_pair(**options):
     return prepare(EncoderDecoder(configure(**options), target_vocab_size=V, rngs=nnx.Rngs(0)))
 
 
+@nnx.jit
+def read_whole(model, tokens):
+    return model(tokens)
+
+
 def read_slowly(model):
     """Logits after a text, by reading all of it; noise behind it must not matter."""
-    run = nnx.jit(lambda model, tokens: model(tokens))
 
     def logits(text):
         noise = np.random.default_rng(len(text)).integers(0, V, MAX - len(text))
-        return run(model, np.concatenate([text, noise])[None].astype(np.int32))[0, len(text) - 1]
+        read = read_whole(model, np.concatenate([text, noise])[None].astype(np.int32))
+        return np.asarray(read)[0, len(text) - 1]
 
     return logits
 
@@ -104,7 +109,7 @@ def model():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_writing_is_a_forward_pass_per_token(name):
-    model = prepare(Decoder(configure(**CONFIGS[name]), rngs=nnx.Rngs(0)))
+    model = build(**CONFIGS[name])
     sampling, rng = GREEDY if name == "learned" else WARM, jax.random.key(1)
     written = generate(model, PROMPTS, max_tokens=N, sampling=sampling, rng=rng)
     assert written.tokens.shape == (3, N)
@@ -129,8 +134,8 @@ def test_log_probabilities_are_the_models_own(x64):
     assert written.log_probabilities.dtype == jnp.float32
     with jax.numpy_dtype_promotion("standard"):  # flax's norms of float64 ask for it
         truth, plain = (
-            [_follow(read_slowly(model), *texts) for texts in zip(PROMPTS, rows, strict=True)]
-            for model in (wide, small)
+            [_follow(logits, *texts) for texts in zip(PROMPTS, rows, strict=True)]
+            for logits in map(read_slowly, (wide, small))
         )
         exact = generate(wide, PROMPTS, max_tokens=N, sampling=WARM, rng=jax.random.key(1))
     assert_as_exact(written.log_probabilities, truth, plain)
@@ -328,7 +333,8 @@ def test_an_encoder_decoder_writes_beside_its_source(norm, positions, sampling):
 
         def logits(text, row=row):
             target = np.pad(text, (0, N - len(text)))[None].astype(np.int32)
-            return run(model, target, SOURCE[row : row + 1], lengths[row : row + 1])[0, len(text) - 1]
+            read = run(model, target, SOURCE[row : row + 1], lengths[row : row + 1])
+            return np.asarray(read)[0, len(text) - 1]
 
         assert written.rows()[row] == write_slowly(logits, [START], N, sampling, key)[0]
     assert len(np.unique(np.asarray(written.tokens))) > 2

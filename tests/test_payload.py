@@ -1,5 +1,6 @@
 """The page's numbers, as Python and the page's script read them, against dense float64 weights."""
 
+import functools
 import json
 import subprocess
 from pathlib import Path
@@ -71,21 +72,22 @@ def _fading(query, key):
     return (query < 40) & (key <= query)
 
 
+@functools.cache
+def watch_case(name):
+    """A trace and the truth of it."""
+    return watch(**cases()[name])
+
+
 @pytest.fixture(params=list(cases()), scope="module")
 def case(request):
-    """A trace and the truth of it."""
-    return watch(**cases()[request.param])
+    return watch_case(request.param)
 
 
 def in_blocks(p, alive, up, across):
     """Mass and maximum of blocks of one head, and their living rows."""
-    rows = np.arange(0, len(p), up)
-    living = np.array([alive[r : r + up].sum() for r in rows], int)
-    columns = range(0, p.shape[1], across)
-    sums = [[p[r : r + up, c : c + across].sum() for c in columns] for r in rows]
-    most = [[p[r : r + up, c : c + across].max() for c in columns] for r in rows]
-    shape = (len(rows), len(columns))
-    sums, most = (np.asarray(x, np.float64).reshape(shape) for x in (sums, most))
+    rows, columns = (np.arange(0, size, step) for size, step in zip(p.shape, (up, across), strict=True))
+    living = np.add.reduceat(alive.astype(int), rows)
+    sums, most = (join.reduceat(join.reduceat(p, rows, 0), columns, 1) for join in (np.add, np.maximum))
     return sums / np.maximum(living, 1)[:, None], most, living
 
 
@@ -230,7 +232,7 @@ def test_coverage_is_said_where_the_list_tells_it(long):
 def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
     if not exact:
         monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
-    trace, weights, _, keep = watch(**cases()[name])
+    trace, weights, _, keep = watch_case(name)
     data, _ = pages._make(trace, pinned=[(0, 1)])
     given = {"document": data.document, "chunks": {k: v.hex() for k, v in data.chunks.items()}}
     (tmp_path / "page.json").write_text(json.dumps(given))

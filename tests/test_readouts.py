@@ -149,55 +149,45 @@ def weigh(case, dtype):
 
 def count(case, dense):
     """Every statistic, row by row and key by key, from the whole matrix."""
-    p, dtype = dense.weights, dense.weights.dtype
-    B, H, T, S = p.shape
-    rows, columns = case.positions()
-    distance = np.broadcast_to(rows - columns, p.shape)
-    alive = dense.keep.any(-1)
+    p, alive = dense.weights, dense.keep.any(-1)
+    rows, columns = (np.broadcast_to(places, p.shape) for places in case.positions())
+    distance = rows - columns
     query_tokens, tokens = case.ids()
-    found = {
-        name: np.zeros((B, H, T), dtype)
-        for name in (
-            "entropy",
-            "distance",
-            "first_mass",
-            "local_mass",
-            "self_mass",
-            "previous_mass",
-            "same_mass",
-            "induction_mass",
-        )
+    induces = np.zeros((query_tokens.size, tokens.size), bool)
+    induces[:, 1:] = tokens[:-1] == query_tokens[:, None]
+    counted = {
+        "first_mass": columns < FIRST,
+        "local_mass": np.abs(distance) < LOCAL,
+        "self_mass": distance == 0,
+        "previous_mass": distance == 1,
+        "same_mass": (query_tokens[:, None] == tokens) & (distance != 0),
+        "induction_mass": induces,
     }
-    found["top_weights"] = np.zeros((B, H, T, TOP), dtype)
-    profile = np.zeros((B, H, 63), dtype)
-    for index in np.ndindex(B, H, T):
-        row, d = p[index], distance[index]
-        if not alive[index]:
-            continue
-        listed = np.append(row, dense.sunk[index])
-        listed = listed[listed > 0]
-        found["entropy"][index] = -(listed * np.log(listed)).sum()
-        found["distance"][index] = (row * d.astype(dtype)).sum() / row.sum()
-        found["first_mass"][index] = row[np.broadcast_to(columns, p.shape)[index] < FIRST].sum()
-        found["local_mass"][index] = row[np.abs(d) < LOCAL].sum()
-        found["self_mass"][index] = row[d == 0].sum()
-        found["previous_mass"][index] = row[d == 1].sum()
-        token = query_tokens[index[-1]]
-        found["same_mass"][index] = row[(tokens == token) & (d != 0)].sum()
-        found["induction_mass"][index] = row[1:][tokens[:-1] == token].sum()
-        best = np.sort(row[dense.keep[index]])[::-1][:TOP]
-        found["top_weights"][index][: best.size] = best
-        for s in range(S):
-            size = int(np.floor(np.log2(abs(d[s])))) + 1 if d[s] else 0
-            profile[index[:2]][31 + int(np.sign(d[s])) * size] += row[s]
-    some = np.maximum(alive.sum(-1), 1).astype(dtype)
-    return found | {
+    some = np.maximum(alive.sum(-1), 1).astype(p.dtype)
+    total = np.where(alive, p.sum(-1), 1)
+    return {name: np.where(cells, p, 0).sum(-1) for name, cells in counted.items()} | {
+        "entropy": np.where(alive, _surprise(p).sum(-1) + _surprise(dense.sunk), 0),
+        "distance": (p * distance.astype(p.dtype)).sum(-1) / total,
+        "top_weights": -np.sort(-np.pad(p, [(0, 0)] * 3 + [(0, TOP)]), -1)[..., :TOP],
         "lse": dense.lse,
         "sink_mass": dense.sunk,
         "key_mass": p.sum(-2),
         "key_max": p.max(-2, initial=0),
-        "distance_mass": profile / some[..., None],
+        "distance_mass": _profile(p, distance) / some[..., None],
     }
+
+
+def _surprise(shares):
+    return -shares * np.log(np.where(shares > 0, shares, 1))
+
+
+def _profile(p, distance):
+    """Sums over the cells whose distance has the same sign and the same power of two below it."""
+    sizes = np.floor(np.log2(np.maximum(np.abs(distance), 0.5))).astype(int) + 1
+    sums = np.zeros((*p.shape[:2], 63), p.dtype)
+    heads = np.arange(p.shape[0])[:, None, None, None], np.arange(p.shape[1])[:, None, None]
+    np.add.at(sums, (*heads, 31 + np.sign(distance) * sizes), p)
+    return sums
 
 
 def blocks_of(dense, height, width):
@@ -217,8 +207,10 @@ def holes(*shape):
     return np.random.default_rng(3).random(shape) < 0.4
 
 
-def read(case, **more):
-    query, key = case.operands()
+def read(case, key=None, **more):
+    """The case's readout, with other keys if given."""
+    query, own = case.operands()
+    key = own if key is None else key
     query_tokens, tokens = case.ids()
     ids = {"tokens": tokens, "query_tokens": query_tokens} if case.tokens else {}
     options = case.options() | ids | {"grid": case.grid, "top_k": TOP, "first": FIRST, "local": LOCAL}
@@ -314,16 +306,15 @@ def check_top(readout, exact):
     """The listed keys are different keys that have the listed weights, and as many as there are."""
     keys = np.asarray(readout.top_keys).reshape(*exact.keep.shape[:3], TOP)
     weights = np.asarray(readout.top_weights, np.float64).reshape(keys.shape)
-    for index in np.ndindex(*keys.shape[:3]):
-        number = min(TOP, exact.keep[index].sum())
-        listed = keys[index][:number]
-        assert len({*listed.tolist()}) == number
-        assert exact.keep[index][listed].all()
-        np.testing.assert_allclose(
-            exact.weights[index][listed], weights[index][:number], rtol=2e-5, atol=1e-7
-        )
-        assert (keys[index][number:] == -1).all()
-        assert not weights[index][number:].any()
+    listed = np.arange(TOP) < exact.keep.sum(-1, keepdims=True)
+    assert (keys[~listed] == -1).all()
+    assert not weights[~listed].any()
+    # Places that list nothing get numbers of their own.
+    ordered = np.sort(np.where(listed, keys, -1 - np.arange(TOP)), -1)
+    assert (np.diff(ordered) > 0).all()
+    assert np.take_along_axis(exact.keep, np.maximum(keys, 0), -1)[listed].all()
+    found = np.take_along_axis(exact.weights, np.maximum(keys, 0), -1)
+    np.testing.assert_allclose(found[listed], weights[listed], rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["causal", "prefix or causal", "all"])
@@ -421,7 +412,7 @@ def test_windows_are_the_weights(name):
     for rows, columns, heads in (
         (None, None, None),
         (slice(3, 14), slice(S - 9, S), None),
-        ([T - 1, 0], jnp.asarray([5, 5, 2]), [1, 0, 2] if ranked else None),
+        ([T - 1, 0, *range(9)], jnp.asarray([5, 5, 2, *range(6)]), [1, 0, 2] if ranked else None),
         (slice(2, 2), slice(0, 7, 3), slice(1, 2) if ranked else None),
     ):
         found = readouts.window(query, key, lse, rows=rows, columns=columns, heads=heads, **case.options())
@@ -483,26 +474,27 @@ def test_an_lse_of_the_callers_is_used_and_judged():
 def test_a_query_that_meets_nan_counts_for_nothing(side, monkeypatch):
     monkeypatch.setattr(tallies, "SIDE", side)
     case = CASES["causal"]
-    query, key = map(jnp.asarray, case.operands())
+    _, key = case.operands()
     met = 41  # causal: the queries before it are sound
-    options = {"mask": case.mask, "query_offset": 0, "grid": case.grid, "top_k": TOP}
-    found = readouts.read(query, key.at[..., met, :].set(jnp.nan), **options)
-    sound = readouts.read(query[..., :met, :], key, **options)
+    found, sound = read(case, key.at[..., met, :].set(jnp.nan)), read(case)
     for name in ("entropy", "max_weight", "previous_mass", "top_keys", "distance"):
-        rows = np.asarray(getattr(found, name))
-        assert np.isnan(rows[..., met:]).all() if name != "top_keys" else (rows[..., met:, :] == -1).all(), (
-            name
-        )
-        kept = rows[..., :met, :] if name == "top_keys" else rows[..., :met]
-        np.testing.assert_allclose(kept, getattr(sound, name), rtol=1e-5, atol=1e-6, err_msg=name)
-    for name in ("key_mass", "key_max"):
-        np.testing.assert_allclose(getattr(found, name), getattr(sound, name), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found.distance_mass, sound.distance_mass, rtol=1e-5, atol=1e-6)
+        rows, kept = (np.asarray(getattr(readout, name)) for readout in (found, sound))
+        lost = rows[:, :, met:]
+        assert (lost == -1).all() if name == "top_keys" else np.isnan(lost).all(), name
+        np.testing.assert_allclose(rows[:, :, :met], kept[:, :, :met], rtol=1e-5, atol=1e-6, err_msg=name)
+    weights = weigh(case, np.float64).weights[:, :, :met]
+    distance = np.broadcast_to(np.subtract(*case.positions()), (2, 3, 53, 53))[:, :, :met]
+    for name, truth in (
+        ("key_mass", weights.sum(-2)),
+        ("key_max", weights.max(-2)),
+        ("distance_mass", _profile(weights, distance) / met),
+    ):
+        np.testing.assert_allclose(getattr(found, name), truth, rtol=1e-5, atol=1e-6, err_msg=name)
     assert not np.isnan(found.block_mass).any()
     assert int(found.block_rows[0, 0].sum()) == met
     assert np.isnan(found.trust).all()
     means = readouts.average(found)
-    np.testing.assert_allclose(means["entropy"], np.mean(sound.entropy, -1), rtol=1e-5)
+    np.testing.assert_allclose(means["entropy"], np.mean(sound.entropy[..., :met], -1), rtol=1e-5)
 
 
 def test_traced_data_serve_and_statistics_have_no_gradient():

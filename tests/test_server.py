@@ -74,17 +74,12 @@ def numbers(page, path):
 
 def reduce_dense(weights, rows, keys):
     """Mass and max of all blocks, in float64."""
-    alive = allow().any(-1)
-    blocks = -(-T // rows), -(-S // keys)
-    mass, largest = np.zeros(blocks), np.zeros(blocks)
-    for i in range(blocks[0]):
-        part = weights[i * rows : (i + 1) * rows]
-        living = alive[i * rows : (i + 1) * rows]
-        for j in range(blocks[1]):
-            cells = part[:, j * keys : (j + 1) * keys]
-            mass[i, j] = cells[living].sum(-1).mean() if living.any() else 0
-            largest[i, j] = cells.max()
-    return mass, largest
+    starts, across = np.arange(0, T, rows), np.arange(0, S, keys)
+    living = np.maximum(np.add.reduceat(allow().any(-1).astype(int), starts), 1)
+    mass, largest = (
+        join.reduceat(join.reduceat(weights, starts, 0), across, 1) for join in (np.add, np.maximum)
+    )
+    return mass / living[:, None], largest
 
 
 # Numbers

@@ -1,6 +1,7 @@
 """The explorer's views on paper: what is drawn where, on which scale, and refusals."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import economy
 from regard import masks, readouts
 from regard.inspection import figures
 from regard.readouts import Readout
+
+economy.share_formulas()
 
 H, T, S, D = 3, 37, 53, 5
 
@@ -19,6 +23,14 @@ H, T, S, D = 3, 37, 53, 5
 def panel():
     """Axes of the caller's own, which skip the layout of a new figure."""
     return Figure(figsize=(5, 4)).subplots()
+
+
+@functools.cache
+def read_all(heads, rows, keys):
+    """A readout of every key by every query."""
+    rng = np.random.default_rng(0)
+    query, key = (rng.normal(size=(heads, n, D)).astype(np.float32) for n in (rows, keys))
+    return readouts.read(query, key, query_offset=0)
 
 
 def make_arrays(rows=T, keys=S, seed=0):
@@ -153,7 +165,7 @@ def test_the_profile_of_distances_is_that_of_the_weights(causal):
 
 
 def test_keys_ahead_have_negative_distances():
-    readout = readouts.read(*make_arrays(5, 5))
+    readout = read_all(13, 5, 5)
     labels = [
         tick.get_text() for tick in figures.distance_profile(readout, ax=panel()).axes[0].get_xticklabels()
     ]
@@ -183,7 +195,7 @@ def test_many_positions_are_averaged():
 
 
 def test_many_heads_have_no_legend():
-    many = readouts.read(*(jnp.ones((13, n, D)) for n in (5, 5)))
+    many = read_all(13, 5, 5)
     assert figures.distance_profile(many, ax=panel()).legend is None
     assert figures.distance_profile(many, heads=[3], ax=panel()).legend is not None
 
@@ -200,7 +212,7 @@ def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
 
 
 def test_one_head_without_leading_axes_is_drawn():
-    readout = readouts.read(jnp.eye(5), jnp.eye(5), mask=masks.causal())
+    readout = jax.tree.map(lambda array: array[0], read_all(13, 5, 5))
     for draw in (figures.head_map, figures.distance_profile, figures.entropy_profile, figures.head_atlas):
         assert draw(readout, ax=panel()).axes
     one = readouts.read(jnp.eye(1), jnp.eye(1))
@@ -208,23 +220,28 @@ def test_one_head_without_leading_axes_is_drawn():
         assert draw(one, ax=panel()).axes
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_saving_twice_gives_the_same_bytes(causal, kind):
-    readout, _, _ = causal
+@pytest.fixture(scope="module")
+def twins(causal):
+    """Each figure drawn twice from the same readout."""
 
     def draw_all():
-        yield figures.head_atlas(readout)
-        yield figures.head_map(readout, 1)
-        yield figures.distance_profile(readout)
-        yield figures.entropy_profile(readout)
+        yield figures.head_atlas(causal[0])
+        yield figures.head_map(causal[0], 1)
+        yield figures.distance_profile(causal[0])
+        yield figures.entropy_profile(causal[0])
         yield figures.head_history([1, 2], ["a"], [[0.5, 0.25]])
 
-    for one, other in zip(draw_all(), draw_all(), strict=True):
+    return list(zip(draw_all(), draw_all(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_saving_twice_gives_the_same_bytes(twins, kind):
+    for one, other in twins:
         first = figures.render(one, kind)
         assert first == figures.render(one, kind) == figures.render(other, kind)
 
 
-BATCH = readouts.read(*(jnp.ones((2, H, n, D)) for n in (5, 5)))
+BATCH = jax.tree.map(lambda array: jnp.stack([array, array]), read_all(H, 5, 5))
 EMPTY = readouts.read(*(jnp.ones((H, n, D)) for n in (0, 0)))
 
 
