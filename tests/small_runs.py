@@ -49,7 +49,9 @@ class Compiled:
 
     def make_program(self, task, seed, deployment=None):
         assert deployment is None
-        key = (repr(task.preset), seed)
+        # Where a text is read from, no program knows: it is given the text.
+        preset = dataclasses.replace(task.preset, files=()) if hasattr(task.preset, "files") else task.preset
+        key = (repr(preset), seed)
         if key not in self.programs:
             self.programs[key] = self._keep(programs.make_program(task, seed))
         return self.programs[key]
