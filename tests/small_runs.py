@@ -1,5 +1,6 @@
 """Tiny trainings for tests: presets that compile fast, and what a run directory holds byte for byte."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -34,7 +35,7 @@ def train(directory, preset, *, seed=0, resume="auto", force=False, compiled=Non
     """Opens a run and trains it; with `Compiled`, by the programs of the last run of these settings."""
     run = runs.open_run(directory, preset, seed=seed, resume=resume, force=force)
     task = tasks.make_task(preset, run.kept)
-    with mock.patch.object(loop, "make_program", (compiled or programs).make_program):
+    with compiled.serve() if compiled else contextlib.nullcontext():
         return loop.train(task, run, **options)
 
 
@@ -46,6 +47,10 @@ class Compiled:
 
     def __init__(self):
         self.programs = {}
+
+    def serve(self):
+        """A block within which all training takes its programs from here."""
+        return mock.patch.object(loop, "make_program", self.make_program)
 
     def make_program(self, task, seed, deployment=None):
         assert deployment is None
