@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from regard.training import loop, presets, programs, runs, tasks
+from regard.training import checkpoints, loop, presets, programs, runs, tasks
 
 SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
 CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
@@ -37,6 +37,14 @@ def train(directory, preset, *, seed=0, resume="auto", force=False, compiled=Non
     task = tasks.make_task(preset, run.kept)
     with compiled.serve() if compiled else contextlib.nullcontext():
         return loop.train(task, run, **options)
+
+
+def begin(directory, preset):
+    """What a training of no more than one step leaves: settings, what the task keeps, a checkpoint."""
+    run = runs.open_run(directory, preset)
+    task = tasks.make_task(preset)
+    run.begin(task.keep())
+    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).initial, {})
 
 
 class Compiled:

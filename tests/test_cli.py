@@ -18,9 +18,10 @@ from regard.cli import commands, main
 from regard.cli.console import Console, UsageError
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline, expected_errors
-from regard.training import checkpoints, presets, programs, runs, tasks
+from regard.training import checkpoints, presets, runs
 from small_runs import (
     Compiled,
+    begin,
     read_lines,
     snapshot,
 )
@@ -250,7 +251,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
     arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
-    begin(arguments)
+    begin(tmp_path / "run", presets.shrink(commands.parse_arguments(arguments).task))
     (folder / "3.txt").write_text("other words\n")
     before = snapshot(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 2
@@ -258,15 +259,6 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     assert "not that with which this run began" in error
     assert "Traceback" not in error
     assert snapshot(tmp_path / "run") == before
-
-
-def begin(arguments):
-    """What a training leaves that was stopped after its first step, but for the metrics."""
-    command = commands.parse_arguments(arguments)
-    run = runs.open_run(command.directory, presets.shrink(command.task), seed=command.seed)
-    task = tasks.make_task(run.preset)
-    run.begin(task.keep())
-    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).initial, {})
 
 
 def test_the_parameter_table_adds_up(finished):
