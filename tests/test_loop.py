@@ -106,11 +106,12 @@ def test_a_listener_hears_everything_in_order(whole):
     assert events[-2:] == [("evaluated", 17), ("saved", 17)]
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, tmp_path):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled, tmp_path):
     train(tmp_path / "again", tiny_copy())
     assert_same_run(whole[0], tmp_path / "again")
     task = tasks.make_task(tiny_copy())
-    one, other = (loop.make_program(task, seed).initial.params["head"]["kernel"] for seed in (0, 1))
+    found = compiled.make_program(task, 0), loop.make_program(task, 1)
+    one, other = (program.initial.params["head"]["kernel"] for program in found)
     assert not np.array_equal(one, other)
 
 
@@ -223,12 +224,15 @@ def test_seconds_leave_compiling_out(compiled, tmp_path):
     assert last["seconds"] <= outcome.seconds + 0.001
 
 
-def test_dropout_is_off_in_evaluation():
+def test_dropout_is_off_in_evaluation(compiled):
     preset = tiny_copy()
     dry = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
-    programs = [loop.make_program(tasks.make_task(variant), 0) for variant in (preset, dry)]
     held_out = tasks.make_task(preset).held_out
-    evaluated = [jax.jit(program.evaluate)(program.initial.params, held_out) for program in programs]
+    evaluated = []
+    for variant in (preset, dry):
+        program = compiled.make_program(tasks.make_task(variant), 0)
+        params = program.initial.params
+        evaluated.append(program.compile(program.evaluate, params, held_out)(params, held_out))
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
 
 
