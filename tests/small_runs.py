@@ -1,10 +1,15 @@
 """Tiny trainings for tests: presets that compile fast, and what a run directory holds byte for byte."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+from unittest import mock
 
-from regard.training import loop, presets, runs, tasks
+import jax
+
+from regard.training import checkpoints, loop, presets, programs, runs, tasks
 
 SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
 CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
@@ -26,10 +31,67 @@ def tiny_copy(**changes):
     return presets.Copy(optimization=presets.Optimization(**optimization), **settings)
 
 
-def train(directory, preset, *, seed=0, resume="auto", force=False, **options):
-    """Opens a run and trains it."""
+def train(directory, preset, *, seed=0, resume="auto", force=False, compiled=None, **options):
+    """Opens a run and trains it; with `Compiled`, by the programs of the last run of these settings."""
     run = runs.open_run(directory, preset, seed=seed, resume=resume, force=force)
-    return loop.train(tasks.make_task(preset, run.kept), run, **options)
+    task = tasks.make_task(preset, run.kept)
+    with compiled.serve() if compiled else contextlib.nullcontext():
+        return loop.train(task, run, **options)
+
+
+def begin(directory, preset):
+    """What a training of no more than one step leaves: settings, what the task keeps, a checkpoint."""
+    run = runs.open_run(directory, preset)
+    task = tasks.make_task(preset)
+    run.begin(task.keep())
+    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).initial, {})
+
+
+class Compiled:
+    """Programs by the settings and the seed that they were made from, each compiled once.
+
+    For trainings that differ in where they begin and end, and in who listens.
+    """
+
+    def __init__(self):
+        self.programs = {}
+
+    def serve(self):
+        """A block within which all training takes its programs from here."""
+        return mock.patch.object(loop, "make_program", self.make_program)
+
+    def make_program(self, task, seed, deployment=None):
+        assert deployment is None
+        # Where a text is read from, no program knows: it is given the text.
+        preset = dataclasses.replace(task.preset, files=()) if hasattr(task.preset, "files") else task.preset
+        key = (repr(preset), seed)
+        if key not in self.programs:
+            self.programs[key] = self._keep(programs.make_program(task, seed))
+        return self.programs[key]
+
+    def _keep(self, program):
+        first = functools.cache(lambda: jax.device_get(program.start()))
+
+        def start():
+            # The first update takes the memory of what it is given.
+            return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), first())
+
+        return _CompiledOnce(**vars(program) | {"start": start})
+
+
+class _CompiledOnce(programs.Program):
+    """A program that keeps what it compiled."""
+
+    @functools.cached_property
+    def found(self):
+        return {}
+
+    def compile(self, function, *arguments, options=None):
+        name = next(name for name in ("update", "evaluate", "look") if getattr(self, name) is function)
+        key = (name, str(jax.tree.map(jax.typeof, arguments)), repr(options))
+        if key not in self.found:
+            self.found[key] = super().compile(function, *arguments, options=options)
+        return self.found[key]
 
 
 def read_lines(directory):

@@ -1,5 +1,7 @@
 """The command line: help before heavy imports, exit codes, words where they belong, files as promised."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -18,6 +20,8 @@ from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline, expected_errors
 from regard.training import checkpoints, presets, runs
 from small_runs import (
+    Compiled,
+    begin,
     read_lines,
     snapshot,
 )
@@ -32,13 +36,25 @@ def run(arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Trainings with equal settings share what they compile."""
+    with Compiled().serve():
+        yield
+
+
+def call(arguments):
+    """What `regard` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main([str(word) for word in arguments]) == 0
+    return printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A smoke run of copy and what it printed."""
     directory = tmp_path_factory.mktemp("cli") / "copy"
-    done = run(["train", "copy", *TINY, "--out", directory])
-    assert done.returncode == 0, done.stderr
-    return directory, done.stdout
+    return directory, call(["train", "copy", *TINY, "--out", directory])
 
 
 def test_a_reader_that_leaves_is_no_mistake():
@@ -207,7 +223,10 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, ca
     assert main(["generate", str(tmp_path / "run"), "--prompt", "naïve tides", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("naïve tides")
     assert main(["plot", str(tmp_path / "run")]) == 0
-    names = {path.stem for path in (tmp_path / "run" / "figures").iterdir()}
+    written = list((tmp_path / "run" / "figures").iterdir())
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    assert all(path.suffix == ".png" for path in written)
+    names = {path.stem for path in written}
     assert names == {"curves", "attention", "attention-heads", "heads-entropy", "heads-max-score"}
 
 
@@ -232,8 +251,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
     arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
-    assert main(arguments) == 0
-    capsys.readouterr()
+    begin(tmp_path / "run", presets.shrink(commands.parse_arguments(arguments).task))
     (folder / "3.txt").write_text("other words\n")
     before = snapshot(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 2
@@ -425,24 +443,30 @@ def test_a_sparkline_shows_the_range():
 # Plot, explain, doctor
 
 
-def test_plot_writes_curves_and_attention(finished, tmp_path, capsys):
-    one = shutil.copytree(finished[0], tmp_path / "one")
-    assert main(["plot", str(one), "--format", "svg"]) == 0
+@pytest.fixture(scope="module")
+def plotted(finished, tmp_path_factory):
+    """Two runs that were plotted together, and what was printed."""
+    folder = tmp_path_factory.mktemp("plotted")
+    one, two = (shutil.copytree(finished[0], folder / name) for name in ("one", "two"))
+    return one, two, call(["plot", one, two, "--format", "svg"])
+
+
+def test_plot_writes_curves_and_attention(plotted):
+    one, two, text = plotted
     names = ["attention-heads", "attention", "curves", "sinusoidal-positions"]
     names += ["heads-entropy", "heads-max-score"]
-    assert sorted(path.name for path in (one / "figures").iterdir()) == sorted(
+    assert sorted(path.name for path in (two / "figures").iterdir()) == sorted(
         f"{name}.svg" for name in names
     )
-    printed = capsys.readouterr().out.split()
-    assert sorted(printed) == sorted(str(path) for path in (one / "figures").iterdir())
-    assert (one / "figures" / "curves.svg").read_text().startswith("<?xml")
+    written = [path for run in (one, two) for path in (run / "figures").iterdir()]
+    assert sorted(text.split()) == sorted(map(str, written))
+    assert (two / "figures" / "curves.svg").read_text().startswith("<?xml")
 
 
-def test_two_runs_are_compared(finished, tmp_path):
-    one, two = (shutil.copytree(finished[0], tmp_path / name) for name in ("one", "two"))
-    assert main(["plot", str(one), str(two)]) == 0
-    assert (one / "figures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert not (two / "figures" / "comparison.png").exists()
+def test_two_runs_are_compared(plotted):
+    one, two, _ = plotted
+    assert (one / "figures" / "comparison.svg").read_text().startswith("<?xml")
+    assert not (two / "figures" / "comparison.svg").exists()
 
 
 def test_plot_needs_runs(tmp_path, capsys):

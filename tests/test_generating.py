@@ -9,7 +9,7 @@ from flax import nnx
 from regard.cli import generating, main, voices
 from regard.cli.spelling import ByteSpelling
 from regard.models import Decoder, EncoderDecoder, TransformerConfig, generate
-from small_runs import tiny_copy
+from small_runs import begin, tiny_copy
 
 V, MARK = 131, 130
 
@@ -175,17 +175,15 @@ def test_control_characters_are_shown_on_terminals(voice, capsys, monkeypatch):
 
 
 def test_a_run_that_writes_no_text_is_refused(tmp_path, capsys):
-    from regard.training import loop, runs, tasks
-
-    preset = tiny_copy(steps=1)
-    loop.train(tasks.make_task(preset), runs.open_run(tmp_path / "copy", preset))
+    begin(tmp_path / "copy", tiny_copy())
     assert main(["generate", str(tmp_path / "copy"), "--prompt", "a"]) == 2
     assert "is a run of copy, which writes no text" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
     pytest.importorskip("regard.training.language")
-    assert main(["train", "text", "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
+    small = ["--steps", "2", "--warmup-steps", "1", "--length", "19", "--held-out-fraction", "0.01"]
+    assert main(["train", "text", *small, "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
     capsys.readouterr()
     voice = voices.open_voice(tmp_path / "text")
     assert voice.encode("é") == [256, 195, 169]

@@ -13,6 +13,7 @@ from regard.training import checkpoints, heads, loop, metrics, presets, runs, ta
 from regard.training.history import training_document
 from small_runs import (
     CADENCE,
+    Compiled,
     read_lines,
     stop_after,
     tiny_copy,
@@ -27,9 +28,14 @@ def watched(**changes):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def compiled():
+    return Compiled()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled):
     directory = tmp_path_factory.mktemp("heads") / "whole"
-    train(directory, watched())
+    train(directory, watched(), compiled=compiled)
     return directory
 
 
@@ -127,32 +133,32 @@ class Killer:
 
 
 @pytest.mark.parametrize("moment", [("stepped", 1), ("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
-def test_killed_and_resumed_logs_the_same(whole, tmp_path, moment):
+def test_killed_and_resumed_logs_the_same(whole, compiled, tmp_path, moment):
     """Also when killed before the first checkpoint, with the line of step 0 written."""
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", watched(), progress=Killer(*moment))
+        train(tmp_path / "run", watched(), compiled=compiled, progress=Killer(*moment))
     assert read_lines(tmp_path / "run")[0]["step"] == 0
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 16, "split": "heads", "entr')
-    train(tmp_path / "run", watched())
+    train(tmp_path / "run", watched(), compiled=compiled)
     assert read_lines(tmp_path / "run") == read_lines(whole)
 
 
-def test_interrupted_and_resumed_logs_the_same(whole, tmp_path):
+def test_interrupted_and_resumed_logs_the_same(whole, compiled, tmp_path):
     for stop in (1, 4, 11):
-        train(tmp_path / "run", watched(), stop=stop_after(stop))
-    train(tmp_path / "run", watched())
+        train(tmp_path / "run", watched(), compiled=compiled, stop=stop_after(stop))
+    train(tmp_path / "run", watched(), compiled=compiled)
     assert read_lines(tmp_path / "run") == read_lines(whole)
 
 
-def test_a_run_of_a_version_that_did_not_look_goes_on(whole, tmp_path):
+def test_a_run_of_a_version_that_did_not_look_goes_on(whole, compiled, tmp_path):
     preset = tiny_copy(cadence=dataclasses.replace(CADENCE, heads_every=20))
-    train(tmp_path / "run", preset, stop=stop_after(9))
+    train(tmp_path / "run", preset, compiled=compiled, stop=stop_after(9))
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
     del config["settings"]["cadence"]["heads_every"]
     path.write_text(json.dumps(config))
-    assert train(tmp_path / "run", preset).status == "finished"
+    assert train(tmp_path / "run", preset, compiled=compiled).status == "finished"
     assert split(tmp_path / "run")[1] == split(whole)[1]
     assert split(tmp_path / "run")[0][-1] == split(whole)[0][-1]
     assert runs.load_run(tmp_path / "run")[0].preset == preset
@@ -232,7 +238,7 @@ def test_a_run_that_logged_nothing_has_an_empty_document(tmp_path):
     assert training_document(tmp_path) == {"title": tmp_path.name, "curves": [], "maps": []}
 
 
-def test_many_looks_are_optimized_and_see_the_same(tmp_path, monkeypatch):
+def test_many_looks_are_optimized_and_see_the_same(compiled, tmp_path, monkeypatch):
     """17 looks count as many: the numbers agree with those of the program compiled fast."""
     asked = []
     compile_all = loop._Session._compile
@@ -242,9 +248,9 @@ def test_many_looks_are_optimized_and_see_the_same(tmp_path, monkeypatch):
         return compile_all(self, what, *arguments, options=options)
 
     monkeypatch.setattr(loop._Session, "_compile", compile_and_tell)
-    train(tmp_path / "few", watched())
+    train(tmp_path / "few", watched(), compiled=compiled)
     monkeypatch.setattr(loop, "FEW_LOOKS", 3)
-    train(tmp_path / "many", watched())
+    train(tmp_path / "many", watched(), compiled=compiled)
     assert [options for what, options in asked if what == "heads"] == [loop.LITTLE_WORK, None]
     few, many = (split(tmp_path / name)[0] for name in ("few", "many"))
     for one, other in zip(few, many, strict=True):

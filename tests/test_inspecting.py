@@ -67,7 +67,8 @@ def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
     ]  # fmt: skip
 
 
-def test_without_it_the_last_word_is_looked_at(folder, tmp_path, capsys):
+def test_without_it_the_last_word_is_looked_at(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
     _, printed, _ = run(capsys, folder, "--text", "the cat sat.", "--out", tmp_path)
     assert 'the word that "sat" reads most' in printed
 

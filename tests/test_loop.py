@@ -14,6 +14,7 @@ import pytest
 from regard.training import checkpoints, loop, presets, runs, tasks
 from regard.training.loop import DivergenceError
 from small_runs import (
+    Compiled,
     read_lines,
     snapshot,
     stop_after,
@@ -49,10 +50,15 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def compiled():
+    return Compiled()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled):
     directory = tmp_path_factory.mktemp("loop") / "whole"
     recorder = Recorder()
-    outcome = train(directory, tiny_copy(), progress=recorder)
+    outcome = train(directory, tiny_copy(), compiled=compiled, progress=recorder)
     return directory, outcome, recorder
 
 
@@ -100,19 +106,20 @@ def test_a_listener_hears_everything_in_order(whole):
     assert events[-2:] == [("evaluated", 17), ("saved", 17)]
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, tmp_path):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled, tmp_path):
     train(tmp_path / "again", tiny_copy())
     assert_same_run(whole[0], tmp_path / "again")
     task = tasks.make_task(tiny_copy())
-    one, other = (loop.make_program(task, seed).initial.params["head"]["kernel"] for seed in (0, 1))
+    found = compiled.make_program(task, 0), loop.make_program(task, 1)
+    one, other = (program.initial.params["head"]["kernel"] for program in found)
     assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("stop", [1, 7, 16])
-def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
-    first = train(tmp_path / "run", tiny_copy(), stop=stop_after(stop))
+def test_interrupted_and_resumed_is_uninterrupted(whole, compiled, tmp_path, stop):
+    first = train(tmp_path / "run", tiny_copy(), compiled=compiled, stop=stop_after(stop))
     assert (first.status, first.step) == ("interrupted", stop)
-    second = train(tmp_path / "run", tiny_copy())
+    second = train(tmp_path / "run", tiny_copy(), compiled=compiled)
     assert second.status == "finished"
     assert second.seconds > first.seconds
     assert second.compile_seconds > first.compile_seconds
@@ -120,19 +127,20 @@ def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path, stop):
 
 
 @pytest.mark.parametrize("moment", [("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
-def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
+def test_killed_and_resumed_is_uninterrupted(whole, compiled, tmp_path, moment):
     """Killed at any moment, a run has no more than its last checkpoint and some lines too many."""
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", tiny_copy(), progress=Recorder(die_at=moment))
+        train(tmp_path / "run", tiny_copy(), compiled=compiled, progress=Recorder(die_at=moment))
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "loss": 0.')
-    assert train(tmp_path / "run", tiny_copy()).status == "finished"
+    assert train(tmp_path / "run", tiny_copy(), compiled=compiled).status == "finished"
     assert_same_run(whole[0], tmp_path / "run")
 
 
-def test_interrupted_many_times_is_uninterrupted(whole, tmp_path):
+def test_interrupted_many_times_is_uninterrupted(whole, compiled, tmp_path):
     for _ in range(20):
-        if train(tmp_path / "run", tiny_copy(), stop=stop_after(5)).status == "finished":
+        outcome = train(tmp_path / "run", tiny_copy(), compiled=compiled, stop=stop_after(5))
+        if outcome.status == "finished":
             break
     assert_same_run(whole[0], tmp_path / "run")
 
@@ -147,8 +155,9 @@ def test_a_finished_run_is_left_alone(whole):
     assert snapshot(directory) == before
 
 
-def test_a_stop_at_the_last_step_is_the_end(tmp_path):
-    assert train(tmp_path / "run", tiny_copy(), stop=stop_after(17)).status == "finished"
+def test_a_stop_at_the_last_step_is_the_end(compiled, tmp_path):
+    outcome = train(tmp_path / "run", tiny_copy(), compiled=compiled, stop=stop_after(17))
+    assert outcome.status == "finished"
 
 
 def test_held_out_data_do_not_touch_training(whole, tmp_path):
@@ -160,13 +169,20 @@ def test_held_out_data_do_not_touch_training(whole, tmp_path):
     assert read_lines(whole[0])[-1]["held_out_loss"] != read_lines(tmp_path / "run")[-1]["held_out_loss"]
 
 
+@pytest.fixture(scope="module")
+def exploding():
+    return Compiled()
+
+
 @pytest.mark.parametrize("stop", [None, 9])
-def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_path, monkeypatch, stop):
+def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(
+    exploding, tmp_path, monkeypatch, stop
+):
     """A task whose loss turns infinite at step 9, found at the next look at the metrics."""
     monkeypatch.setattr(tasks.CopyTask, "measure", explode_after(tasks.CopyTask.measure))
     options = {"stop": stop_after(stop)} if stop else {}
     with pytest.raises(DivergenceError, match=r"loss is inf at step 9; .*00000007") as caught:
-        train(tmp_path / "run", tiny_copy(), **options)
+        train(tmp_path / "run", tiny_copy(), compiled=exploding, **options)
     assert (caught.value.metric, caught.value.step) == ("loss", 9)
     saved = checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")
     assert [path.name for path in saved] == ["00000007"]
@@ -195,25 +211,28 @@ def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
     assert checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
-def test_seconds_leave_compiling_out(tmp_path):
+def test_seconds_leave_compiling_out(compiled, tmp_path):
     class Slow(Recorder):
         def compiling(self, what):
             time.sleep(0.5)
             return contextlib.nullcontext()
 
-    outcome = train(tmp_path / "run", tiny_copy(), progress=Slow())
+    outcome = train(tmp_path / "run", tiny_copy(), compiled=compiled, progress=Slow())
     assert outcome.compile_seconds > 0
     assert outcome.seconds + outcome.compile_seconds <= outcome.elapsed_seconds
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["seconds"] <= outcome.seconds + 0.001
 
 
-def test_dropout_is_off_in_evaluation():
+def test_dropout_is_off_in_evaluation(compiled):
     preset = tiny_copy()
     dry = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
-    programs = [loop.make_program(tasks.make_task(variant), 0) for variant in (preset, dry)]
     held_out = tasks.make_task(preset).held_out
-    evaluated = [jax.jit(program.evaluate)(program.initial.params, held_out) for program in programs]
+    evaluated = []
+    for variant in (preset, dry):
+        program = compiled.make_program(tasks.make_task(variant), 0)
+        params = program.initial.params
+        evaluated.append(program.compile(program.evaluate, params, held_out)(params, held_out))
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
 
 
@@ -278,8 +297,8 @@ def test_gradients_are_logged_before_clipping(whole):
     assert all(line["grad_norm"] > clip_norm for line in read_lines(whole[0]))
 
 
-def test_a_start_that_does_not_fit_writes_nothing(tmp_path):
-    train(tmp_path / "small", tiny_copy(), stop=stop_after(2))
+def test_a_start_that_does_not_fit_writes_nothing(compiled, tmp_path):
+    train(tmp_path / "small", tiny_copy(), compiled=compiled, stop=stop_after(2))
     run = runs.open_run(tmp_path / "small", tiny_copy())
     wide = dataclasses.replace(tiny_copy(), vocab_size=13)
     before = snapshot(tmp_path)

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from regard.training import checkpoints, presets, runs
+from regard.training import checkpoints, presets, programs, runs, tasks
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
 from small_runs import (
+    Compiled,
     read_lines,
     snapshot,
     stop_after,
@@ -21,17 +22,22 @@ from small_runs import (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def compiled():
+    return Compiled()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, compiled):
     directory = tmp_path_factory.mktemp("runs") / "finished"
-    train(directory, tiny_copy())
+    train(directory, tiny_copy(), compiled=compiled)
     return directory
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory):
+def half(tmp_path_factory, compiled):
     """Stopped after step 9, with checkpoints at 7 and 9."""
     directory = tmp_path_factory.mktemp("runs") / "half"
-    train(directory, tiny_copy(), stop=stop_after(9))
+    train(directory, tiny_copy(), compiled=compiled, stop=stop_after(9))
     return directory
 
 
@@ -148,12 +154,11 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
     assert runs.open_run(run, tiny_copy()).start.step == 7
 
 
-def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run):
     """As after copying checkpoints between runs: the settings say one thing, the arrays another."""
     wide = dataclasses.replace(tiny_copy(), model=presets.Sizes(d_model=8, num_heads=2, d_ff=7))
-    train(tmp_path / "wide", wide, stop=stop_after(9))
     shutil.rmtree(run / "checkpoints")
-    shutil.copytree(tmp_path / "wide" / "checkpoints", run / "checkpoints")
+    checkpoints.save(run / "checkpoints", 9, programs.make_program(tasks.make_task(wide), 0).initial, {})
     before = snapshot(run)
     with pytest.raises(
         CheckpointError, match=r"another model or optimizer:\n.*float32\[13, 6\], found float32\[13, 8\]"
@@ -196,14 +201,14 @@ def test_other_versions_are_mentioned(run):
     assert f"jax 0.4.1 -> {jax.__version__}" in runs.open_run(run, tiny_copy()).note
 
 
-def test_a_branch_goes_on_elsewhere_with_other_steps(half, tmp_path):
+def test_a_branch_goes_on_elsewhere_with_other_steps(half, compiled, tmp_path):
     before = snapshot(half)
     longer = tiny_copy(steps=21, learning_rate=0.02)
     for source in (half, half / "checkpoints" / "00000009"):
         directory = tmp_path / f"branch-{source.name}"
         opened = runs.open_run(directory, longer, seed=5, resume=str(source))
         assert (opened.start.step, opened.source) == (9, half)
-        assert train(directory, longer, seed=5, resume=str(source)).step == 21
+        assert train(directory, longer, seed=5, resume=str(source), compiled=compiled).step == 21
         assert json.loads((directory / "config.json").read_text())["continued_from"] == str(half)
         assert [line for line in read_lines(directory) if line["step"] <= 9] == read_lines(half)
         assert runs.open_run(directory, longer, seed=5, resume=str(source)).is_finished, (

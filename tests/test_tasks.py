@@ -37,8 +37,9 @@ def task(request):
     return small(request.param)
 
 
-def make_model(task, seed=0):
-    model = task.make_model(nnx.Rngs(seed))
+@functools.cache
+def make_model(task):
+    model = task.make_model(nnx.Rngs(0))
     model.eval()
     return model
 
@@ -168,7 +169,8 @@ def test_reverse_is_judged_by_what_it_generates(monkeypatch):
 
 
 def test_metrics_come_with_their_loss(task):
-    metrics = jax.jit(lambda batch: task.evaluate(make_model(task), batch))(draw(task))
+    model = make_model(task)
+    metrics = jax.jit(lambda batch: task.evaluate(model, batch))(draw(task))
     assert {"loss", task.preset.goal.metric} <= set(metrics)
     assert all(np.isfinite(float(value)) and value.dtype == jnp.float32 for value in metrics.values())
 

@@ -15,6 +15,7 @@ from flax import nnx
 
 from regard.training import checkpoints, corpora, language, loop, presets, runs, tasks, vocabularies
 from small_runs import (
+    Compiled,
     read_lines,
     snapshot,
     stop_after,
@@ -439,10 +440,15 @@ class Killer:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, corpus):
+def compiled():
+    return Compiled()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, corpus, compiled):
     """A whole run over pairs of bytes."""
     directory = tmp_path_factory.mktemp("text") / "whole"
-    train(directory, small(corpus, vocab_size=271))
+    train(directory, small(corpus, vocab_size=271), compiled=compiled)
     return directory
 
 
@@ -458,12 +464,13 @@ def assert_same_run(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_killed_and_resumed_is_uninterrupted(finished, corpus, tmp_path, monkeypatch):
+def test_killed_and_resumed_is_uninterrupted(finished, corpus, compiled, tmp_path, monkeypatch):
+    preset = small(corpus, vocab_size=271)
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", small(corpus, vocab_size=271), progress=Killer(2))
+        train(tmp_path / "run", preset, compiled=compiled, progress=Killer(2))
     # What was kept is read back, not made again.
     monkeypatch.setattr(language, "train_pairs", None)
-    assert train(tmp_path / "run", small(corpus, vocab_size=271)).status == "finished"
+    assert train(tmp_path / "run", preset, compiled=compiled).status == "finished"
     assert_same_run(finished, tmp_path / "run")
 
 
@@ -497,11 +504,11 @@ def test_a_model_loads_without_its_corpus(finished, corpus, tmp_path):
 
 
 @pytest.fixture
-def stopped(corpus, tmp_path):
+def stopped(corpus, compiled, tmp_path):
     """A run on a corpus of its own, stopped at step 3."""
     files = shutil.copytree(corpus, tmp_path / "texts")
     preset = small(files, vocab_size=271)
-    train(tmp_path / "run", preset, stop=stop_after(3))
+    train(tmp_path / "run", preset, compiled=compiled, stop=stop_after(3))
     return tmp_path / "run", files, preset
 
 
@@ -528,12 +535,12 @@ def test_another_tokenizer_is_refused(stopped):
     refuse(directory, preset, r"tokenizer\.json is damaged")
 
 
-def test_a_lost_tokenizer_is_made_again(stopped, finished):
+def test_a_lost_tokenizer_is_made_again(stopped, finished, compiled):
     """Training it is deterministic, and corpus.json knows whether it is the same."""
     directory, _, preset = stopped
     own = (directory / "tokenizer.json").read_text()
     (directory / "tokenizer.json").unlink()
-    assert train(directory, preset).status == "finished"
+    assert train(directory, preset, compiled=compiled).status == "finished"
     assert (directory / "tokenizer.json").read_text() == own
 
 

@@ -1,18 +1,21 @@
 """`regard view`, and `regard inspect` of runs: what is watched, written, served and refused."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import urllib.request
+from unittest import mock
 
 import numpy as np
 import pytest
 from flax import nnx
 
 from regard import inspection
-from regard.cli import main, pictures, specimens, viewing
+from regard.cli import inspecting, main, pictures, specimens, viewing
 from regard.training import presets, runs, tasks
 from small_runs import (
     snapshot,
@@ -35,8 +38,14 @@ def kept(copied, tmp_path_factory):
     """What inspect kept of it, with queries and keys."""
     out = tmp_path_factory.mktemp("kept")
     words = ["--out", str(out), "--save", str(out / "copy.regard"), "--keep-qk", "--quiet"]
-    assert main(["inspect", str(copied), *words]) == 0
+    with mock.patch.object(inspecting, "draw_trace", draw_nothing):
+        assert main(["inspect", str(copied), *words]) == 0
     return out
+
+
+def draw_nothing(trace):
+    """For tests that look at no picture."""
+    return iter(())
 
 
 def make(preset, **sizes):
@@ -140,11 +149,22 @@ def test_names_of_layers_are_short():
 # inspect
 
 
-def test_inspect_says_how_each_head_of_a_run_reads(copied, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def inspected(copied, tmp_path_factory):
+    """What inspect wrote about it and what it printed; queries and keys are not kept."""
+    folder = tmp_path_factory.mktemp("inspected")
+    words = ["--out", str(folder / "out"), "--save", str(folder / "s.regard"), "--json", "--format", "svg"]
+    out, err = io.StringIO(), io.StringIO()
     before = snapshot(copied)
-    assert main(["inspect", str(copied), "--out", str(tmp_path / "out"), "--json", "--format", "svg"]) == 0
-    printed = capsys.readouterr()
-    events = [json.loads(line) for line in printed.out.splitlines()]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["inspect", str(copied), *words]) == 0
+    assert snapshot(copied) == before, "the run is left as it was"
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
+    folder, printed, remarks = inspected
+    events = [json.loads(line) for line in printed.splitlines()]
     assert [(event["event"], event["head"]) for event in events] == [("head", 0), ("head", 1)]
     task, model = runs.load_run(copied)
     call = specimens.watch_run(task, model).calls[0]
@@ -153,10 +173,9 @@ def test_inspect_says_how_each_head_of_a_run_reads(copied, tmp_path, capsys):
     for event in events:
         assert event["entropy_nats"] == pytest.approx(entropies[event["head"]], rel=1e-4)
         assert event["max_score"] == pytest.approx(call.max_score[event["head"]].max())
-    assert "1 attention layer" in printed.err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["atlas.svg", "explorer.html"]
-    assert snapshot(copied) == before, "the run is left as it was"
-    document = read_document((tmp_path / "out" / "explorer.html").read_text())
+    assert "1 attention layer" in remarks
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["atlas.svg", "explorer.html"]
+    document = read_document((folder / "out" / "explorer.html").read_text())
     assert [chart["name"] for chart in document["training"]["maps"]] == ["entropy", "max_score"]
     assert document["training"]["maps"][0]["steps"] == [0, 5, 10, 15, 17]
 
@@ -176,15 +195,13 @@ def test_figures_of_a_run_go_into_it(copied, tmp_path, capsys):
     assert main(["inspect", str(run)]) == 0, "pages of its own are replaced"
 
 
-def test_inspect_keeps_what_it_saw(kept, copied, tmp_path):
+def test_inspect_keeps_what_it_saw(kept, copied, inspected):
     trace = inspection.load(kept / "copy.regard")
     task, model = runs.load_run(copied)
     again = specimens.watch_run(task, model)
     np.testing.assert_allclose(trace.calls[0].window(), again.calls[0].window(), rtol=1e-6)
-    words = ["--out", str(tmp_path), "--save", str(tmp_path / "s.regard"), "--quiet"]
-    assert main(["inspect", str(copied), *words]) == 0
     with pytest.raises(ValueError, match="not kept"):
-        inspection.load(tmp_path / "s.regard").calls[0].window()
+        inspection.load(inspected[0] / "s.regard").calls[0].window()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +220,8 @@ def test_inspect_refuses_what_makes_no_sense_for_a_run(copied, tmp_path, capsys,
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect_does_not_replace_what_is_not_its_own(copied, tmp_path, capsys):
+def test_inspect_does_not_replace_what_is_not_its_own(copied, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(inspecting, "draw_trace", draw_nothing)
     (tmp_path / "explorer.html").write_text("my page")
     (tmp_path / "mine.regard").write_text("my notes")
     assert main(["inspect", str(copied), "--out", str(tmp_path)]) == 2
@@ -228,6 +246,11 @@ def test_a_damaged_run_is_named(copied, tmp_path, capsys):
 # view
 
 
+def read_url(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read()
+
+
 class Viewing:
     """`regard view` in a process of its own, until the block ends."""
 
@@ -241,8 +264,7 @@ class Viewing:
         self.event = json.loads(line) if line else None
 
     def read(self, path=""):
-        with urllib.request.urlopen(self.event["url"] + path, timeout=60) as answer:
-            return answer.read()
+        return read_url(self.event["url"] + path)
 
     def __enter__(self):
         return self
@@ -273,14 +295,22 @@ def test_a_file_is_served_until_ctrl_c(kept):
     assert "error" not in err
 
 
-def test_a_run_is_served_beside_a_file_with_its_training(copied, kept):
-    with Viewing(copied, "--compare", kept / "copy.regard") as view:
-        document = read_document(view.read().decode())
-        assert len(document["traces"]) == 2
-        assert document["training"]["title"] == "copy"
-        one, other = (np.frombuffer(view.read(f"row/{trace}/0/0/1"), "<f4") for trace in (0, 1))
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-        assert view.interrupt()[0] == 0
+def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypatch, capsys):
+    read = {}
+
+    def look(event):
+        url = json.loads(capsys.readouterr().out)["url"]
+        read.update({path: read_url(url + path) for path in ("", "row/0/0/0/1", "row/1/0/0/1")})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(viewing.threading.Event, "wait", wait_in_threads(look))
+    words = [str(copied), "--compare", str(kept / "copy.regard"), "--no-browser", "--json"]
+    assert main(["view", *words]) == 0
+    document = read_document(read.pop("").decode())
+    assert len(document["traces"]) == 2
+    assert document["training"]["title"] == "copy"
+    one, other = (np.frombuffer(row, "<f4") for row in read.values())
+    np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
