@@ -193,7 +193,7 @@ SPLASHED = {
 CLOSE = {"rtol": 0.03, "atol": 0.03}
 
 
-def _pull_back(call, arrays, cotangent):
+def _vjp(call, arrays, cotangent):
     """The output and the gradients of arrays, as one program."""
 
     @jax.jit
@@ -210,7 +210,7 @@ def check(backend, shapes, options):
     call = functools.partial(attend, backend=backend, **options)
     cotangent = np.random.default_rng(2).normal(size=jax.eval_shape(call, *arrays).shape)
     cotangent = jnp.asarray(cotangent.astype(arrays[0].dtype))
-    output, grads = _pull_back(call, arrays, cotangent)
+    output, grads = _vjp(call, arrays, cotangent)
     keep, mask = None, options.get("mask")
     if mask is not None:
         sizes = {"query_offset": options.get("query_offset"), "leading_axes": output.ndim - 2}
@@ -250,7 +250,7 @@ def test_splash_attention_takes_any_number_for_a_document(interpreted):
 
 
 def check_moves(backend, shapes, options):
-    """How the output moves as the inputs do, which is Regard's part, against differences in float64."""
+    """The tangent of the output, which is Regard's part, against differences in float64."""
     arrays = draw(*shapes, *shapes)
     call = functools.partial(attend, backend=backend, **options)
     found = jax.jit(lambda *arrays: jax.jvp(call, arrays[:3], arrays[3:])[1])(*arrays)

@@ -303,9 +303,9 @@ def test_a_function_may_widen_features_and_learn():
     )
     np.testing.assert_allclose(found, expected(weights), rtol=1e-5)
     assert state.memory.shape == (B, K, 13, E)
-    move = np.random.default_rng(6).normal(size=(D, 13))
-    numeric = (expected(weights + 1e-5 * move) - expected(weights - 1e-5 * move)) / 2e-5
-    np.testing.assert_allclose(np.sum(np.asarray(grad) * move), numeric, rtol=1e-4)
+    tangent = np.random.default_rng(6).normal(size=(D, 13))
+    numeric = (expected(weights + 1e-5 * tangent) - expected(weights - 1e-5 * tangent)) / 2e-5
+    np.testing.assert_allclose(np.sum(np.asarray(grad) * tangent), numeric, rtol=1e-4)
 
 
 # Going on from a state.
@@ -530,11 +530,11 @@ def test_first_and_second_derivatives_are_finite_differences(x64):
     arrays = draw("gated delta per channel", length=5)
     arrays = {name: jnp.asarray(np.asarray(x), jnp.float64) for name, x in arrays.items()}
     rng = np.random.default_rng(4)
-    moves = {name: jnp.asarray(rng.normal(size=x.shape)) for name, x in arrays.items()}
+    tangents = {name: jnp.asarray(rng.normal(size=x.shape)) for name, x in arrays.items()}
     step = 1e-5
 
     def moved(by):
-        return {name: arrays[name] + by * moves[name] for name in arrays}
+        return {name: arrays[name] + by * tangents[name] for name in arrays}
 
     def loss(arrays):
         return jnp.sum(jnp.sin(run(arrays, chunk=2)[0]))
@@ -543,18 +543,18 @@ def test_first_and_second_derivatives_are_finite_differences(x64):
         return np.sum(np.sin(linear_oracle.batched(numpy(arrays))[0]))
 
     def inner(grads):
-        return sum(jnp.sum(grads[name] * moves[name]) for name in arrays)
+        return sum(jnp.sum(grads[name] * tangents[name]) for name in arrays)
 
     grad = jax.jit(jax.grad(loss))
     along = inner(grad(arrays))
     np.testing.assert_allclose(along, (exact(moved(step)) - exact(moved(-step))) / (2 * step), rtol=1e-7)
     np.testing.assert_allclose(
-        jax.jit(jax.jvp, static_argnums=0)(loss, (arrays,), (moves,))[1], along, rtol=1e-12
+        jax.jit(jax.jvp, static_argnums=0)(loss, (arrays,), (tangents,))[1], along, rtol=1e-12
     )
     twice = jax.jit(jax.grad(lambda arrays: inner(jax.grad(loss)(arrays))))(arrays)
     numeric = jax.tree.map(lambda a, b: (a - b) / (2 * step), grad(moved(step)), grad(moved(-step)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), twice, numeric)
-    bent = jax.jit(lambda arrays: jax.jvp(jax.grad(loss), (arrays,), (moves,))[1])(arrays)
+    bent = jax.jit(lambda arrays: jax.jvp(jax.grad(loss), (arrays,), (tangents,))[1])(arrays)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), bent, twice)
 
 

@@ -201,31 +201,35 @@ def test_statistics_have_gradients(name, backend, x64):
 
     inputs = (*arrays, given)
     rng = np.random.default_rng(4)
-    moves = [jnp.asarray(rng.normal(size=x.shape)) for x in inputs]
+    tangents = [jnp.asarray(rng.normal(size=x.shape)) for x in inputs]
     step, statistics = 1e-6, jax.jit(measure)
     ends = [
-        statistics(*(x + sign * step * move for x, move in zip(inputs, moves, strict=True)))
+        statistics(*(x + sign * step * tangent for x, tangent in zip(inputs, tangents, strict=True)))
         for sign in (1, -1)
     ]
     slope = (ends[0] - ends[1]) / (2 * step)
     grads = jax.jit(jax.grad(statistics, (0, 1, 2, 3)))(*inputs)
-    along = sum(jnp.vdot(grad, move) for grad, move in zip(grads, moves, strict=True))
+    along = sum(jnp.vdot(grad, tangent) for grad, tangent in zip(grads, tangents, strict=True))
     np.testing.assert_allclose(along, slope, rtol=1e-6)
-    np.testing.assert_allclose(jax.jvp(statistics, inputs, tuple(moves))[1], slope, rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(statistics, inputs, tuple(tangents))[1], slope, rtol=1e-6)
 
 
 TRANSFORMS = {
-    "hessian-vector": lambda loss, inputs, moves: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), inputs, moves)[1],
-    "reverse over reverse": lambda loss, inputs, moves: jax.grad(
-        lambda *x: sum(jnp.vdot(g, m) for g, m in zip(jax.grad(loss, (0, 1, 2, 3))(*x), moves, strict=True)),
+    "hessian-vector": lambda loss, inputs, tangents: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), inputs, tangents)[
+        1
+    ],
+    "reverse over reverse": lambda loss, inputs, tangents: jax.grad(
+        lambda *x: sum(
+            jnp.vdot(g, m) for g, m in zip(jax.grad(loss, (0, 1, 2, 3))(*x), tangents, strict=True)
+        ),
         (0, 1, 2, 3),
     )(*inputs),
-    "vmap over parameters": lambda loss, inputs, moves: jax.vmap(jax.grad(loss, 3), (None, None, None, 0))(
+    "vmap over parameters": lambda loss, inputs, tangents: jax.vmap(jax.grad(loss, 3), (None, None, None, 0))(
         *inputs[:3], jnp.stack([inputs[3], 1.5 * inputs[3]])
     ),
-    "vmap over inputs": lambda loss, inputs, moves: jax.vmap(jax.grad(loss, (0, 3)), (0, None, None, None))(
-        jnp.stack([inputs[0], -inputs[0]]), *inputs[1:]
-    ),
+    "vmap over inputs": lambda loss, inputs, tangents: jax.vmap(
+        jax.grad(loss, (0, 3)), (0, None, None, None)
+    )(jnp.stack([inputs[0], -inputs[0]]), *inputs[1:]),
 }
 
 
@@ -241,12 +245,12 @@ TRANSFORMS = {
 def test_every_transform_agrees_with_the_definition(name, transform, x64):
     inputs = (*draw(), jnp.asarray(CASES[name][1]))
     rng = np.random.default_rng(4)
-    moves = tuple(jnp.asarray(rng.normal(size=x.shape)) for x in inputs)
+    tangents = tuple(jnp.asarray(rng.normal(size=x.shape)) for x in inputs)
 
     def result(backend):
         run, _ = call(name, backend)
         loss = lambda *x: jnp.sum(jnp.sin(run(*x)))
-        return jax.jit(lambda *x: TRANSFORMS[transform](loss, x, moves))(*inputs)
+        return jax.jit(lambda *x: TRANSFORMS[transform](loss, x, tangents))(*inputs)
 
     for one, other in zip(*map(jax.tree.leaves, (result("small tiles"), result("dense"))), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
@@ -429,9 +433,9 @@ def test_a_score_of_many_parameters_keeps_their_order(x64):
         score = scores.modifier(change)
         return jnp.sum(jnp.sin(attend(query, key, value, score=score, query_offset=0, backend=backend)))
 
-    moves = [1 + rate for rate in rates]
+    tangents = [1 + rate for rate in rates]
     found, expected = (
-        (jax.grad(run)(rates), jax.jvp(run, (rates,), (moves,)))
+        (jax.grad(run)(rates), jax.jvp(run, (rates,), (tangents,)))
         for run in (functools.partial(loss, backend) for backend in ("tiled", "dense"))
     )
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):

@@ -90,11 +90,13 @@ def test_statistics_with_sinks_have_gradients(backend, x64):
             return jnp.sum(jnp.sin(aux[name]))
 
         rng = np.random.default_rng(4)
-        moves = [jnp.asarray(rng.normal(size=x.shape)) for x in (query, sinks)]
+        tangents = [jnp.asarray(rng.normal(size=x.shape)) for x in (query, sinks)]
         step = 1e-6
-        ends = [stat(query + sign * step * moves[0], sinks + sign * step * moves[1]) for sign in (1, -1)]
+        ends = [
+            stat(query + sign * step * tangents[0], sinks + sign * step * tangents[1]) for sign in (1, -1)
+        ]
         grads = jax.grad(stat, (0, 1))(query, sinks)
-        exact = sum(jnp.vdot(grad, move) for grad, move in zip(grads, moves, strict=True))
+        exact = sum(jnp.vdot(grad, tangent) for grad, tangent in zip(grads, tangents, strict=True))
         np.testing.assert_allclose(exact, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
@@ -130,8 +132,10 @@ def test_transforms_of_sinks_agree_with_the_plain_call(backend):
     for row, found in enumerate(jax.vmap(run, (None, 0))(query, many)):
         np.testing.assert_allclose(found, run(query, many[row]), rtol=1e-5, atol=1e-6)
     energy = lambda sinks: jnp.sum(run(query, sinks) ** 2)
-    _, move = jax.jvp(energy, (sinks,), (jnp.cos(sinks),))
-    np.testing.assert_allclose(move, jnp.vdot(jax.grad(energy)(sinks), jnp.cos(sinks)), rtol=1e-5, atol=1e-5)
+    _, tangent = jax.jvp(energy, (sinks,), (jnp.cos(sinks),))
+    np.testing.assert_allclose(
+        tangent, jnp.vdot(jax.grad(energy)(sinks), jnp.cos(sinks)), rtol=1e-5, atol=1e-5
+    )
     both = jax.jvp(jax.grad(energy), (sinks,), (jnp.cos(sinks),))[1]
     np.testing.assert_allclose(both, jax.hessian(energy)(sinks) @ jnp.cos(sinks), rtol=1e-4, atol=1e-4)
 

@@ -194,31 +194,31 @@ def rich(run):
     return loss
 
 
-def dot(grads, moves):
-    return sum(jnp.vdot(grad, move) for grad, move in zip(grads, moves, strict=True))
+def dot(grads, tangents):
+    return sum(jnp.vdot(grad, tangent) for grad, tangent in zip(grads, tangents, strict=True))
 
 
-def forward_over_reverse(f, call, moves):
-    return jax.jvp(jax.grad(f, EVERYTHING), call, moves)[1]
+def forward_over_reverse(f, call, tangents):
+    return jax.jvp(jax.grad(f, EVERYTHING), call, tangents)[1]
 
 
-def reverse_over_reverse(f, call, moves):
-    return jax.grad(lambda *call: dot(jax.grad(f, EVERYTHING)(*call), moves), EVERYTHING)(*call)
+def reverse_over_reverse(f, call, tangents):
+    return jax.grad(lambda *call: dot(jax.grad(f, EVERYTHING)(*call), tangents), EVERYTHING)(*call)
 
 
-def reverse_over_forward(f, call, moves):
-    return jax.grad(lambda *call: jax.jvp(f, call, moves)[1], EVERYTHING)(*call)
+def reverse_over_forward(f, call, tangents):
+    return jax.grad(lambda *call: jax.jvp(f, call, tangents)[1], EVERYTHING)(*call)
 
 
-def third_forward(f, call, moves):
-    return jax.jvp(lambda *call: forward_over_reverse(f, call, moves), call, moves)[1]
+def third_forward(f, call, tangents):
+    return jax.jvp(lambda *call: forward_over_reverse(f, call, tangents), call, tangents)[1]
 
 
-def third_reverse(f, call, moves):
-    return jax.grad(lambda *call: dot(forward_over_reverse(f, call, moves), moves), EVERYTHING)(*call)
+def third_reverse(f, call, tangents):
+    return jax.grad(lambda *call: dot(forward_over_reverse(f, call, tangents), tangents), EVERYTHING)(*call)
 
 
-def scan(f, call, moves):
+def scan(f, call, tangents):
     step = lambda total, query: (total + f(query, *call[1:]), jax.grad(f, EVERYTHING)(query, *call[1:]))
     return jax.lax.scan(step, jnp.zeros(()), stack(call[0]))
 
@@ -227,56 +227,58 @@ def stack(array, axis=0):
     return jnp.stack([array, 1.1 * array, -0.7 * array], axis)
 
 
-def grads_along_query(f, call, moves):
+def grads_along_query(f, call, tangents):
     return jax.vmap(lambda query: jax.grad(f, EVERYTHING)(query, *call[1:]))(stack(call[0]))
 
 
-def grads_along_key_and_value(f, call, moves):
+def grads_along_key_and_value(f, call, tangents):
     grads = jax.vmap(jax.grad(f, EVERYTHING), in_axes=(None, 2, -1, None, None), out_axes=(1, 1, 1, 1, 0))
     return grads(call[0], stack(call[1], 2), stack(call[2], -1), *call[3:])
 
 
-def grads_along_bias(f, call, moves):
+def grads_along_bias(f, call, tangents):
     grads = jax.vmap(jax.grad(f, EVERYTHING), in_axes=(None, None, None, 1, None))
     return grads(*call[:3], stack(call[3], 1), call[4])
 
 
-def grads_along_scale(f, call, moves):
+def grads_along_scale(f, call, tangents):
     return jax.vmap(lambda scale: jax.grad(f, EVERYTHING)(*call[:4], scale))(jnp.array([0.1, 0.7, -0.2]))
 
 
-def grad_of_vmap(f, call, moves):
+def grad_of_vmap(f, call, tangents):
     whole = lambda queries, *rest: jnp.sum(jax.vmap(lambda query: f(query, *rest))(queries))
     return jax.grad(whole, EVERYTHING)(stack(call[0]), *call[1:])
 
 
-def vmap_of_vmap(f, call, moves):
+def vmap_of_vmap(f, call, tangents):
     inner = jax.vmap(jax.grad(f, EVERYTHING), in_axes=(None, 0, None, None, None))
     outer = jax.vmap(inner, in_axes=(1, None, None, None, None))
     return outer(stack(call[0], 1), stack(call[1]), *call[2:])
 
 
-def products_along_moves(f, call, moves):
-    product = lambda query, move: jax.jvp(lambda q: jax.grad(f)(q, *call[1:]), (query,), (move,))[1]
-    return jax.vmap(product, in_axes=(None, 0))(call[0], stack(moves[0]))
+def products_along_tangents(f, call, tangents):
+    product = lambda query, tangent: jax.jvp(lambda q: jax.grad(f)(q, *call[1:]), (query,), (tangent,))[1]
+    return jax.vmap(product, in_axes=(None, 0))(call[0], stack(tangents[0]))
 
 
-def products_along_query(f, call, moves):
-    product = lambda query: forward_over_reverse(f, (query, *call[1:]), moves)
+def products_along_query(f, call, tangents):
+    product = lambda query: forward_over_reverse(f, (query, *call[1:]), tangents)
     return jax.vmap(product)(stack(call[0]))
 
 
-def reverse_products_along_query(f, call, moves):
-    return jax.vmap(lambda query: reverse_over_reverse(f, (query, *call[1:]), moves))(stack(call[0]))
+def reverse_products_along_query(f, call, tangents):
+    return jax.vmap(lambda query: reverse_over_reverse(f, (query, *call[1:]), tangents))(stack(call[0]))
 
 
 TRANSFORMS = {
-    "value": lambda f, call, moves: f(*call),
-    "jvp": lambda f, call, moves: jax.jvp(f, call, moves),
-    "jvp along the scale": lambda f, call, moves: jax.jvp(lambda s: f(*call[:4], s), call[4:], moves[4:]),
-    "linearize": lambda f, call, moves: jax.linearize(f, *call)[1](*moves),
-    "grad": lambda f, call, moves: jax.grad(f, EVERYTHING)(*call),
-    "checkpoint": lambda f, call, moves: jax.grad(jax.checkpoint(f), EVERYTHING)(*call),
+    "value": lambda f, call, tangents: f(*call),
+    "jvp": lambda f, call, tangents: jax.jvp(f, call, tangents),
+    "jvp along the scale": lambda f, call, tangents: jax.jvp(
+        lambda s: f(*call[:4], s), call[4:], tangents[4:]
+    ),
+    "linearize": lambda f, call, tangents: jax.linearize(f, *call)[1](*tangents),
+    "grad": lambda f, call, tangents: jax.grad(f, EVERYTHING)(*call),
+    "checkpoint": lambda f, call, tangents: jax.grad(jax.checkpoint(f), EVERYTHING)(*call),
     "forward over reverse": forward_over_reverse,
     "reverse over reverse": reverse_over_reverse,
     "reverse over forward": reverse_over_forward,
@@ -289,11 +291,11 @@ TRANSFORMS = {
     "vmap of grad along the scale": grads_along_scale,
     "vmap of vmap": vmap_of_vmap,
     "grad of vmap": grad_of_vmap,
-    "vmap of Hessian products along their moves": products_along_moves,
+    "vmap of Hessian products along their tangents": products_along_tangents,
     "vmap of Hessian products along the query": products_along_query,
     "vmap of reverse over reverse": reverse_products_along_query,
-    "jacfwd of a gradient": lambda f, call, moves: jax.jacfwd(jax.grad(f, 4), 3)(*call),
-    "hessian by the scale": lambda f, call, moves: jax.hessian(f, 4)(*call),
+    "jacfwd of a gradient": lambda f, call, tangents: jax.jacfwd(jax.grad(f, 4), 3)(*call),
+    "hessian by the scale": lambda f, call, tangents: jax.hessian(f, 4)(*call),
 }
 
 
@@ -305,9 +307,9 @@ LONG = ("forward over forward over reverse", "reverse over forward over reverse"
 )
 def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, x64):
     call = rich_call()
-    moves = tuple(jnp.cos(3 * array) for array in call)
+    tangents = tuple(jnp.cos(3 * array) for array in call)
     in_tiles = functools.partial(tiled.run, forward=Blocking(3, 2, 3), backward=Blocking(2, 4))
-    outcome = lambda run: compiled(functools.partial(TRANSFORMS[transform], rich(run)))(call, moves)
+    outcome = lambda run: compiled(functools.partial(TRANSFORMS[transform], rich(run)))(call, tangents)
     found = outcome(in_tiles)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
     assert_close(found, outcome(dense.run), rtol=1e-9, atol=1e-10)
@@ -677,22 +679,22 @@ def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles)
 
 def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():
     arrays = draw((3, 11, 7), (3, 11, 7), (3, 11, 13), dtype=jnp.bfloat16)
-    moves = [jnp.cos(x) for x in arrays]
+    tangents = [jnp.cos(x) for x in arrays]
 
     def energy(*arrays):
         return jnp.sum(in_small_tiles(posed(*arrays, mask=masks.causal()))[0].astype(jnp.float32) ** 2)
 
-    def outcome(arrays, moves):
+    def outcome(arrays, tangents):
         grads = lambda *arrays: jax.grad(energy, (0, 1, 2))(*arrays)
-        forward = jax.jvp(grads, tuple(arrays), tuple(moves))
+        forward = jax.jvp(grads, tuple(arrays), tuple(tangents))
         pull = lambda *arrays: sum(
             jnp.vdot(x.astype(jnp.float32), y.astype(jnp.float32))
-            for x, y in zip(grads(*arrays), moves, strict=True)
+            for x, y in zip(grads(*arrays), tangents, strict=True)
         )
         return *forward, jax.grad(pull, (0, 1, 2))(*arrays)
 
-    wide = [[x.astype(jnp.float32) for x in group] for group in (arrays, moves)]
-    for narrow, exact in zip(outcome(arrays, moves), outcome(*wide), strict=True):
+    wide = [[x.astype(jnp.float32) for x in group] for group in (arrays, tangents)]
+    for narrow, exact in zip(outcome(arrays, tangents), outcome(*wide), strict=True):
         for found, expected in zip(narrow, exact, strict=True):
             assert found.dtype == jnp.bfloat16
             scale = float(jnp.abs(expected).max())

@@ -62,8 +62,8 @@ def _define(query: jax.Array, key: jax.Array, value: jax.Array, keep: jax.Array 
 def _define_both(
     query: jax.Array, key: jax.Array, value: jax.Array, keep: jax.Array | None, cotangent: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    output, pull = jax.vjp(lambda *arrays: _define(*arrays, keep), query, key, value)
-    return output, pull(cotangent)
+    output, vjp = jax.vjp(lambda *arrays: _define(*arrays, keep), query, key, value)
+    return output, vjp(cotangent)
 
 
 def largest_error(results: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> tuple[float, str]:

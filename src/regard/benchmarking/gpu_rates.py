@@ -136,8 +136,8 @@ def _prepare_jax(case: Case, inputs: Inputs, attention: Callable[..., Any], swap
     placed = [jnp.swapaxes(array, 1, 2) if swapped else array for array in placed]
 
     def both(query: Any, key: Any, value: Any, cotangent: Any) -> Any:
-        output, pull = jax.vjp(attention, query, key, value)
-        return output, *pull(cotangent)
+        output, vjp = jax.vjp(attention, query, key, value)
+        return output, *vjp(cotangent)
 
     compiled = jax.jit(both if case.is_backward else lambda *a: (attention(*a),)).lower(*placed).compile()
     needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", None)

@@ -95,8 +95,8 @@ def compile_call(
         return (attention(query, key, value, extra),)
 
     def both(query: Any, key: Any, value: Any, cotangent: Any, extra: Any) -> Any:
-        output, pull = jax.vjp(lambda *arrays: attention(*arrays, extra), query, key, value)
-        return (output, *pull(cotangent))
+        output, vjp = jax.vjp(lambda *arrays: attention(*arrays, extra), query, key, value)
+        return (output, *vjp(cotangent))
 
     start = time.perf_counter()
     compiled = jax.jit(both if case.is_backward else forward).lower(*arguments, extra).compile()

@@ -313,7 +313,9 @@ class Course:
             words += (
                 "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
             )
-        output = multiply(weights.astype(problem.factor), spread.astype(problem.factor), problem.precision)
+        output = multiply(
+            weights.astype(problem.matmul_dtype), spread.astype(problem.matmul_dtype), problem.precision
+        )
         output = jnp.where(readable.any(-1, keepdims=True), output, 0)
         output = output if problem.leading else output[0]
         if output.dtype != problem.query.dtype:

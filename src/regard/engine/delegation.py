@@ -1,9 +1,9 @@
 """A library's kernel as JAX primitives: values and first gradients are the kernel's, all else is Regard's.
 
-    plain     output(query, key, value, data);                  its jvp binds saving and tangent
-    saving    the same, and what the kernel's gradient needs
-    tangent   the move of the output, by `Kernel.reference`;    transposes to backward
-    backward  pulls on query, key, value, by the kernel;        moves by `Kernel.reference`
+    plain     output(query, key, value, data);                     its jvp binds saving and tangent
+    saving    the same, and the residuals of the kernel's vjp
+    tangent   tangent of the output, by `Kernel.reference`;        transposes to backward
+    backward  cotangents of query, key, value, by the kernel;      its jvp is that of `Kernel.reference`
 
 Libraries give their kernels a gradient and nothing else: under a bare `custom_vjp`, forward mode and second
 derivatives would be errors that come or go with the device.
@@ -58,7 +58,7 @@ def delegate(kernel: Kernel, query: Array, key: Array, value: Array, *data: Arra
 # the primitive is linear in.
 
 
-def _pull_back(kernel: Kernel, operands: Leaves) -> tuple[Array, Any]:
+def _vjp(kernel: Kernel, operands: Leaves) -> tuple[Array, Any]:
     """The output and, as a pytree, the kernel's gradient."""
     data = operands[3:]
     return jax.vjp(lambda *arrays: kernel.call(*arrays, *data), *operands[:3])
@@ -69,26 +69,26 @@ def _plain(spec: Spec, *operands: Array) -> list[Array]:
 
 
 def _saving(spec: Spec, *operands: Array) -> list[Array]:
-    output, pull_back = _pull_back(spec.kernel, operands)
-    return [output, *jax.tree.leaves(pull_back)]
+    output, vjp = _vjp(spec.kernel, operands)
+    return [output, *jax.tree.leaves(vjp)]
 
 
 def _tangent(spec: Spec, *operands: Array) -> list[Array]:
-    given, moves = operands[: len(operands) - 3 - spec.saved], operands[-3:]
-    return [jax.jvp(_reference(spec, given), given[:3], moves)[1]]
+    given, tangents = operands[: len(operands) - 3 - spec.saved], operands[-3:]
+    return [jax.jvp(_reference(spec, given), given[:3], tangents)[1]]
 
 
 def _backward(spec: Spec, *operands: Array) -> list[Array]:
     split = len(operands) - 1 - spec.saved
-    given, saved, pull = operands[:split], operands[split:-1], operands[-1]
+    given, saved, cotangent = operands[:split], operands[split:-1], operands[-1]
     # The gradient is a function of what was saved; how it is put together is known from shapes alone.
-    structure = jax.tree.structure(jax.eval_shape(lambda *arrays: _pull_back(spec.kernel, arrays)[1], *given))
-    return list(jax.tree.unflatten(structure, saved)(pull))
+    structure = jax.tree.structure(jax.eval_shape(lambda *arrays: _vjp(spec.kernel, arrays)[1], *given))
+    return list(jax.tree.unflatten(structure, saved)(cotangent))
 
 
 def _reference_backward(spec: Spec, *operands: Array) -> list[Array]:
-    given, pull = operands[: len(operands) - 1 - spec.saved], operands[-1]
-    return list(jax.vjp(_reference(spec, given), *given[:3])[1](pull))
+    given, cotangent = operands[: len(operands) - 1 - spec.saved], operands[-1]
+    return list(jax.vjp(_reference(spec, given), *given[:3])[1](cotangent))
 
 
 def _reference(spec: Spec, operands: Leaves) -> Callable[..., Array]:
@@ -115,19 +115,21 @@ def _evaluate(rule: Callable[..., list[Array]], spec: Spec, *operands: Array) ->
 # Derivatives.
 
 
-def _jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    """Of saving. What was saved is for `backward` alone, which does without its moves."""
+def _jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+    """Compute the JVP of `saving_p`. Residuals get zero tangents; the JVP of `backward_p` ignores them."""
     output, *saved = saving_p.bind(*operands, spec=spec)
-    if all(isinstance(move, ad.Zero) for move in moves[:3]):
+    if all(isinstance(tangent, ad.Zero) for tangent in tangents[:3]):
         return [output, *saved], [*map(_zero, (output, *saved))]
-    linear = [ad.instantiate_zeros(move) for move in moves[:3]]
-    moved = tangent_p.bind(*operands, *saved, *linear, spec=dataclasses.replace(spec, saved=len(saved)))
-    return [output, *saved], [*moved, *map(_zero, saved)]
+    linear = [ad.instantiate_zeros(tangent) for tangent in tangents[:3]]
+    found_tangents = tangent_p.bind(
+        *operands, *saved, *linear, spec=dataclasses.replace(spec, saved=len(saved))
+    )
+    return [output, *saved], [*found_tangents, *map(_zero, saved)]
 
 
-def _plain_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found, moved = _jvp(operands, moves, spec=spec)
-    return found[:1], moved[:1]
+def _plain_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+    found, found_tangents = _jvp(operands, tangents, spec=spec)
+    return found[:1], found_tangents[:1]
 
 
 def _zero(value: Any) -> Any:
@@ -135,10 +137,10 @@ def _zero(value: Any) -> Any:
 
 
 def _reference_jvp(
-    rule: Callable[..., list[Array]], operands: Leaves, moves: Leaves, *, spec: Spec
+    rule: Callable[..., list[Array]], operands: Leaves, tangents: Leaves, *, spec: Spec
 ) -> tuple[list[Array], list[Any]]:
-    """How tangent or backward move: as what they compute does, by code that knows how."""
-    varies = [place for place, move in enumerate(moves) if not isinstance(move, ad.Zero)]
+    """Compute the JVP of tangent or backward through `Kernel.reference`, which has every derivative."""
+    varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def function(*varying: Array) -> list[Array]:
         everything = list(operands)
@@ -146,25 +148,25 @@ def _reference_jvp(
             everything[place] = value
         return _evaluate(rule, spec, *everything)
 
-    primals, moved = ([them[place] for place in varies] for them in (operands, moves))
-    return jax.jvp(function, primals, moved)
+    primals, found_tangents = ([them[place] for place in varies] for them in (operands, tangents))
+    return jax.jvp(function, primals, found_tangents)
 
 
-def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     known, linear = operands[:-3], operands[-3:]
-    if isinstance(pulls[0], ad.Zero):
+    if isinstance(cotangents[0], ad.Zero):
         return [None] * len(operands)
-    grads = backward_p.bind(*known, pulls[0], spec=spec)
+    grads = backward_p.bind(*known, cotangents[0], spec=spec)
     wanted = map(ad.is_undefined_primal, linear)
     return [None] * len(known) + [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
 
-def _backward_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     known = operands[:-1]
-    if all(isinstance(pull, ad.Zero) for pull in pulls):
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    moves = [ad.instantiate_zeros(pull) for pull in pulls]
-    return [None] * len(known) + tangent_p.bind(*known, *moves, spec=spec)
+    tangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    return [None] * len(known) + tangent_p.bind(*known, *tangents, spec=spec)
 
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:

@@ -38,8 +38,8 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     if not masked or problem.dropout_rate or problem.T * problem.group > _FEW_QUERIES or 0 in problem.leading:
         return _define(problem)
     # What the functions of mask and score close over may be differentiated by.
-    mask = None if problem.mask is None else problem.mask.hoist(problem.grid())
-    score = None if problem.score is None else problem.score.hoist(problem.accumulation)
+    mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())
+    score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
     return _read_once(dataclasses.replace(problem, mask=mask, score=score))
 
 
@@ -51,8 +51,8 @@ def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 
 @_read_once.defjvp
-def _read_once_jvp(primals: Any, moves: Any) -> Any:
-    return jax.jvp(_define, primals, moves)
+def _read_once_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(_define, primals, tangents)
 
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
@@ -79,7 +79,7 @@ def _attend(
     if problem.dropout_rate:
         kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
     # Divided after the product: T x E numbers instead of T x S.
-    kept = problem.fold(kept).astype(problem.factor)
+    kept = problem.fold(kept).astype(problem.matmul_dtype)
     output = problem.unfold(_product("...ts,...se->...te", kept, value, problem.precision)) / grown
     if alive is not None:
         output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
@@ -117,9 +117,9 @@ def score_matrix(problem: Problem) -> Array:
 
 def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
     # Scaled before the product, T x D numbers instead of T x S, unless that costs them digits.
-    query = problem.fold(query if problem.narrow else query * problem.scale)
+    query = problem.fold(query if problem.low_precision else query * problem.scale)
     scores = problem.unfold(_product("...td,...sd->...ts", query, key, problem.precision))
-    scores = scores * problem.scale if problem.narrow else scores
+    scores = scores * problem.scale if problem.low_precision else scores
     if problem.score is not None:
         scores = jnp.broadcast_to(scores, (*(problem.leading or (1,)), problem.T, problem.S))
         scores = problem.score.apply(scores, _cells(problem))
@@ -146,8 +146,9 @@ def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
 
 def _inputs(problem: Problem) -> tuple[Array, Array, Array]:
     """Query, key and value in the dtype of products."""
-    query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
-    return query.astype(problem.factor), key.astype(problem.factor), value.astype(problem.factor)
+    arrays = (problem.query, problem.key, problem.value)
+    query, key, value = (problem.with_heads(array).astype(problem.matmul_dtype) for array in arrays)
+    return query, key, value
 
 
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:

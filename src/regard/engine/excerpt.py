@@ -47,9 +47,9 @@ def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Ar
     shape = (*batch, heads.size, rows.size, members.size)
 
     query, key = map(problem.with_heads, (problem.query, problem.key))
-    query = _choose(jnp.take(query, rows, -2), -3, heads).astype(problem.factor)
+    query = _choose(jnp.take(query, rows, -2), -3, heads).astype(problem.matmul_dtype)
     key = key if columns is None else jnp.take(key, columns, -2)
-    key = _choose(key, -3, heads // problem.group).astype(problem.factor)
+    key = _choose(key, -3, heads // problem.group).astype(problem.matmul_dtype)
     query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
     stages = [product(query, key, problem.precision, (-1, -1))]
     stages.append(stages[-1] * problem.scale)

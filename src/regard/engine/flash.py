@@ -24,41 +24,41 @@ from regard.axes import Array
 from regard.engine.exponential import exp
 from regard.engine.online_softmax import Running, product
 from regard.engine.operands import Context, Inputs, Results, scale_early, scale_late
-from regard.engine.tile_scores import clean, drop, finish, surviving
-from regard.engine.tiles import Layout, Walk, Window
+from regard.engine.tile_scores import drop, finish, surviving, zero_unattended
+from regard.engine.tiles import Layout, TileLoop, TileView
 
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
-    walk, spoiled = Walk(layout, layout.forward, reversible), inputs.spoiled(layout)
+    loop, has_nonfinite = TileLoop(layout, layout.forward, reversible), inputs.has_nonfinite(layout)
 
-    def line(leading: Any, number: Any, results: Results) -> Results:
+    def row_block(leading: Any, number: Any, results: Results) -> Results:
         first = number * layout.forward.queries
-        here = Window(layout, layout.forward, leading, first)
+        here = TileView(layout, layout.forward, leading, first)
         query, scale = inputs.read_query(here), here.cells(inputs.scale)
 
-        def visit(start: Any, partial: Any, running: Running) -> Running:
-            window = Window(layout, layout.forward, leading, first, start)
-            key, value = inputs.read_keys(window)
+        def body(start: Any, partial: Any, running: Running) -> Running:
+            view = TileView(layout, layout.forward, leading, first, start)
+            key, value = inputs.read_keys(view)
             scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, window, partial)
-            (value,) = clean(spoiled, finished, -2, value)
+            finished = finish(scores, inputs, context, view, partial)
+            (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             return running.block(
-                finished.scores, value, surviving(context, window), window.column_run.start, layout.precision
+                finished.scores, value, surviving(context, view), view.column_run.start, layout.precision
             )
 
         empty = Running.empty(
             query.shape[:-1],
             layout.value_width,
             layout.dtype,
-            moment="entropy" in layout.looks,
-            argmax="argmax" in layout.looks,
+            moment="entropy" in layout.stats,
+            argmax="argmax" in layout.stats,
         )
-        end = walk.tiles(context.by_query, leading, number, visit, empty)
+        end = loop.tiles(context.by_query, leading, number, body, empty)
         found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.peak}
-        if "entropy" in layout.looks:
+        if "entropy" in layout.stats:
             found["entropy"] = end.entropy()
-        if "argmax" in layout.looks:
+        if "argmax" in layout.stats:
             found["argmax"] = end.argmax
         found = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
         output = here.put_rows(results.output, end.output() / (1 - layout.dropout_rate))
@@ -68,159 +68,162 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
     empty = Results(
         jnp.zeros((*layout.rows, layout.value_width), layout.dtype),
         zeros,
-        zeros if "entropy" in layout.looks else None,
+        zeros if "entropy" in layout.stats else None,
         zeros,
-        jnp.zeros(layout.rows, jnp.int32) if "argmax" in layout.looks else None,
+        jnp.zeros(layout.rows, jnp.int32) if "argmax" in layout.stats else None,
     )
-    return walk.lines(-(-layout.num_queries // layout.forward.queries), line, empty)
+    return loop.blocks(-(-layout.num_queries // layout.forward.queries), row_block, empty)
 
 
 def tangent(
     inputs: Inputs,
     context: Context,
     results: Results,
-    moves: Mapping[str, Array],
+    tangents: Mapping[str, Array],
     layout: Layout,
     *,
     reversible: bool = False,
 ) -> Results:
-    """How output, lse and entropy move when the inputs of the names given move by `moves`."""
-    walk, spoiled = Walk(layout, layout.forward, reversible), inputs.spoiled(layout)
+    """Compute the JVP: tangents of output, lse and entropy from those of the named inputs."""
+    loop, has_nonfinite = TileLoop(layout, layout.forward, reversible), inputs.has_nonfinite(layout)
 
-    def line(leading: Any, number: Any, moved: Results) -> Results:
+    def row_block(leading: Any, number: Any, found: Results) -> Results:
         first = number * layout.forward.queries
-        here = Window(layout, layout.forward, leading, first)
+        here = TileView(layout, layout.forward, leading, first)
         query, scale = inputs.read_query(here), here.cells(inputs.scale)
-        row_moves = []  # of the scaled query, to meet keys, and what then is left to scale by
-        if "query" in moves:
-            move = here.rows(moves["query"]).astype(layout.factor)
-            row_moves.append((scale_early(move, scale, layout), scale))
-        if "scale" in moves:
-            row, move = here.rows(inputs.query).astype(layout.factor), here.cells(moves["scale"])
-            row_moves.append((scale_early(row, move, layout), move))
+        row_tangents = []  # of the scaled query, to meet keys, and what then is left to scale by
+        if "query" in tangents:
+            query_tangent = here.rows(tangents["query"]).astype(layout.matmul_dtype)
+            row_tangents.append((scale_early(query_tangent, scale, layout), scale))
+        if "scale" in tangents:
+            row = here.rows(inputs.query).astype(layout.matmul_dtype)
+            scale_tangent = here.cells(tangents["scale"])
+            row_tangents.append((scale_early(row, scale_tangent, layout), scale_tangent))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
-        def visit(start: Any, partial: Any, sums: Any) -> Any:
-            window = Window(layout, layout.forward, leading, first, start)
-            key, value = inputs.read_keys(window)
+        def body(start: Any, partial: Any, sums: Any) -> Any:
+            view = TileView(layout, layout.forward, leading, first, start)
+            key, value = inputs.read_keys(view)
             scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, window, partial)
-            (value,) = clean(spoiled, finished, -2, value)
+            finished = finish(scores, inputs, context, view, partial)
+            (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             logs = finished.scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(scores)
-            for row_move, late in row_moves:
-                part = product(row_move, key, layout.precision, (-1, -1))
+            for row_tangent, late in row_tangents:
+                part = product(row_tangent, key, layout.precision, (-1, -1))
                 change = change + scale_late(part, late, layout)
-            if "key" in moves:
-                key_move = window.columns(moves["key"]).astype(layout.factor)
-                part = product(query, key_move, layout.precision, (-1, -1))
+            if "key" in tangents:
+                key_tangent = view.columns(tangents["key"]).astype(layout.matmul_dtype)
+                part = product(query, key_tangent, layout.precision, (-1, -1))
                 change = change + scale_late(part, scale, layout)
-            change = finished.push(change, moves)
-            if "bias" in moves:
-                change = change + window.cells(moves["bias"]).astype(layout.dtype)
+            change = finished.jvp(change, tangents)
+            if "bias" in tangents:
+                change = change + view.cells(tangents["bias"]).astype(layout.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
-            survivors = surviving(context, window)
-            through_scores, lse_move, entropy_move, through_values = sums
+            survivors = surviving(context, view)
+            through_scores, lse_tangent, entropy_tangent, through_values = sums
             through_scores = through_scores + product(drop(change, survivors), value, layout.precision)
-            if "value" in moves:
-                value_move = window.columns(moves["value"]).astype(layout.factor)
+            if "value" in tangents:
+                value_tangent = view.columns(tangents["value"]).astype(layout.matmul_dtype)
                 through_values = through_values + product(
-                    drop(weights, survivors), value_move, layout.precision
+                    drop(weights, survivors), value_tangent, layout.precision
                 )
-            lse_move = lse_move + change.sum(-1)
+            lse_tangent = lse_tangent + change.sum(-1)
             if entropy is not None:
                 surprise = jnp.where(weights > 0, logs, 0) + entropy[..., None]
-                entropy_move = entropy_move - jnp.sum(change * surprise, -1)
-            return through_scores, lse_move, entropy_move, through_values
+                entropy_tangent = entropy_tangent - jnp.sum(change * surprise, -1)
+            return through_scores, lse_tangent, entropy_tangent, through_values
 
         zeros = jnp.zeros_like(log_total)
         sums = (jnp.zeros_like(output), zeros, None if entropy is None else zeros, jnp.zeros_like(output))
-        through_scores, lse_move, entropy_move, through_values = walk.tiles(
-            context.by_query, leading, number, visit, sums
+        through_scores, lse_tangent, entropy_tangent, through_values = loop.tiles(
+            context.by_query, leading, number, body, sums
         )
         grown = (through_scores + through_values) / (1 - layout.dropout_rate)
-        moved = moved._replace(
-            output=here.put_rows(moved.output, grown - lse_move[..., None] * output),
-            log_total=here.put_row_vector(moved.log_total, lse_move),
+        found = found._replace(
+            output=here.put_rows(found.output, grown - lse_tangent[..., None] * output),
+            log_total=here.put_row_vector(found.log_total, lse_tangent),
         )
-        if entropy_move is not None:
-            moved = moved._replace(entropy=here.put_row_vector(moved.entropy, entropy_move))
-        return moved
+        if entropy_tangent is not None:
+            found = found._replace(entropy=here.put_row_vector(found.entropy, entropy_tangent))
+        return found
 
     zeros = jnp.zeros(layout.rows, layout.dtype)
     outputs = jnp.zeros((*layout.rows, layout.value_width), layout.dtype)
     start = Results(outputs, zeros, None if results.entropy is None else zeros)
-    return walk.lines(-(-layout.num_queries // layout.forward.queries), line, start)
+    return loop.blocks(-(-layout.num_queries // layout.forward.queries), row_block, start)
 
 
 def backward(
     inputs: Inputs,
     context: Context,
     results: Results,
-    pulls: Results,
+    cotangents: Results,
     shapes: Mapping[str, tuple[int, ...]],
     layout: Layout,
     *,
     reversible: bool = False,
 ) -> dict[str, Array]:
-    """Gradients, by the names and in the shapes given, of what pulls on output, lse and entropy."""
-    walk, spoiled = Walk(layout, layout.backward, reversible), inputs.spoiled(layout)
+    """Compute the VJP: cotangents of the inputs named in `shapes` from those of output, lse and entropy."""
+    loop, has_nonfinite = TileLoop(layout, layout.backward, reversible), inputs.has_nonfinite(layout)
     grow = 1 / (1 - layout.dropout_rate)
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
 
-    def line(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
+    def column_block(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * layout.backward.keys
-        here = Window(layout, layout.backward, leading, 0, first)
+        here = TileView(layout, layout.backward, leading, 0, first)
         tiles = inputs.read_keys(here)
         scale = here.cells(inputs.scale)
 
-        def visit(start: Any, partial: Any, carry: Any) -> Any:
+        def body(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
-            window = Window(layout, layout.backward, leading, start, first)
+            view = TileView(layout, layout.backward, leading, start, first)
             key, value = tiles
-            peak = window.row_vector(results.peak)
+            peak = view.row_vector(results.peak)
             # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
-            query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(window), 0)
-            pull = window.rows(pulls.output)
+            query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(view), 0)
+            cotangent = view.rows(cotangents.output)
             # All that is the same along a row of scores.
-            row_pull = jnp.sum(pull * window.rows(results.output), -1) - window.row_vector(pulls.log_total)
-            pull = (pull * grow).astype(layout.factor)
-            base = jnp.where(window.own_rows(), _unreached(peak), jnp.inf)
+            row_cotangent = jnp.sum(cotangent * view.rows(results.output), -1)
+            row_cotangent = row_cotangent - view.row_vector(cotangents.log_total)
+            cotangent = (cotangent * grow).astype(layout.matmul_dtype)
+            base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             scores = scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, window, partial, across=True)
-            key, value = clean(spoiled, finished, -1, key, value)
-            logs = finished.scores - base[..., None, :] - window.row_vector(results.log_total)[..., None, :]
+            finished = finish(scores, inputs, context, view, partial, across=True)
+            key, value = zero_unattended(has_nonfinite, finished, -1, key, value)
+            logs = finished.scores - base[..., None, :] - view.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
-            survivors = surviving(context, window, across=True)
+            survivors = surviving(context, view, across=True)
             if value_grad is not None:
-                value_grad = value_grad + product(drop(weights, survivors), pull, layout.precision)
+                value_grad = value_grad + product(drop(weights, survivors), cotangent, layout.precision)
             if want_scores:
                 change = (
-                    drop(product(value, pull, layout.precision, (-1, -1)), survivors) - row_pull[..., None, :]
+                    drop(product(value, cotangent, layout.precision, (-1, -1)), survivors)
+                    - row_cotangent[..., None, :]
                 )
-                if pulls.entropy is not None:
+                if cotangents.entropy is not None:
                     surprise = (
-                        jnp.where(weights > 0, logs, 0) + window.row_vector(results.entropy)[..., None, :]
+                        jnp.where(weights > 0, logs, 0) + view.row_vector(results.entropy)[..., None, :]
                     )
-                    change = change - window.row_vector(pulls.entropy)[..., None, :] * surprise
+                    change = change - view.row_vector(cotangents.entropy)[..., None, :] * surprise
                 change = weights * change
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
-                    cells = window.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
+                    cells = view.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
                     grads = grads | {"bias": cells}
-                change, parameter_grads = finished.pull(change)
+                change, parameter_grads = finished.vjp(change)
                 for name, grad in parameter_grads.items():
                     if name in shapes:
-                        grads = grads | {name: window.add_parameter(grads[name], grad)}
+                        grads = grads | {name: view.add_parameter(grads[name], grad)}
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, layout.precision)
                 if want_rows:
-                    rows = window.add_rows_across(
+                    rows = view.add_rows_across(
                         grads["query"], product(key, change, layout.precision, (-2, -2))
                     )
                     grads = grads | {"query": rows}
@@ -231,7 +234,7 @@ def backward(
             None if "key" not in shapes else jnp.zeros(tiles[0].shape, layout.dtype),
             None if "value" not in shapes else jnp.zeros(tiles[1].shape, layout.dtype),
         )
-        grads, key_grad, value_grad = walk.tiles(context.by_key, leading, number, visit, sums)
+        grads, key_grad, value_grad = loop.tiles(context.by_key, leading, number, body, sums)
         if key_grad is not None:
             key_grad = scale_late(key_grad, scale, layout)
             grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
@@ -247,7 +250,7 @@ def backward(
     if want_rows:
         *heads, length = layout.rows
         totals["query"] = jnp.zeros((*heads, layout.query_width, length), layout.dtype)
-    totals = walk.lines(-(-layout.num_keys // layout.backward.keys), line, totals)
+    totals = loop.blocks(-(-layout.num_keys // layout.backward.keys), column_block, totals)
     rows = totals.pop("query", None)
     if rows is not None:
         rows = jnp.swapaxes(rows, -1, -2)  # sum_s ds k

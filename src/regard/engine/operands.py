@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine.scoring import Scoring
 from regard.engine.sparsity import TileLists
-from regard.engine.tiles import Layout, Offsets, Window
+from regard.engine.tiles import Layout, Offsets, TileView
 from regard.masks import Mask
 
 PARAMETER = "parameter "
@@ -40,17 +40,19 @@ class Inputs(NamedTuple):
         plain = {name: array for name, array in arrays.items() if not name.startswith(PARAMETER)}
         return cls(**plain, parameters=tuple(array for name, array in arrays.items() if name not in plain))
 
-    def read_query(self, window: Window) -> Array:
+    def read_query(self, view: TileView) -> Array:
         """A tile of queries, to be multiplied; scaled unless `scale_late` does it."""
-        query = window.rows(self.query).astype(window.layout.factor)
-        return scale_early(query, window.cells(self.scale), window.layout)
+        query = view.rows(self.query).astype(view.layout.matmul_dtype)
+        return scale_early(query, view.cells(self.scale), view.layout)
 
-    def read_keys(self, window: Window) -> tuple[Array, Array]:
+    def read_keys(self, view: TileView) -> tuple[Array, Array]:
         """A tile of keys and one of values, to be multiplied."""
-        key, value = (window.columns(array).astype(window.layout.factor) for array in (self.key, self.value))
+        key, value = (
+            view.columns(array).astype(view.layout.matmul_dtype) for array in (self.key, self.value)
+        )
         return key, value
 
-    def spoiled(self, layout: Layout) -> Array | None:
+    def has_nonfinite(self, layout: Layout) -> Array | None:
         """Whether some key or value is NaN or inf; None where every query attends to all of them anyway."""
         if not layout.masked and self.bias is None:
             return None
@@ -87,9 +89,9 @@ class Results(NamedTuple):
 
 def scale_early(rows: Array, scale: Array, layout: Layout) -> Array:
     """Scale a factor, T x D numbers instead of T x S; not one that would lose digits by it."""
-    return rows if layout.narrow else rows * scale
+    return rows if layout.low_precision else rows * scale
 
 
 def scale_late(scores: Array, scale: Array, layout: Layout) -> Array:
     """Scale a product whose factors could not be."""
-    return scores * scale if layout.narrow else scores
+    return scores * scale if layout.low_precision else scores

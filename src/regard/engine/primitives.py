@@ -1,9 +1,9 @@
 """Flash attention as JAX primitives, so that every transform works and stays linear in memory.
 
-    forward   results(inputs);                 its jvp binds tangent
-    tangent   moves of results, linear in the moves of the inputs;  transposes to backward
-    backward  pulls on inputs, linear in the pulls on results;      transposes to tangent
-    second    how tangent or backward move when the inputs, rather than what they are linear in, move
+    forward   results(inputs);                                               its jvp binds tangent
+    tangent   tangents of the results, linear in those of the inputs;        transposes to backward
+    backward  cotangents of the inputs, linear in those of the results;      transposes to tangent
+    second    jvp of tangent or backward by the inputs, rather than by what they are linear in
 
 A custom_vjp would forbid forward mode, and differentiating the loops themselves would store every tile.
 `second` differentiates the loops forward, which stores nothing; only its transpose (reverse over reverse)
@@ -45,13 +45,13 @@ class Spec:
     context: Any  # tree structure
     linear: tuple[str, ...] = ()  # of Inputs for tangent, of Results for backward
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the gradients backward returns
-    of: str = ""  # for second: which primitive moves
-    moving: tuple[int, ...] = ()  # for second: which operands of that primitive move
+    of: str = ""  # for second: the primitive that is differentiated
+    moving: tuple[int, ...] = ()  # for second: by which of its operands
 
     @property
     def results(self) -> tuple[str, ...]:
         """Results that have tangents."""
-        return ("output", "log_total", "entropy")[: 3 if "entropy" in self.layout.looks else 2]
+        return ("output", "log_total", "entropy")[: 3 if "entropy" in self.layout.stats else 2]
 
     @property
     def residuals(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Spec:
     @property
     def found(self) -> tuple[str, ...]:
         """Results that forward returns."""
-        return (*self.residuals, "argmax") if "argmax" in self.layout.looks else self.residuals
+        return (*self.residuals, "argmax") if "argmax" in self.layout.stats else self.residuals
 
     def laid_out(self, name: str) -> int:
         """How many operands lead with the layout's axes."""
@@ -96,16 +96,18 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
     if name == "tangent":
         found = flash.tangent(inputs, context, residuals, linear, spec.layout, reversible=reversible)
         return [getattr(found, result) for result in spec.results]
-    pulls = Results(**linear)
+    cotangents = Results(**linear)
     shapes = dict(spec.shapes)
-    grads = flash.backward(inputs, context, residuals, pulls, shapes, spec.layout, reversible=reversible)
+    grads = flash.backward(inputs, context, residuals, cotangents, shapes, spec.layout, reversible=reversible)
     return [grads[wanted] for wanted in shapes]
 
 
 def _evaluate_second(spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
     count = len(operands) - len(spec.moving)
-    operands, moves = list(operands[:count]), list(operands[count:])
-    return jax.jvp(_as_function_of_moving(spec, operands, reversible), _pick(operands, spec.moving), moves)[1]
+    operands, tangents = list(operands[:count]), list(operands[count:])
+    return jax.jvp(
+        _as_function_of_moving(spec, operands, reversible), _pick(operands, spec.moving), tangents
+    )[1]
 
 
 def _as_function_of_moving(spec: Spec, operands: Leaves, reversible: bool) -> Any:
@@ -140,47 +142,47 @@ def _shapes(name: str, spec: Spec) -> list[ShapedArray]:
 # Derivatives.
 
 
-def _forward_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
     found = forward_p.bind(*operands, spec=spec)
     count = len(spec.present)
-    linear = [place for place in range(count) if not isinstance(moves[place], ad.Zero)]
-    tangents = dict.fromkeys(spec.found)
+    linear = [place for place in range(count) if not isinstance(tangents[place], ad.Zero)]
+    by_name = dict.fromkeys(spec.found)
     if linear:
         residuals = found[: len(spec.residuals)]
         of = dataclasses.replace(spec, linear=tuple(spec.present[place] for place in linear))
-        moved = tangent_p.bind(
-            *operands[:count], *residuals, *_pick(moves, linear), *operands[count:], spec=of
+        found_tangents = tangent_p.bind(
+            *operands[:count], *residuals, *_pick(tangents, linear), *operands[count:], spec=of
         )
-        tangents |= dict(zip(spec.results, moved, strict=True))
+        by_name |= dict(zip(spec.results, found_tangents, strict=True))
     return found, [
-        ad.Zero(jax.typeof(value).to_tangent_aval()) if tangents[name] is None else tangents[name]
+        ad.Zero(jax.typeof(value).to_tangent_aval()) if by_name[name] is None else by_name[name]
         for name, value in zip(spec.found, found, strict=True)
     ]
 
 
-def _linear_jvp(name: str, operands: Leaves, moves: Leaves, spec: Spec) -> tuple[list[Array], list[Any]]:
-    """The primitive is linear in some operands; for the rest, `second` differentiates its loops."""
+def _linear_jvp(name: str, operands: Leaves, tangents: Leaves, spec: Spec) -> tuple[list[Array], list[Any]]:
+    """Compute the JVP: the primitive itself where it is linear, `second` for the other operands."""
     primitive = {"tangent": tangent_p, "backward": backward_p}[name]
     found = primitive.bind(*operands, spec=spec)
     end = spec.laid_out(name)
     first = end - len(spec.linear)
     parts = []
-    moved = [not isinstance(move, ad.Zero) for move in moves]
-    if any(moved[first:end]):
-        linear = [ad.instantiate_zeros(move) for move in moves[first:end]]
+    varies = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    if any(varies[first:end]):
+        linear = [ad.instantiate_zeros(tangent) for tangent in tangents[first:end]]
         parts.append(primitive.bind(*operands[:first], *linear, *operands[end:], spec=spec))
-    moving = tuple(place for place in range(first) if moved[place])
+    moving = tuple(place for place in range(first) if varies[place])
     if moving:
         of = dataclasses.replace(spec, of=name, moving=moving)
-        parts.append(second_p.bind(*operands, *_pick(moves, moving), spec=of))
+        parts.append(second_p.bind(*operands, *_pick(tangents, moving), spec=of))
     if not parts:
         return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
     return found, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
 
 
-def _second_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
+def _second_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
     """Third derivatives go through scans, which JAX can differentiate in every direction."""
-    varies = [place for place, move in enumerate(moves) if not isinstance(move, ad.Zero)]
+    varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def function(*varying: Array) -> list[Array]:
         everything = list(operands)
@@ -188,17 +190,17 @@ def _second_jvp(operands: Leaves, moves: Leaves, *, spec: Spec) -> tuple[list[Ar
             everything[place] = value
         return _evaluate_second(spec, everything, reversible=True)
 
-    return jax.jvp(function, _pick(operands, varies), _pick(moves, varies))
+    return jax.jvp(function, _pick(operands, varies), _pick(tangents, varies))
 
 
-def _instantiate(pulls: Leaves) -> list[Array]:
-    return [ad.instantiate_zeros(pull) for pull in pulls]
+def _instantiate(cotangents: Leaves) -> list[Array]:
+    return [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
 
 
-def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     end = spec.laid_out("tangent")
     first = end - len(spec.linear)
-    if all(isinstance(pull, ad.Zero) for pull in pulls):
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
     wanted = [
         (name, operand.aval.shape)
@@ -206,7 +208,7 @@ def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
         if ad.is_undefined_primal(operand)
     ]
     of = dataclasses.replace(spec, linear=spec.results, shapes=tuple(wanted))
-    grads = backward_p.bind(*operands[:first], *_instantiate(pulls), *operands[end:], spec=of)
+    grads = backward_p.bind(*operands[:first], *_instantiate(cotangents), *operands[end:], spec=of)
     grads = dict(zip((name for name, _ in wanted), grads, strict=True))
     linear = [
         None if (grad := grads.get(name)) is None else grad.astype(operand.aval.dtype)
@@ -215,28 +217,28 @@ def _tangent_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     return [None] * first + linear + [None] * (len(operands) - end)
 
 
-def _backward_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     end = spec.laid_out("backward")
     first = end - len(spec.linear)
-    given = [place for place, pull in enumerate(pulls) if not isinstance(pull, ad.Zero)]
+    given = [place for place, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
     if not given:
         return [None] * len(operands)
     of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
-    moves = tangent_p.bind(*operands[:first], *_pick(pulls, given), *operands[end:], spec=of)
+    tangents = tangent_p.bind(*operands[:first], *_pick(cotangents, given), *operands[end:], spec=of)
     linear = [
-        move if ad.is_undefined_primal(operand) else None
-        for move, operand in zip(moves, operands[first:end], strict=True)
+        tangent if ad.is_undefined_primal(operand) else None
+        for tangent, operand in zip(tangents, operands[first:end], strict=True)
     ]
     return [None] * first + linear + [None] * (len(operands) - end)
 
 
-def _second_transpose(pulls: Leaves, *operands: Any, spec: Spec) -> list[Any]:
+def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     count = len(operands) - len(spec.moving)
-    if all(isinstance(pull, ad.Zero) for pull in pulls):
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
     function = _as_function_of_moving(spec, operands[:count], reversible=True)
-    _, pull_back = jax.vjp(function, *_pick(operands, spec.moving))
-    return [None] * count + list(pull_back(_instantiate(pulls)))
+    _, vjp = jax.vjp(function, *_pick(operands, spec.moving))
+    return [None] * count + list(vjp(_instantiate(cotangents)))
 
 
 # Batching.
@@ -249,7 +251,7 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
     tail = len(operands) - len(spec.moving)
     if any(axis is not None for axis in axes[end:tail]):
         return _loop(primitive, operands, axes, spec)
-    # An operand and its move need one shape.
+    # An operand and its tangent need one shape.
     pairs = [*zip(spec.moving, range(tail, len(operands)), strict=True)]
     alike = {place for pair in pairs if any(axes[place] is not None for place in pair) for place in pair}
     operands = [
@@ -302,9 +304,11 @@ def _primitive(name: str) -> Primitive:
 
 forward_p, tangent_p, backward_p, second_p = map(_primitive, ("forward", "tangent", "backward", "second"))
 ad.primitive_jvps[forward_p] = _forward_jvp
-ad.primitive_jvps[tangent_p] = lambda operands, moves, *, spec: _linear_jvp("tangent", operands, moves, spec)
-ad.primitive_jvps[backward_p] = lambda operands, moves, *, spec: _linear_jvp(
-    "backward", operands, moves, spec
+ad.primitive_jvps[tangent_p] = lambda operands, tangents, *, spec: _linear_jvp(
+    "tangent", operands, tangents, spec
+)
+ad.primitive_jvps[backward_p] = lambda operands, tangents, *, spec: _linear_jvp(
+    "backward", operands, tangents, spec
 )
 ad.primitive_jvps[second_p] = _second_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose

@@ -76,18 +76,18 @@ class Problem:
         return np.dtype(np.float64 if wide else np.float32)
 
     @property
-    def factor(self) -> np.dtype:
+    def matmul_dtype(self) -> np.dtype:
         """What matrix products multiply: bfloat16 if every input is, unless more is asked for."""
-        narrow = all(array.dtype == jnp.bfloat16 for array in (self.query, self.key, self.value))
+        is_bfloat16 = all(array.dtype == jnp.bfloat16 for array in (self.query, self.key, self.value))
         precision = self.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
-        if narrow and precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT):
+        if is_bfloat16 and precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT):
             return np.dtype(jnp.bfloat16)
         return self.accumulation
 
     @property
-    def narrow(self) -> bool:
+    def low_precision(self) -> bool:
         """Whether products multiply numbers of fewer digits than they sum."""
-        return self.factor != self.accumulation
+        return self.matmul_dtype != self.accumulation
 
     # Grouped heads, without repeating a key: the query heads of a group become rows of one matrix. An axis of
     # size 1 for the group would do, too, but XLA copies whole arrays for it.

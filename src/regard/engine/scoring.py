@@ -26,7 +26,7 @@ class Scoring:
     @classmethod
     def split(cls, score: Score, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
         """The score, to be applied to scores of this dtype, and its parameters."""
-        leaves, structure = jax.tree.flatten(score.hoist(dtype))
+        leaves, structure = jax.tree.flatten(score.closure_convert(dtype))
         places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
         rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
         return cls(structure, places, rest), tuple(jnp.asarray(leaves[place]) for place in places)

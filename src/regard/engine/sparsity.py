@@ -17,15 +17,15 @@ from regard.masks.grid import Blocks
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TileLists:
-    """For each line of tiles, where those with work start: FULL ones first, then PARTIAL ones, each in order.
+    """For each block, where its tiles with work start: FULL ones first, then PARTIAL ones, each in order.
 
-    A line is a query tile with its key tiles, or a key tile with its query tiles. Axes of size 1 stand for
-    lines that are all alike.
+    A block is all key tiles of some queries, or all query tiles of some keys. Axes of size 1 stand for
+    blocks that are all alike.
     """
 
-    starts: Int[Array, "*b lines tiles"]  # first row or column
-    full: Int[Array, "*b lines"]  # how many of `starts` are FULL
-    kept: Int[Array, "*b lines"]  # how many are not EMPTY
+    starts: Int[Array, "*b blocks tiles"]  # first row or column
+    full: Int[Array, "*b blocks"]  # how many of `starts` are FULL
+    kept: Int[Array, "*b blocks"]  # how many are not EMPTY
 
 
 def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
@@ -56,7 +56,7 @@ def _agree(codes: Array, axis: int) -> Array:
     return jnp.where(least == most, least, jnp.int8(Tile.PARTIAL))
 
 
-def list_tiles(codes: Int[Array, "*b lines tiles"], tile: int, length: int) -> TileLists:
+def list_tiles(codes: Int[Array, "*b blocks tiles"], tile: int, length: int) -> TileLists:
     """Lists along the last axis, in O(tiles log tiles); a last tile that sticks out is at most PARTIAL."""
     count = codes.shape[-1]
     if length % tile:

@@ -45,7 +45,7 @@ def _refuses_options(problem: Problem) -> str | None:
         return "its scale is part of the program, and this one is traced"
     if any(array.dtype != jnp.bfloat16 for array in (problem.query, problem.key, problem.value)):
         return "it takes bfloat16: how it multiplies float32 was not measured"
-    if not problem.narrow:
+    if not problem.low_precision:
         return "it rounds weights to bfloat16, and precision asks for more"
     if 0 in (*problem.leading, problem.T, problem.S):
         return "there is nothing to compute"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine import dropout
 from regard.engine.operands import PARAMETER, Context, Inputs
-from regard.engine.tiles import Window
+from regard.engine.tiles import TileView
 from regard.masks import Mask
 from regard.scores import Score
 
@@ -24,35 +24,37 @@ class Finished(NamedTuple):
     apply: Any = None  # of raw scores and the named parameters; None without a score function
     raw: Any = None
     parameters: Any = None
-    window: Any = None
+    view: Any = None
 
-    def push(self, change: Array, moves: Mapping[str, Array]) -> Array:
-        """How scores change when raw ones change, and parameters move."""
+    def jvp(self, change: Array, tangents: Mapping[str, Array]) -> Array:
+        """Compute the tangent of the scores from those of the raw scores and of the parameters."""
         if self.apply is None:
             return change
         zeros = {name: jnp.zeros_like(array) for name, array in self.parameters.items()}
-        moves = zeros | {name: self.window.parameter(moves[name]) for name in zeros.keys() & moves.keys()}
-        return jax.jvp(self.apply, (self.raw, self.parameters), (change, moves))[1]
+        tangents = zeros | {
+            name: self.view.parameter(tangents[name]) for name in zeros.keys() & tangents.keys()
+        }
+        return jax.jvp(self.apply, (self.raw, self.parameters), (change, tangents))[1]
 
-    def pull(self, change: Array) -> tuple[Array, dict[str, Array]]:
-        """What pulls on raw scores and parameters, when `change` pulls on scores."""
+    def vjp(self, change: Array) -> tuple[Array, dict[str, Array]]:
+        """Compute the cotangents of raw scores and parameters from that of the scores."""
         if self.apply is None:
             return change, {}
         return jax.vjp(self.apply, self.raw, self.parameters)[1](change)
 
 
 def finish(
-    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
+    scores: Array, inputs: Inputs, context: Context, view: TileView, partial: Any, *, across: bool = False
 ) -> Finished:
     """Score function, bias and mask."""
     if context.scoring is None:
-        scores = _add_bias(scores, inputs, window, across=across)
-        scores = _mask(scores, inputs, context, window, partial, across=across)
+        scores = _add_bias(scores, inputs, view, across=across)
+        scores = _mask(scores, inputs, context, view, partial, across=across)
         return Finished(scores, scores)
-    masked = _mask(scores, inputs, context, window, partial, across=across)
-    scoring, cells = context.scoring, window.pairs(context.offsets, across=across)
+    masked = _mask(scores, inputs, context, view, partial, across=across)
+    scoring, cells = context.scoring, view.pairs(context.offsets, across=across)
     named = inputs.named()
-    parameters = {name: window.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
+    parameters = {name: view.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
     order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
 
     def join(parameters: dict[str, Array]) -> Score:
@@ -62,68 +64,70 @@ def finish(
         return join(parameters).apply(raw, cells)
 
     if inputs.bias is None and join(parameters).adds:
-        return Finished(apply(masked, parameters), masked, apply, masked, parameters, window)
+        return Finished(apply(masked, parameters), masked, apply, masked, parameters, view)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
     gone = masked == -jnp.inf
     raw = jnp.where(gone, 0, masked)
-    scores = _add_bias(apply(raw, parameters), inputs, window, across=across)
-    return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, window)
+    scores = _add_bias(apply(raw, parameters), inputs, view, across=across)
+    return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, view)
 
 
-def _add_bias(scores: Array, inputs: Inputs, window: Window, *, across: bool = False) -> Array:
+def _add_bias(scores: Array, inputs: Inputs, view: TileView, *, across: bool = False) -> Array:
     if inputs.bias is None:
         return scores
-    bias = window.cells(inputs.bias).astype(scores.dtype)
+    bias = view.cells(inputs.bias).astype(scores.dtype)
     return scores + (jnp.swapaxes(bias, -1, -2) if across else bias)
 
 
 def _mask(
-    scores: Array, inputs: Inputs, context: Context, window: Window, partial: Any, *, across: bool = False
+    scores: Array, inputs: Inputs, context: Context, view: TileView, partial: Any, *, across: bool = False
 ) -> Array:
     """-inf where the mask, or a bias of -inf, removes a pair; FULL tiles evaluate no mask."""
     mask = context.backward_mask if across else context.forward_mask
 
     def remove(scores: Array) -> Array:
-        keep = _keep(inputs, mask, context, window)
+        keep = _keep(inputs, mask, context, view)
         return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
 
     if inputs.bias is not None:
         return remove(scores)
-    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if window.layout.masked else scores
+    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if view.layout.masked else scores
 
 
-def _keep(inputs: Inputs, mask: Mask | None, context: Context, window: Window) -> Array:
+def _keep(inputs: Inputs, mask: Mask | None, context: Context, view: TileView) -> Array:
     """Which pairs of a tile count."""
-    keep = window.keep(mask, context.offsets)
-    return keep if inputs.bias is None else keep & (window.cells(inputs.bias) != -jnp.inf)
+    keep = view.keep(mask, context.offsets)
+    return keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
 
 
-def clean(spoiled: Array | None, finished: Finished, queries: int, *tiles: Array) -> tuple[Array, ...]:
+def zero_unattended(
+    has_nonfinite: Array | None, finished: Finished, queries: int, *tiles: Array
+) -> tuple[Array, ...]:
     """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
     outputs and gradients.
     """
-    if spoiled is None:
+    if has_nonfinite is None:
         return tiles
 
     def zero(*tiles: Array) -> tuple[Array, ...]:
         asked = (finished.masked.max(queries) != -jnp.inf)[..., None]
         return tuple(jnp.where(asked, tile, 0) for tile in tiles)
 
-    return jax.lax.cond(spoiled, zero, lambda *tiles: tiles, *tiles)
+    return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)
 
 
-def surviving(context: Context, window: Window, *, across: bool = False) -> Array | None:
+def surviving(context: Context, view: TileView, *, across: bool = False) -> Array | None:
     """Which weights dropout spares; None where it is off."""
     if context.query_words is None or context.key_words is None:
         return None
-    rate = window.layout.dropout_rate
+    rate = view.layout.dropout_rate
     query, key = (
-        (window.slice_cells(words[0]), window.slice_cells(words[1]))
+        (view.slice_cells(words[0]), view.slice_cells(words[1]))
         for words in (context.query_words, context.key_words)
     )
-    survivors = window.over_scores(dropout.survivors(query, key, rate))
+    survivors = view.over_scores(dropout.survivors(query, key, rate))
     return jnp.swapaxes(survivors, -1, -2) if across else survivors
 
 

@@ -19,7 +19,7 @@ from regard.engine.problem import Problem
 from regard.engine.scoring import Scoring
 from regard.engine.sinks import sink
 from regard.engine.sparsity import TileLists, classify, list_tiles
-from regard.engine.tiles import Blocking, Layout, Window
+from regard.engine.tiles import Blocking, Layout, TileView
 from regard.engine.tuning import load_tuning
 from regard.masks import Tile
 from regard.masks.grid import Grid, Run, offset_column
@@ -75,7 +75,7 @@ def run(
 def prepare(
     problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
 ) -> tuple[Inputs, Context, Layout]:
-    """What a walk over the tiles of a call needs; no axis may have length 0."""
+    """Return what a loop over the tiles of a call needs; no axis may have length 0."""
     layout = _lay_out(problem, forward, backward)
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
@@ -92,7 +92,7 @@ def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | No
     forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
     forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
-    looks = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
+    stats = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
     return Layout(
         leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
@@ -103,13 +103,13 @@ def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | No
         query_width=problem.D,
         value_width=problem.E,
         dtype=problem.accumulation,
-        factor=problem.factor,
+        matmul_dtype=problem.matmul_dtype,
         precision=problem.precision,
         dropout_rate=problem.dropout_rate,
         forward=forward,
         backward=backward,
         masked=problem.mask is not None or bool(problem.S % forward.keys or problem.S % backward.keys),
-        looks=frozenset(looks[name] for name in problem.aux if name in looks),
+        stats=frozenset(stats[name] for name in problem.aux if name in stats),
     )
 
 
@@ -130,7 +130,7 @@ def _context(problem: Problem, layout: Layout) -> Context:
     forward_mask, backward_mask = (
         None
         if mask is None
-        else mask.hoist(Window(layout, blocking, (0,) * len(layout.leading)).grid(offsets))
+        else mask.closure_convert(TileView(layout, blocking, (0,) * len(layout.leading)).grid(offsets))
         for blocking in (layout.forward, layout.backward)
     )
     query_words = key_words = None
@@ -155,11 +155,11 @@ def _context(problem: Problem, layout: Layout) -> Context:
 
 
 def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
-    """Tiles by query, for the forward walk, and by key, for the backward walk."""
+    """Tiles by query, for the forward loop, and by key, for the backward loop."""
     forward, backward = layout.forward, layout.backward
     by_query = classify(problem, forward.queries, forward.keys)
     by_key = jnp.swapaxes(classify(problem, backward.queries, backward.keys), -1, -2)
-    if problem.S % backward.keys:  # the last line overlaps the one before it
+    if problem.S % backward.keys:  # the last block overlaps the one before it
         by_key = by_key.at[..., -1, :].min(jnp.int8(Tile.PARTIAL))
     return (
         list_tiles(by_query, forward.keys, problem.S),
@@ -205,5 +205,5 @@ def _largest(problem: Problem, inputs: Inputs, layout: Layout, peak: Array, argm
         score = problem.score.apply(score, Picks(position, place + moved, index[-2], batch))
     if inputs.bias is not None:
         score = score + pick(inputs.bias, [*index, place])
-    moves = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
-    return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), moves, 0), -jnp.inf)
+    derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
+    return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)

@@ -1,4 +1,4 @@
-"""The walk over tiles: the only place that loops over blocks, and that takes blocks out of arrays.
+"""Loop over tiles, and read them from arrays and write them back: nothing else does.
 
 Arrays are `(*batch, heads, length, width)`: query heads on the query side, key heads on the key side, and any
 axis but the width may have size 1 where all along it is alike. A tile is a matrix, or a batch of matrices
@@ -59,18 +59,18 @@ class Layout:
     query_width: int
     value_width: int
     dtype: Any  # of sums
-    factor: Any  # dtype of what products multiply
+    matmul_dtype: Any  # dtype of what products multiply
     precision: Any
     dropout_rate: float
     masked: bool  # some tiles may be PARTIAL
     forward: Blocking
     backward: Blocking
-    looks: frozenset[str] = frozenset()  # statistics asked for
+    stats: frozenset[str] = frozenset()  # statistics asked for
 
     @property
-    def narrow(self) -> bool:
+    def low_precision(self) -> bool:
         """Whether products multiply numbers of fewer digits than they sum."""
-        return self.factor != self.dtype
+        return self.matmul_dtype != self.dtype
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Where one tile lies: `leading` is its first position on each of the layout's leading axes."""
+class TileView:
+    """One tile of the score matrix; `leading` is its first position on each of the layout's leading axes."""
 
     layout: Layout
     blocking: Blocking
@@ -307,37 +307,37 @@ def _cut_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Arra
 
 
 @_cut_bits.defjvp
-def _cut_bits_jvp(sizes: tuple[int, ...], primals: Any, moves: Any) -> tuple[Array, Array]:
-    moved = jax.lax.dynamic_slice(moves[0], primals[1], sizes, allow_negative_indices=False)
-    return _cut_bits(*primals, sizes), moved
+def _cut_bits_jvp(sizes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Array, Array]:
+    tangent = jax.lax.dynamic_slice(tangents[0], primals[1], sizes, allow_negative_indices=False)
+    return _cut_bits(*primals, sizes), tangent
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How loops run: as loops over what is listed, or, for reverse-mode through them, as scans that skip.
+class TileLoop:
+    """Loop over the listed tiles or, for reverse mode through the loop, scan all of them and skip the rest.
 
     A loop whose length is known only when it runs cannot be reversed by JAX; a scan can, and keeps no more
-    than one line of tiles because each is recomputed.
+    than one block of tiles because each is recomputed.
     """
 
     layout: Layout
     blocking: Blocking
     reversible: bool = False
 
-    def lines(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
-        """carry = body(leading position, line, carry) for each leading position and each of `count` lines."""
+    def blocks(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
+        """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry)."""
         *batch, key_heads = self.layout.leading
         sizes = (*batch, key_heads // self.blocking.heads)
 
         def step(number: Any, carry: Carry) -> Carry:
             # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
-            rest, line = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
+            rest, block = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
             leading = []
             for size in reversed(sizes):
                 leading.append(jax.lax.rem(rest, np.int32(size)))
                 rest = jax.lax.div(rest, np.int32(size))
             leading[0] = leading[0] * self.blocking.heads
-            return body(leading[::-1], line, carry)
+            return body(leading[::-1], block, carry)
 
         return self._scan(math.prod(sizes) * count, step, carry)
 
@@ -345,26 +345,26 @@ class Walk:
         self,
         lists: TileLists,
         leading: Sequence[Any],
-        line: Any,
+        block: Any,
         body: Callable[[Any, Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
-        """carry = body(start, whether PARTIAL, carry) for the listed tiles of one line."""
-        place = (*leading[self.layout.added :], line)
+        """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry)."""
+        place = (*leading[self.layout.added :], block)
         place = [0 if n == 1 else start for n, start in zip(lists.full.shape, place, strict=True)]
         ones = (1,) * len(place)
         count = lists.starts.shape[-1]
         starts = _cut(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
         full, kept = (_cut(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
 
-        def visit(slot: Any, carry: Carry) -> Carry:
+        def step(slot: Any, carry: Carry) -> Carry:
             start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
             return body(start, slot >= full, carry)
 
         if not self.reversible:
-            return jax.lax.fori_loop(0, kept, visit, carry)
+            return jax.lax.fori_loop(0, kept, step, carry)
         return self._scan(
-            count, lambda slot, carry: jax.lax.cond(slot < kept, visit, lambda _, c: c, slot, carry), carry
+            count, lambda slot, carry: jax.lax.cond(slot < kept, step, lambda _, c: c, slot, carry), carry
         )
 
     def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:

@@ -51,8 +51,8 @@ class Tuning:
         return None
 
     def blocking(self, problem: Problem) -> tuple[Blocking, Blocking]:
-        """Tiles of the forward and of the backward walk."""
-        plain = problem.mask is None and problem.bias is None and not problem.narrow
+        """Return the tiles of the forward and of the backward loop."""
+        plain = problem.mask is None and problem.bias is None and not problem.low_precision
         side = self.full_side if plain else self.tile_side
         queries, keys = _divide(problem.T, side // problem.group), _divide(problem.S, side)
         cells = problem.group * queries * keys

@@ -74,7 +74,7 @@ class Mask:
         del cut, leading_axes
         return self
 
-    def hoist(self, grid: Grid) -> Mask:
+    def closure_convert(self, grid: Grid) -> Mask:
         """The mask with what its functions close over as leaves, for grids shaped as this one."""
         del grid
         return self
@@ -294,8 +294,8 @@ class Pair(Mask):
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return self._join(self.left.narrow(cut, leading_axes), self.right.narrow(cut, leading_axes))
 
-    def hoist(self, grid: Grid) -> Mask:
-        return self._join(self.left.hoist(grid), self.right.hoist(grid))
+    def closure_convert(self, grid: Grid) -> Mask:
+        return self._join(self.left.closure_convert(grid), self.right.closure_convert(grid))
 
     def piece(self, grid: Grid) -> Mask:
         return self._join(self.left.piece(grid), self.right.piece(grid))
@@ -376,8 +376,8 @@ class Not(Mask):
     def narrow(self, cut: Cut, leading_axes: int) -> Mask:
         return Not(self.operand.narrow(cut, leading_axes))
 
-    def hoist(self, grid: Grid) -> Mask:
-        return Not(self.operand.hoist(grid))
+    def closure_convert(self, grid: Grid) -> Mask:
+        return Not(self.operand.closure_convert(grid))
 
     def piece(self, grid: Grid) -> Mask:
         return Not(self.operand.piece(grid))

@@ -56,7 +56,7 @@ class Predicate(Positional):
     def verdicts(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
 
-    def hoist(self, grid: Grid) -> Mask:
+    def closure_convert(self, grid: Grid) -> Mask:
         program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_position)
         if not program.consts:
             return self

@@ -96,17 +96,17 @@ def _forward(division: Division, arrays: Inputs, call: Call) -> tuple[tuple[Arra
     return (rows.output, rows.log_total, rows.peak), (kept or (arrays, rows), call)
 
 
-def _backward(division: Division, residuals: Any, pulls: Any) -> tuple[Inputs, None]:
+def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Inputs, None]:
     (arrays, rows), call = residuals
     specs = _specs(division.inside, arrays)
-    output_pull, log_pull, _ = pulls
+    output_cotangent, log_cotangent, _ = cotangents
 
-    def local(arrays: Inputs, rows: Results, pulls: Results, call: Call) -> Inputs:
+    def local(arrays: Inputs, rows: Results, cotangents: Results, call: Call) -> Inputs:
         # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
         arrays = jax.lax.optimization_barrier(arrays)
-        pulls = jax.tree.map(lambda array: bring_in(array, division), pulls)
-        pulls = _as_rows(pulls._replace(output=pulls.output.astype(rows.output.dtype)))
-        grads = ring.backward(Shard.here(division, call), arrays, _as_rows(rows), pulls)
+        cotangents = jax.tree.map(lambda array: bring_in(array, division), cotangents)
+        cotangents = _as_rows(cotangents._replace(output=cotangents.output.astype(rows.output.dtype)))
+        grads = ring.backward(Shard.here(division, call), arrays, _as_rows(rows), cotangents)
         named, placed = arrays.named(), specs.named()
         for name, grad in grads.items():
             # Where an array is whole and the work is not, each device has a part of the gradient.
@@ -115,19 +115,19 @@ def _backward(division: Division, residuals: Any, pulls: Any) -> tuple[Inputs, N
             grads[name] = grad.astype(named[name].dtype)
         return _long(lambda grad: bring_out(grad, division), Inputs.from_named(grads))
 
-    pulls = Results(output_pull, log_pull)
+    cotangents = Results(output_cotangent, log_cotangent)
     grads = jax.shard_map(
         local,
         mesh=division.mesh,
         in_specs=(
             specs,
             jax.tree.map(division.inside, rows),
-            jax.tree.map(division.outside, pulls),
+            jax.tree.map(division.outside, cotangents),
             PartitionSpec(),
         ),
         out_specs=_specs(division.outside, arrays),
         check_vma=False,
-    )(arrays, rows, pulls, call)
+    )(arrays, rows, cotangents, call)
     return grads, None
 
 

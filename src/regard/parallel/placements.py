@@ -237,7 +237,7 @@ def _refuses_mask(problem: Problem) -> str | None:
     run = Run(0, 1)
     grid = Grid.tile(run, run, 0, len(problem.leading))
     known = {id(leaf) for leaf in jax.tree.leaves(mask)}
-    closed = [leaf for leaf in jax.tree.leaves(mask.hoist(grid)) if id(leaf) not in known]
+    closed = [leaf for leaf in jax.tree.leaves(mask.closure_convert(grid)) if id(leaf) not in known]
     if any(isinstance(leaf, Tracer) for leaf in closed):
         return "a predicate closes over a traced array; pass it as masks.from_array or segments"
     try:

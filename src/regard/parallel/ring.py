@@ -45,18 +45,18 @@ def forward(shard: Shard, arrays: Inputs) -> Results:
     return Results(_join(state.output(), -2), _join(state.log_total(), -1), peak=_join(state.peak, -1))
 
 
-def backward(shard: Shard, arrays: Inputs, results: Results, pulls: Results) -> dict[str, Array]:
+def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results) -> dict[str, Array]:
     """Gradients of this device's arrays; those of scale and parameters are its share of them."""
     parts, dtype = shard.division.parts, _accumulation(arrays)
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
     cut = {"output": -2, "log_total": -1, "peak": -1}
-    found, pull = (
+    found, cotangent = (
         {
             name: _split(getattr(rows, name), parts, axis)
             for name, axis in cut.items()
             if getattr(rows, name) is not None
         }
-        for rows in (results, pulls)
+        for rows in (results, cotangents)
     )
     small = {name: array for name, array in arrays.named().items() if name not in ("query", "key", "value")}
     state = (
@@ -74,7 +74,7 @@ def backward(shard: Shard, arrays: Inputs, results: Results, pulls: Results) -> 
             shapes = {name: array.shape for name, array in inputs.named().items()}
             own, pulled = (
                 Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
-                for rows in (found, pull)
+                for rows in (found, cotangent)
             )
             grads = flash.backward(inputs, context, own, pulled, shapes, layout)
             query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])

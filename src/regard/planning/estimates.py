@@ -115,7 +115,7 @@ def estimate(
     products = forward_products + (backward_products if backward else 0)
     flops = 2 * float(cells.max()) * share * products
     memory = held.peak(candidate, backward)
-    rate = chip.flops[problem.factor.name] * assumptions.compute_efficiency
+    rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
     kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
     sent, ordered = (sum(sent_bytes(problem, one)[: 2 if backward else 1]) for one in (division, kept))
     summed, waiting = _wait(problem, division, candidate, chip, assumptions, backward)

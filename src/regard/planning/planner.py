@@ -94,11 +94,11 @@ def plan(
     chosen = _share(
         measure_host() if chip == "cpu" else find_chip(chip) if isinstance(chip, str) else chip, sizes
     )
-    if problem.factor.name not in chosen.flops:
+    if problem.matmul_dtype.name not in chosen.flops:
         known = ", ".join(chosen.flops)
         raise ValueError(
             f"dtype: expected one that {chosen.name} multiplies, {known}; got {dtype}, which is multiplied as"
-            f" {problem.factor.name}"
+            f" {problem.matmul_dtype.name}"
         )
     assumptions = assumptions or Assumptions()
     candidates = list(list_candidates(problem, sizes["devices"], fixed))

@@ -15,7 +15,7 @@ from regard.axes import Array
 from regard.engine.exponential import exp
 from regard.engine.online_softmax import product
 from regard.engine.problem import Problem
-from regard.engine.tiles import Window
+from regard.engine.tiles import TileView
 from regard.masks.grid import offset_column
 from regard.readouts.leaders import CHUNK, Leaders
 from regard.readouts.profiles import bin_of, put_on_diagonal, sum_bins, sum_diagonals
@@ -40,17 +40,17 @@ def sink_logits(problem: Problem) -> Array:
     return problem.spread(problem.sink_column().astype(problem.accumulation), problem.T, 1)[..., 0]
 
 
-class _Line(NamedTuple):
-    """What all tiles of a line share."""
+class _RowBlock(NamedTuple):
+    """What all tiles of a row block share."""
 
-    here: Window
+    here: TileView
     query: Array
     scale: Array
     norm: Norm  # (1, R)
-    own: Array | None  # which rows belong to this line; None, all
+    own: Array | None  # which rows belong to this row block; None, all
     own_norm: Norm  # -inf where they do not, so that weights are 0
     position: Array  # int32
-    membership: Array  # (R, G * blocks) which block a row of this line counts for
+    membership: Array  # (R, G * blocks) which block of the grid a row counts for
     tokens: Array | None
 
 
@@ -76,7 +76,7 @@ class _Counting:
             jnp.zeros((*layout.rows, 1 + plan.top_k), jnp.int32),
             columns,
         )
-        reals, whole, columns = tiling.walk.lines(tiling.lines, self._line, start)
+        reals, whole, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
         batch, axes = problem.leading, len(problem.leading)
         moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
         moved = moved.reshape((moved.shape[0], *(1,) * len(lead)))
@@ -106,30 +106,30 @@ class _Counting:
             binned.reshape((*batch, binned.shape[-1])),
         )
 
-    def _line(self, leading: Sequence[Any], number: Any, results: Any) -> Any:
+    def _row_block(self, leading: Sequence[Any], number: Any, results: Any) -> Any:
         tiling, plan = self.tiling, self.tiling.plan
-        here = tiling.window(leading, number * np.int32(tiling.blocking.queries))
-        line = self._start(here, number)
-        size = line.norm.peak.size
+        here = tiling.view(leading, number * np.int32(tiling.blocking.queries))
+        row_block = self._start(here, number)
+        size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.layout.dtype)
         none = Leaders.none(plan.top_k, size, tiling.layout.dtype)
         empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
-        visit = partial(self._visit, line)
-        rows, count, leaders, columns = tiling.walk.tiles(
-            tiling.context.by_query, leading, number, visit, empty
+        body = partial(self._count, row_block)
+        rows, count, leaders, columns = tiling.loop.tiles(
+            tiling.context.by_query, leading, number, body, empty
         )
 
         def put(array: Array, tiles: Sequence[Array]) -> Array:
             return here.put_rows(array, jnp.stack(tiles, -1))
 
-        norm = [part[0] for part in line.norm]
+        norm = [part[0] for part in row_block.norm]
         return (
             put(results[0], [*norm, *rows, *leaders.scores]),
             put(results[1], [count, *leaders.keys]),
             columns,
         )
 
-    def _start(self, here: Window, number: Any) -> _Line:
+    def _start(self, here: TileView, number: Any) -> _RowBlock:
         tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
         query, scale = tiling.inputs.read_query(here), here.cells(tiling.inputs.scale)
         norm = self._normalise(here, number, query, scale)
@@ -151,12 +151,12 @@ class _Counting:
         if self.tokens is not None:
             asked = here.rows(self.tokens.query[..., None]).reshape(-1)
             asked = asked if asked.size == norm.peak.size else spread(asked)
-        return _Line(
+        return _RowBlock(
             here, query, scale, norm, own, own_norm, position, membership.astype(layout.dtype), asked
         )
 
-    def _normalise(self, here: Window, number: Any, query: Array, scale: Array) -> Norm:
-        """What the scores of a line are to be lessened by.
+    def _normalise(self, here: TileView, number: Any, query: Array, scale: Array) -> Norm:
+        """Return what the scores of a row block are lessened by.
 
         Found from tiles of one shape with those that are counted: their scores have the same roundings.
         """
@@ -164,9 +164,9 @@ class _Counting:
             lse = here.row_vector(self.lse)[None]
             return Norm(lse, jnp.zeros_like(lse))
 
-        def visit(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
-            window = self.tiling.window(here.leading, here.first_query, start)
-            scores = self.tiling.scores(query, scale, window, partly)
+        def body(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
+            view = self.tiling.view(here.leading, here.first_query, start)
+            scores = self.tiling.scores(query, scale, view, partly)
             peak = jnp.maximum(running[0], scores.max(0, keepdims=True))
             base = jnp.where(peak == -jnp.inf, 0, peak)
             return peak, running[1] * exp(running[0] - base) + exp(scores - base).sum(0, keepdims=True)
@@ -176,21 +176,21 @@ class _Counting:
         if self.sinks is not None:
             sinks = here.row_vector(self.sinks)[None]
             running = sinks, jnp.where(sinks == -jnp.inf, 0, jnp.ones_like(sinks))
-        peak, total = self.tiling.walk.tiles(
-            self.tiling.context.by_query, here.leading, number, visit, running
+        peak, total = self.tiling.loop.tiles(
+            self.tiling.context.by_query, here.leading, number, body, running
         )
         return Norm(peak, jnp.log(jnp.where(peak == -jnp.inf, 1, total)))
 
-    def _visit(self, line: _Line, start: Any, partly: Any, carry: Any) -> Any:
+    def _count(self, row_block: _RowBlock, start: Any, partly: Any, carry: Any) -> Any:
         rows, count, leaders, columns = carry
         tiling = self.tiling
-        window = tiling.window(line.here.leading, line.here.first_query, start)
-        scores = tiling.align(tiling.scores(line.query, line.scale, window, partly), window, -jnp.inf)
+        view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
+        scores = tiling.align(tiling.scores(row_block.query, row_block.scale, view, partly), view, -jnp.inf)
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
-        sound = line.norm.is_sound()
-        logs = jnp.where(sound, line.norm.logs(scores), -jnp.inf)
+        sound = row_block.norm.is_sound()
+        logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)
         weights = exp(logs)
-        place = tiling.place(window)
+        place = tiling.place(view)
 
         tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
         leaders = leaders.meet(scores, tops, start)
@@ -199,12 +199,12 @@ class _Counting:
             count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
         else:
             count = count + (np.int32(tiling.blocking.keys) if self.certain else _count(scores))
-        rows = self._count_rows(line, place, window, weights, logs, rows)
-        columns = self._count_columns(line, place, window, weights, tops, columns)
+        rows = self._count_rows(row_block, place, view, weights, logs, rows)
+        columns = self._count_columns(row_block, place, view, weights, tops, columns)
         return rows, count, leaders, columns
 
     def _count_rows(
-        self, line: _Line, place: Place, window: Window, weights: Array, logs: Array, rows: PerQuery
+        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, rows: PerQuery
     ) -> PerQuery:
         """Sums over the keys of a tile."""
         dtype, plan, keys = weights.dtype, self.tiling.plan, self.tiling.keys
@@ -212,8 +212,8 @@ class _Counting:
         first = place.key + index < plan.first
         kinds = jnp.stack([jnp.ones((keys,), dtype), first.astype(dtype), index.astype(dtype)])
         total, first, offset = product(kinds, weights, _EXACT)
-        ahead = (line.position - place.key).astype(dtype)  # of the tile's first key
-        distance = line.position[None] - (place.key + index)[:, None]
+        ahead = (row_block.position - place.key).astype(dtype)  # of the tile's first key
+        distance = row_block.position[None] - (place.key + index)[:, None]
 
         def near(weights: Array) -> tuple[Array, ...]:
             kept = (distance == 0, distance == 1, jnp.abs(distance) < plan.local)
@@ -227,14 +227,14 @@ class _Counting:
             (place.least < reach) & (place.most > -reach), near, far, weights
         )
         same = induction = jnp.zeros_like(total)
-        if self.tokens is not None and line.tokens is not None:
+        if self.tokens is not None and row_block.tokens is not None:
             held, before = (
-                self.tiling.align(window.columns(ids[..., None]).reshape(-1), window, -1)[:, None]
+                self.tiling.align(view.columns(ids[..., None]).reshape(-1), view, -1)[:, None]
                 for ids in (self.tokens.key, self.tokens.before_key)
             )
-            asked = line.tokens[None]
+            asked = row_block.tokens[None]
             same = jnp.where((held == asked) & (distance != 0), weights, 0).sum(0)
-            known = (index + window.first_key > 0)[:, None]
+            known = (index + view.first_key > 0)[:, None]
             induction = jnp.where((before == asked) & known, weights, 0).sum(0)
         # Underflow: 0 times the log of 0 is 0.
         surprise = -(weights * jnp.maximum(logs, -1e30)).sum(0)
@@ -242,21 +242,21 @@ class _Counting:
         return PerQuery(*(a + b for a, b in zip(rows, more, strict=True)))
 
     def _count_columns(
-        self, line: _Line, place: Place, window: Window, weights: Array, tops: Array, columns: PerKey
+        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
         """Sums and maxima over the queries of a tile."""
         tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.layout.group
         keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
         height = min(plan.key_block, keys)
-        by_block = product(weights, line.membership, _EXACT).reshape((keys, group, across))
-        own = weights if line.own is None else jnp.where(line.own[None], weights, 0)
+        by_block = product(weights, row_block.membership, _EXACT).reshape((keys, group, across))
+        own = weights if row_block.own is None else jnp.where(row_block.own[None], weights, 0)
         lanes = own.reshape((keys, group, -1, _lanes(queries)))
         if height % CHUNK:
             peaks = own.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
-            logs = jnp.where(line.norm.is_sound(), line.own_norm.logs(tops), -jnp.inf)
+            logs = jnp.where(row_block.norm.is_sound(), row_block.own_norm.logs(tops), -jnp.inf)
             peaks = exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
-        peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), window)
+        peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), view)
         peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)
 
         def one_bin(tile: Array) -> Array:
@@ -268,9 +268,9 @@ class _Counting:
 
         alike = bin_of(place.least) == bin_of(place.most)
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
-        lead, start = window.leading, window.first_key
-        corner = (*lead, block_of(start, plan.key_block), 0, block_of(window.first_query, plan.query_block))
-        along = window.row_run.start - start + np.int32(tiling.width - keys)
+        lead, start = view.leading, view.first_key
+        corner = (*lead, block_of(start, plan.key_block), 0, block_of(view.first_query, plan.query_block))
+        along = view.row_run.start - start + np.int32(tiling.width - keys)
         block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(
             merge(columns.mass, by_block.sum(-1), (*lead, start, 0), jnp.add),

@@ -19,7 +19,7 @@ from regard.engine.operands import Context, Inputs, scale_late
 from regard.engine.problem import Problem
 from regard.engine.tile_scores import finish
 from regard.engine.tiled import prepare
-from regard.engine.tiles import Blocking, Layout, Walk, Window
+from regard.engine.tiles import Blocking, Layout, TileLoop, TileView
 from regard.readouts.leaders import CHUNK
 from regard.readouts.tallies import Plan
 
@@ -45,8 +45,8 @@ class Tiling:
         return self.layout.forward
 
     @property
-    def walk(self) -> Walk:
-        return Walk(self.layout, self.blocking)
+    def loop(self) -> TileLoop:
+        return TileLoop(self.layout, self.blocking)
 
     @property
     def keys(self) -> int:
@@ -64,7 +64,7 @@ class Tiling:
         return self.key_tiles * self.keys
 
     @property
-    def lines(self) -> int:
+    def row_blocks(self) -> int:
         return -(-self.layout.num_queries // self.blocking.queries)
 
     @property
@@ -79,41 +79,41 @@ class Tiling:
     @property
     def pyramid(self) -> tuple[int, int]:
         """Blocks of queries and of keys that all tiles touch."""
-        lines, tiles = (self.lines - 1) * self.blocking.queries, (self.key_tiles - 1) * self.keys
+        rows, tiles = (self.row_blocks - 1) * self.blocking.queries, (self.key_tiles - 1) * self.keys
         return (
-            lines // self.plan.query_block + self.query_blocks,
+            rows // self.plan.query_block + self.query_blocks,
             tiles // self.plan.key_block + self.key_blocks,
         )
 
-    def window(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> Window:
-        return Window(self.layout, self.blocking, leading, first_query, first_key)
+    def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
+        return TileView(self.layout, self.blocking, leading, first_query, first_key)
 
-    def scores(self, query: Array, scale: Array, window: Window, partly: Any) -> Array:
+    def scores(self, query: Array, scale: Array, view: TileView, partly: Any) -> Array:
         """A tile of scores (C, G * R) as the softmax sees them."""
-        key = window.columns(self.inputs.key).astype(self.layout.factor)
+        key = view.columns(self.inputs.key).astype(self.layout.matmul_dtype)
         scores = product(key, query, self.layout.precision, (-1, -1))
         scores = scale_late(scores, scale, self.layout)
-        return finish(scores, self.inputs, self.context, window, partly, across=True).scores
+        return finish(scores, self.inputs, self.context, view, partly, across=True).scores
 
-    def align(self, tile: Array, window: Window, fill: Any) -> Array:
+    def align(self, tile: Array, view: TileView, fill: Any) -> Array:
         """Keys from the first that belongs to the tile, and padding; those not its own go last."""
         if self.layout.num_keys % self.blocking.keys:
-            shift = window.first_key - window.column_run.start
+            shift = view.first_key - view.column_run.start
             tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
         rest = [(0, 0)] * (tile.ndim - 1)
         return jnp.pad(tile, [(0, self.keys - self.blocking.keys), *rest], constant_values=fill)
 
-    def align_rows(self, tile: Array, window: Window) -> Array:
+    def align_rows(self, tile: Array, view: TileView) -> Array:
         """The same for queries, on the last axis, padded with 0 to whole blocks."""
         if self.layout.num_queries % self.blocking.queries:
-            tile = _roll(tile, window.first_query - window.row_run.start, tile.ndim - 1)
+            tile = _roll(tile, view.first_query - view.row_run.start, tile.ndim - 1)
         block = min(self.plan.query_block, self.blocking.queries)
         more = self.query_blocks * block - self.blocking.queries
         return jnp.pad(tile, [*[(0, 0)] * (tile.ndim - 1), (0, more)])
 
-    def place(self, window: Window) -> Place:
-        grid = window.grid(self.context.offsets)
-        key = grid.key_position.reshape(-1)[0] + window.first_key - window.column_run.start
+    def place(self, view: TileView) -> Place:
+        grid = view.grid(self.context.offsets)
+        key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_run.start
         ahead = grid.query_position.reshape(-1)[0] - key
         return Place(key, ahead - np.int32(self.keys - 1), ahead + np.int32(self.blocking.queries - 1))
 

@@ -144,9 +144,9 @@ class Modifier(Score):
         return True
 
     def apply(self, scores: Array, cells: Cells) -> Array:
-        return self.hoist(scores.dtype).apply(scores, cells)
+        return self.closure_convert(scores.dtype).apply(scores, cells)
 
-    def hoist(self, dtype: Any) -> Score:
+    def closure_convert(self, dtype: Any) -> Score:
         index = jax.ShapeDtypeStruct((), jnp.int32)
         program = jax.make_jaxpr(self.fn)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
         answers = program.out_avals

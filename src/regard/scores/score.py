@@ -39,7 +39,7 @@ class Score:
         """The new scores, of the same shape and dtype."""
         raise NotImplementedError
 
-    def hoist(self, dtype: Any) -> Score:
+    def closure_convert(self, dtype: Any) -> Score:
         """The score with what its functions close over as leaves, for scores of this dtype."""
         del dtype
         return self
@@ -74,8 +74,8 @@ class Chain(Score):
             scores = part.apply(scores, cells)
         return scores
 
-    def hoist(self, dtype: Any) -> Score:
-        return Chain(tuple(part.hoist(dtype) for part in self.parts))
+    def closure_convert(self, dtype: Any) -> Score:
+        return Chain(tuple(part.closure_convert(dtype) for part in self.parts))
 
     def check(self, leading: tuple[int, ...]) -> None:
         for part in self.parts:

@@ -179,9 +179,11 @@ def _gather_forward(array: jax.Array, used: NamedSharding, kept: NamedSharding) 
     return _gather(array, used, kept), None
 
 
-def _gather_backward(used: NamedSharding, kept: NamedSharding, _: None, pull: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(
+    used: NamedSharding, kept: NamedSharding, _: None, cotangent: jax.Array
+) -> tuple[jax.Array]:
     # In two steps, lest the compiler divide the layer's inputs as the gradient is kept.
-    whole = jax.lax.with_sharding_constraint(pull, used)
+    whole = jax.lax.with_sharding_constraint(cotangent, used)
     return (jax.lax.with_sharding_constraint(whole, kept),)
 
 
