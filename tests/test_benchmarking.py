@@ -469,13 +469,15 @@ def test_the_side_is_best_for_both_passes_and_defaults_win_ties():
 def test_tiles_are_of_nearly_one_size(length):
     arrays = [jax.ShapeDtypeStruct((2, length, 8), jnp.float32)] * 3
     for mask, side in ((None, 1024), (masks.causal(), 512)):
-        problem = peers.pose_plain(*arrays, mask)
+        problem = peers.canonicalize_plain(*arrays, mask)
         for block in engine_tuning.Tuning().blocking(problem):
             count = -(-length // side)
             assert block.queries == block.keys <= min(length, side)
             assert -(-length // block.keys) == count
             assert count * block.keys - length < 32 * count
-    narrow = peers.pose_plain(*(jax.ShapeDtypeStruct((2, length, 8), jnp.bfloat16) for _ in range(3)), None)
+    narrow = peers.canonicalize_plain(
+        *(jax.ShapeDtypeStruct((2, length, 8), jnp.bfloat16) for _ in range(3)), None
+    )
     assert engine_tuning.Tuning().blocking(narrow)[0].queries <= 512
 
 
@@ -497,7 +499,7 @@ def test_local_masks_get_lower_tiles_in_the_backward_walk():
     ]
     for mask, lower in (*((mask, 256) for mask in local), *((mask, 512) for mask in wide)):
         assert mask.local == (lower == 256), mask
-        forward, backward = engine_tuning.Tuning().blocking(peers.pose_plain(*arrays, mask))
+        forward, backward = engine_tuning.Tuning().blocking(peers.canonicalize_plain(*arrays, mask))
         assert (forward.queries, forward.keys) == (512, 512), mask
         assert (backward.queries, backward.keys) == (lower, 512), mask
 

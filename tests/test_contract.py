@@ -14,7 +14,7 @@ import oracle
 import plain
 from regard import attend, masks
 from regard.engine import cudnn, splash_tpu
-from regard.engine.posing import AUX, pose
+from regard.engine.canonicalization import AUX, canonicalize
 from regard.engine.registry import BACKENDS, COMPLETE, PLATFORMS
 
 
@@ -125,7 +125,7 @@ def call(case, backend, arrays, aux=AUX, **kwargs):
 
 def problem_of(case, aux=()):
     query, key, value, bias = case.arrays()
-    return pose(
+    return canonicalize(
         query, key, value, mask=case.mask, bias=bias, scale=case.scale, query_offset=case.offset, aux=aux
     )
 

@@ -10,9 +10,9 @@ import pytest
 
 import oracle
 from regard import attend, explain, masks, scores
-from regard.engine import cudnn, delegation, registry, splash_tpu
-from regard.engine.patterns import read_pattern, row_bounds
-from regard.engine.posing import pose
+from regard.engine import cudnn, registry, splash_tpu
+from regard.engine.canonicalization import canonicalize
+from regard.engine.kernel_masks import read_kernel_mask, row_bounds
 
 B, H, K, T, S, D = 2, 6, 3, 7, 11, 8
 
@@ -60,7 +60,7 @@ def toy_inputs():
     return (*arrays, jnp.asarray(rng.random((T, S)) < 0.7))
 
 
-ours = functools.partial(delegation.delegate, Toy())
+ours = functools.partial(delegation.call_kernel, Toy())
 TRANSFORMS = {
     "value": lambda f: f,
     "grad": lambda f: jax.grad(lambda q, k, v: (f(q, k, v) ** 2).sum(), (0, 1, 2)),
@@ -136,11 +136,11 @@ def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
 def test_values_without_a_gradient_save_nothing():
     *arrays, keep = toy_inputs()
     plain = str(jax.make_jaxpr(lambda *a: ours(*a, keep))(*arrays))
-    assert "regard_plain_delegated" in plain
+    assert "regard_plain_kernel" in plain
     assert "saving" not in plain
     graded = str(jax.make_jaxpr(jax.grad(lambda *a: ours(*a, keep).sum()))(*arrays))
-    assert "regard_saving_delegated" in graded
-    assert "regard_backward_delegated" in graded
+    assert "regard_saving_kernel" in graded
+    assert "regard_backward_kernel" in graded
     assert "tangent" not in graded
 
 
@@ -293,13 +293,13 @@ def test_the_pattern_that_a_kernel_is_told_keeps_what_the_mask_keeps():
     for name, (shapes, options) in ALIGNED.items():
         options = {"query_offset": 0} | options
         arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-        problem = pose(*arrays, **options)
-        pattern, bounds = read_pattern(problem), row_bounds(read_pattern(problem), problem)
+        problem = canonicalize(*arrays, **options)
+        kernel_mask, bounds = read_kernel_mask(problem), row_bounds(read_kernel_mask(problem), problem)
         found = np.ones((*problem.leading[:-1], T, S), bool)
-        if pattern.before is not None:
-            found &= columns >= rows - pattern.before
-        if pattern.after is not None:
-            found &= columns <= rows + pattern.after
+        if kernel_mask.before is not None:
+            found &= columns >= rows - kernel_mask.before
+        if kernel_mask.after is not None:
+            found &= columns <= rows + kernel_mask.after
         if bounds is not None:
             found &= columns < np.asarray(bounds).reshape((*problem.leading[:-1], 1, 1))
         mask, places = options["mask"], {key: options.get(key) for key in ("query_offset", "key_offset")}
@@ -310,7 +310,9 @@ def test_the_pattern_that_a_kernel_is_told_keeps_what_the_mask_keeps():
 def test_of_two_bounds_a_kernel_would_be_told_one():
     mask = masks.lengths([9, 3]) & masks.prefix(5)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in SHAPES]
-    assert read_pattern(pose(*arrays, mask=mask)) == "the mask has prefix(5), which it does not know"
+    assert (
+        read_kernel_mask(canonicalize(*arrays, mask=mask)) == "the mask has prefix(5), which it does not know"
+    )
 
 
 def lower_for_cuda(function, *arrays):

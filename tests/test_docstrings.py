@@ -50,7 +50,7 @@ def public_names():
 NAMES = public_names()
 # Not called by users: an enumeration and records that functions return.
 RECORDS = (
-    "regard.masks.Tile",
+    "regard.masks.TileKind",
     "regard.inspection.figures.Drawing",
     "regard.interop.onnx_ops.AttentionOutputs",
     "regard.interop.onnx_ops.LinearAttentionOutputs",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.cli import generating, main, voices
+from regard.cli import generating, main
 from regard.cli.spelling import ByteSpelling
 from regard.models import Decoder, EncoderDecoder, TransformerConfig, generate
 from small_runs import begin, tiny_copy
@@ -23,7 +23,7 @@ def spell(token):
 
 
 def make_voice(model, start_token=None):
-    return voices.Voice(
+    return voices.TextModel(
         model=model,
         title="a test",
         encode=lambda text: [MARK, *text.encode()],
@@ -43,7 +43,7 @@ def model():
 @pytest.fixture
 def voice(model, monkeypatch):
     found = make_voice(model)
-    monkeypatch.setattr(generating, "open_voice", lambda directory: found)
+    monkeypatch.setattr(generating, "open_text_model", lambda directory: found)
     return found
 
 
@@ -55,7 +55,7 @@ def spell_all(tokens):
     return b"".join(map(spell, tokens)).decode("utf-8", errors="replace")
 
 
-def test_text_goes_to_one_stream_and_remarks_to_the_other(model, voice, capsys):
+def test_text_goes_to_one_stream_and_remarks_to_the_other(model, text_model, capsys):
     assert write("--prompt", "ab", "--temperature", "0") == 0
     done = capsys.readouterr()
     (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, stop_tokens=(MARK,)).rows()
@@ -68,7 +68,7 @@ def test_text_goes_to_one_stream_and_remarks_to_the_other(model, voice, capsys):
     assert quiet.err == ""
 
 
-def test_a_seed_decides_and_prompts_draw_apart(voice, capsys):
+def test_a_seed_decides_and_prompts_draw_apart(text_model, capsys):
     texts = []
     for seed in ("3", "3", "4"):
         assert write("--prompt", "ab", "--prompt", "ab", "--temperature", "2", "--seed", seed, "--quiet") == 0
@@ -79,7 +79,7 @@ def test_a_seed_decides_and_prompts_draw_apart(voice, capsys):
     assert texts[0][: len(texts[0]) // 2] != texts[0][len(texts[0]) // 2 :]
 
 
-def test_json_lines_hold_pieces_and_facts(model, voice, capsys):
+def test_json_lines_hold_pieces_and_facts(model, text_model, capsys):
     assert write("--prompt", "ab", "--prompt", "c", "--temperature", "0", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     ends = [line for line in lines if line["event"] == "text"]
@@ -87,10 +87,10 @@ def test_json_lines_hold_pieces_and_facts(model, voice, capsys):
         pieces = [line["text"] for line in lines if line["event"] == "piece" and line["prompt"] == number]
         assert "".join(pieces) == end["text"] == spell_all(end["ids"])
         assert (end["given"], end["tokens"], end["reason"]) == (given, 9, "--max-tokens")
-        assert end["ids"] == generate(model, [voice.encode(given)], max_tokens=9).rows()[0]
+        assert end["ids"] == generate(model, [text_model.encode(given)], max_tokens=9).rows()[0]
 
 
-def test_a_text_ends_before_what_was_asked(voice, capsys):
+def test_a_text_ends_before_what_was_asked(text_model, capsys):
     assert write("--prompt", "ab", "--temperature", "0", "--json") == 0
     text = json.loads(capsys.readouterr().out.splitlines()[-1])["text"]
     word = text[3:5]
@@ -103,14 +103,14 @@ def test_a_text_ends_before_what_was_asked(voice, capsys):
 def test_a_broken_model_says_so(monkeypatch, capsys):
     broken = Decoder(configure(), rngs=nnx.Rngs(0))
     broken.head.kernel[...] = broken.head.kernel[...] * np.nan
-    monkeypatch.setattr(generating, "open_voice", lambda directory: make_voice(broken))
+    monkeypatch.setattr(generating, "open_text_model", lambda directory: make_voice(broken))
     assert write("--prompt", "ab") == 0
     assert "0 tokens, none; ended by numbers that are not finite" in capsys.readouterr().err
     assert write("--prompt", "ab", "--beams", "2") == 0
     assert "nothing was found, as numbers are not finite" in capsys.readouterr().err
 
 
-def test_beams_show_the_best_and_json_all(voice, capsys):
+def test_beams_show_the_best_and_json_all(text_model, capsys):
     assert write("--prompt", "ab", "--beams", "3") == 0
     shown = capsys.readouterr()
     assert write("--prompt", "ab", "--beams", "3", "--json") == 0
@@ -124,7 +124,7 @@ def test_beams_show_the_best_and_json_all(voice, capsys):
 
 def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
     model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
-    monkeypatch.setattr(generating, "open_voice", lambda directory: make_voice(model, start_token=5))
+    monkeypatch.setattr(generating, "open_text_model", lambda directory: make_voice(model, start_token=5))
     assert write("--prompt", "ab", "--temperature", "0") == 0
     (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, start_token=5, stop_tokens=(MARK,)).rows()
     assert capsys.readouterr().out == spell_all(tokens) + "\n"
@@ -146,7 +146,7 @@ def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
         (["--prompt", "é"], "prompts: expected tokens in 0..130"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(voice, capsys, flags, message):
+def test_flags_that_do_not_fit_are_refused(text_model, capsys, flags, message):
     assert write(*flags) == 2
     done = capsys.readouterr()
     assert message in " ".join(done.err.split())
@@ -163,7 +163,7 @@ def test_directories_without_a_writer_are_refused(tmp_path, capsys):
     assert "is damaged or not Regard's" in refuse(tmp_path)
 
 
-def test_control_characters_are_shown_on_terminals(voice, capsys, monkeypatch):
+def test_control_characters_are_shown_on_terminals(text_model, capsys, monkeypatch):
     from regard.cli.console import Console
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -185,9 +185,9 @@ def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
     small = ["--steps", "2", "--warmup-steps", "1", "--length", "19", "--held-out-fraction", "0.01"]
     assert main(["train", "text", *small, "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
     capsys.readouterr()
-    voice = voices.open_voice(tmp_path / "text")
-    assert voice.encode("é") == [256, 195, 169]
-    assert voice.continues
+    text_model = voices.open_text_model(tmp_path / "text")
+    assert text_model.encode("é") == [256, 195, 169]
+    assert text_model.continues
     assert main(["generate", str(tmp_path / "text"), "--prompt", "The é", "--max-tokens", "7"]) == 0
     assert capsys.readouterr().out.startswith("The é")
 
@@ -210,12 +210,12 @@ def test_a_hugging_face_folder_writes(tmp_path, capsys):
     assert "has no tokenizer" in capsys.readouterr().err
     byte_pairs().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    voice = voices.open_voice(folder)
-    assert voice.stop_tokens == (5, 7)
+    text_model = voices.open_text_model(folder)
+    assert text_model.stop_tokens == (5, 7)
     assert main(["generate", str(folder), "--prompt", "plain", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("plain")
     with pytest.raises(ValueError, match="has no tokens, and the model none to begin with"):
-        voice.encode("")
+        text_model.encode("")
     t5 = TransformerConfig(
         **plain,
         vocab_size=263,
@@ -229,5 +229,5 @@ def test_a_hugging_face_folder_writes(tmp_path, capsys):
     settings = {"eos_token_id": 1, "decoder_start_token_id": 0}
     folder = huggingface.save(EncoderDecoder(t5, rngs=nnx.Rngs(0)), tmp_path / "t5", "t5", settings=settings)
     byte_pairs().save(str(folder / "tokenizer.json"))
-    voice = voices.open_voice(folder)
-    assert (voice.start_token, voice.stop_tokens, voice.continues) == (0, (1,), False)
+    text_model = voices.open_text_model(folder)
+    assert (text_model.start_token, text_model.stop_tokens, text_model.continues) == (0, (1,), False)

@@ -36,18 +36,19 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture verdicts algebra data positional predicates keys stored documents conventions"
+    "masks": "grid picture tile_kinds algebra data positional predicates keys stored documents conventions"
     " notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
-    "engine": "problem watching posing scoring sinks dropout exponential online_softmax excerpt sparsity"
-    " tiles operands tile_scores flash primitives dense tuning tiled delegation patterns cudnn splash_tpu"
-    " registry explanation placement",
+    "engine": "problem hooks canonicalization scoring sinks dropout exponential online_softmax"
+    " score_rows sparsity tiles operands tile_scores flash primitives dense tuning tiled kernel_primitives"
+    " kernel_masks cudnn splash_tpu registry explanation placement",
     "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"
     " record calls",
-    "readouts": "record tallies leaders profiles tiling counting reading windows labels",
-    "parallel": "order division schedule exchange shard ring apart execution accounts placements calls",
+    "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
+    "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
+    " placements calls",
     "planning": "amounts chips host links candidates workload estimates reports planner",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
@@ -61,16 +62,16 @@ FOLDERS = {
     " explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"
     " explorer.documents explorer.payload explorer.shell explorer.thumbnails explorer.pages explorer.tiles"
     " explorer.server explorer"
-    " traces.examples traces.calls traces.recipes traces.files traces.transcripts traces.trace traces.owners"
-    " traces.sequences traces.captures traces",
+    " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec traces.trace"
+    " traces.owners traces.sequences traces.captures traces",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
-    "cli": "console commands spelling voices displays interruption overview training supervision pictures"
-    " plotting specimens inspecting viewing demonstration diagnosis explaining planning generating"
+    "cli": "console commands spelling text_models displays interruption overview training supervision"
+    " pictures plotting examples inspecting viewing demonstration diagnosis explaining planning generating"
     " benchmarking",
 }
 

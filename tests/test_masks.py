@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mask_expressions import expressions
 from regard import masks
-from regard.masks import Tile
+from regard.masks import TileKind
 
 
 def square_parity(query, key):
@@ -69,9 +69,9 @@ def assert_tiles_are_safe(mask, T, S, blocks, offset, exact=False):
             (*index, slice(i * blocks[0], (i + 1) * blocks[0]), slice(j * blocks[1], (j + 1) * blocks[1]))
         ]
         code = codes[(*index, i, j)]
-        if code == Tile.EMPTY:
+        if code == TileKind.EMPTY:
             assert not tile.any(), (mask, T, S, blocks, offset, i, j)
-        elif code == Tile.FULL:
+        elif code == TileKind.FULL:
             assert tile.all(), (mask, T, S, blocks, offset, i, j)
         elif exact:
             assert tile.any(), f"{mask} calls an empty tile partial"
@@ -132,8 +132,8 @@ def test_a_dilated_tile_is_empty_exactly_when_no_multiple_fits(T, stride):
         keep = cells(mask, T)
         for i, j in np.ndindex(*codes.shape):
             tile = keep[i * blocks[0] : (i + 1) * blocks[0], j * blocks[1] : (j + 1) * blocks[1]]
-            assert (codes[i, j] == Tile.EMPTY) == (not tile.any())
-            assert codes[i, j] != Tile.FULL or tile.all()
+            assert (codes[i, j] == TileKind.EMPTY) == (not tile.any())
+            assert codes[i, j] != TileKind.FULL or tile.all()
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_mask_without_data_has_a_row_for_every_offset():
     expected = np.stack([by_hand(lambda q, k: k <= q, 3, 7, offset) for offset in offsets])
     np.testing.assert_array_equal(cells(masks.causal(), 3, 7, query_offset=offsets), expected)
     codes = masks.causal().tiles(3, 7, query_block=1, key_block=1, query_offset=offsets)
-    np.testing.assert_array_equal(codes, np.where(expected, Tile.FULL, Tile.EMPTY))
+    np.testing.assert_array_equal(codes, np.where(expected, TileKind.FULL, TileKind.EMPTY))
 
 
 def test_tiling_a_long_mask_builds_no_square_array():

@@ -120,8 +120,8 @@ def test_verdicts_of_a_piece_are_promises(name, block):
         tile = cells[
             (*lead, slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
         ]
-        assert codes[(*lead, i, j)] != masks.Tile.EMPTY or not tile.any()
-        assert codes[(*lead, i, j)] != masks.Tile.FULL or tile.all()
+        assert codes[(*lead, i, j)] != masks.TileKind.EMPTY or not tile.any()
+        assert codes[(*lead, i, j)] != masks.TileKind.FULL or tile.all()
     assert (mask.dense(T, S, query_offset=13, leading_axes=1)[..., FIRST:LAST] == cells).all()
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import attend, masks, parallel
-from regard.engine.posing import pose
-from regard.masks.grid import Grid, Run
+from regard.engine.canonicalization import canonicalize
+from regard.masks.grid import Grid, Span
 from regard.parallel.placements import MeshPlacement
-from regard.parallel.ring import travel
+from regard.parallel.ring import ring_loop
 
 CAUSAL = masks.causal()
 
@@ -65,9 +65,9 @@ def test_zigzag_needs_a_device():
     offset=st.integers(-2, 4),
 )
 def test_a_piece_of_a_mask_is_that_part_of_it(mask, start, offset):
-    rows, columns = Run(start[0], 2), Run(start[1], 3)
+    rows, columns = Span(start[0], 2), Span(start[1], 3)
     whole = np.asarray(mask.dense(5, 7, query_offset=offset, leading_axes=2))
-    part = mask.piece(Grid.tile(rows, columns, offset, 2))
+    part = mask.slice_grid(Grid.tile(rows, columns, offset, 2))
     found = part.dense(2, 3, query_offset=offset + start[0], key_offset=start[1], leading_axes=2)
     expected = whole[..., start[0] : start[0] + 2, start[1] : start[1] + 3]
     np.testing.assert_array_equal(*np.broadcast_arrays(found, expected))
@@ -75,7 +75,7 @@ def test_a_piece_of_a_mask_is_that_part_of_it(mask, start, offset):
 
 def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
     arrays = [shape(2, 2, length, 3)] * 3
-    problem = pose(*arrays, mask=mask, query_offset=offset)
+    problem = canonicalize(*arrays, mask=mask, query_offset=offset)
     placement = MeshPlacement.check(mesh(seq=devices), "seq", layout=layout, plan="ring")
     return placement.choose(problem).division
 
@@ -88,7 +88,7 @@ def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
 )
 def test_what_is_skipped_holds_no_pair(mask, layout, offset):
     division = rounds_of(mask, 11, 3, layout, offset)
-    kept = {(stop.number, *pair) for stop in division.rounds for pair in stop.pairs}
+    kept = {(step.number, *pair) for step in division.rounds for pair in step.pairs}
     cells = np.asarray(mask.dense(11, query_offset=offset, leading_axes=2)).any((0, 1))
     size = -(-11 // (3 * division.parts))
     for number, one, other in np.ndindex(3, division.parts, division.parts):
@@ -118,15 +118,15 @@ def test_what_is_skipped_holds_no_pair(mask, layout, offset):
     ids=repr,
 )
 def test_rounds_are_those_counted_by_hand(mask, numbers):
-    assert [stop.number for stop in rounds_of(mask).rounds] == numbers
+    assert [step.number for step in rounds_of(mask).rounds] == numbers
 
 
 def test_a_pair_of_chunks_is_visited_when_one_row_or_one_head_keeps_it():
     ids = np.stack([np.zeros(24, np.int32), np.repeat(np.arange(4, dtype=np.int32), 6)])
     cells = ids[:, :, None] == ids[:, None, :]
     for mask in (masks.segments(ids), masks.segments(ids[::-1]), masks.from_array(cells[:, None])):
-        assert [stop.number for stop in rounds_of(mask).rounds] == [0, 1, 2, 3], mask
-    assert [stop.number for stop in rounds_of(masks.segments(ids[1])).rounds] == [0]
+        assert [step.number for step in rounds_of(mask).rounds] == [0, 1, 2, 3], mask
+    assert [step.number for step in rounds_of(masks.segments(ids[1])).rounds] == [0]
 
 
 def test_rounds_of_what_is_traced_are_those_of_what_is_known():
@@ -144,7 +144,7 @@ def test_rounds_of_what_is_traced_are_those_of_what_is_known():
 
 def test_pairs_of_zigzag_causal_are_even():
     division = rounds_of(CAUSAL, 24, 3, "zigzag")
-    assert [stop.pairs for stop in division.rounds] == [((0, 0), (1, 0), (1, 1))] * 3
+    assert [step.pairs for step in division.rounds] == [((0, 0), (1, 0), (1, 1))] * 3
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_keys_stop_where_a_round_needs_them_and_what_they_gain_comes_home(mask):
         return met.at[number].set(keys[0]), (jnp.asarray(marks)[jax.lax.axis_index("seq")],)
 
     def device(key):
-        return travel(division, (key,), meet, jnp.full(4, -1), gaining=True)
+        return ring_loop(division, (key,), meet, jnp.full(4, -1), with_dkv=True)
 
     # One device each, as far as what is sent is concerned.
     met, (gains,) = jax.jit(jax.vmap(device, axis_name="seq"))(jnp.arange(4))
-    stops = [stop.number for stop in division.rounds]
+    stops = [step.number for step in division.rounds]
     for member in range(4):
         seen = [(member - number) % 4 if number in stops else -1 for number in range(4)]
         assert met[member].tolist() == seen

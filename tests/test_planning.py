@@ -13,7 +13,7 @@ from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import masks, parallel, planning
 from regard.cli import main
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
 from regard.planning.planner import rank
@@ -110,7 +110,7 @@ def test_devices_of_one_machine_share_it():
 @settings(max_examples=25)
 @given(mask=expressions(batch=2, length=640, queries=640))
 def test_work_is_that_of_tiles_with_a_pair(mask):
-    problem = pose(*[jax.ShapeDtypeStruct((2, 2, 640, 4), "float32")] * 3, mask=mask)
+    problem = canonicalize(*[jax.ShapeDtypeStruct((2, 2, 640, 4), "float32")] * 3, mask=mask)
     work = Work.count(problem)
     cells = np.asarray(mask.dense(640, leading_axes=2))
     cells = np.broadcast_to(cells, (*cells.shape[:-2], 640, 640)).reshape(-1, 5, 128, 5, 128)
@@ -134,13 +134,13 @@ def test_work_of_devices_is_what_the_account_counts(mask, layout):
         layout=layout,
     )  # fmt: skip
     assert account.counted == "128 x 128"
-    problem = pose(*[jax.ShapeDtypeStruct((1, 2, 4096, 8), "float32")] * 3, mask=mask)
+    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 4096, 8), "float32")] * 3, mask=mask)
     division = Candidate(1, 8, 1, 1, layout).cut(problem)
     np.testing.assert_allclose(Work.count(problem).divide(division), np.asarray(account.tiles) * 128 * 128)
 
 
 def test_a_length_that_tiles_do_not_divide_is_counted_whole():
-    problem = pose(*[jax.ShapeDtypeStruct((1, 1, 1009, 8), "float32")] * 3, mask=CAUSAL)
+    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 1, 1009, 8), "float32")] * 3, mask=CAUSAL)
     work = Work.count(problem)
     side = np.minimum(np.arange(1, 9) * 128, 1009)
     assert work.total == sum(
@@ -239,7 +239,7 @@ def test_shares_and_messages_are_taken_off():
 )
 def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     query, key = (jax.ShapeDtypeStruct((batch, count, 64, 4), "float32") for count in (heads, key_heads))
-    problem = pose(query, key, key)
+    problem = canonicalize(query, key, key)
     listed = list(list_candidates(problem, devices, {}))
     assert len(listed) == len(set(listed))
     expected = set()
@@ -266,7 +266,7 @@ def test_the_bytes_are_those_of_the_account():
         length=1009, heads=4, devices=8, batch=2, mask=CAUSAL & masks.sliding_window(100), backward=True
     )
     array = jax.ShapeDtypeStruct((2, 4, 1009, 64), "bfloat16")
-    problem = pose(array, array, array, mask=CAUSAL & masks.sliding_window(100))
+    problem = canonicalize(array, array, array, mask=CAUSAL & masks.sliding_window(100))
     assert len(report.ranking) > 10
     for item in report.ranking:
         account = item.candidate.place().explain(problem)
@@ -440,7 +440,7 @@ def test_the_command_refuses_what_makes_no_sense(capsys, arguments, code, messag
 COMPILED = """
 from collectives import count_sent
 from regard import planning
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.planning.candidates import Candidate
 
 def compile_call(item, problem, backward):
@@ -474,7 +474,7 @@ for backward in (False, True):
         dtype="float32", backward=backward,
     )
     query, key = (jax.ShapeDtypeStruct((2, heads, 16384, 64), jnp.float32) for heads in (8, 4))
-    problem = pose(query, key, key, mask=masks.causal())
+    problem = canonicalize(query, key, key, mask=masks.causal())
     for item in report.ranking:
         if item.candidate.mesh not in MESHES:
             continue

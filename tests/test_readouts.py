@@ -12,9 +12,8 @@ import pytest
 
 from plain import assert_as_exact
 from regard import attend, masks, readouts, scores
-from regard.readouts import tallies
-from regard.readouts.leaders import Leaders
 from regard.readouts.profiles import bin_of, sum_diagonals
+from regard.readouts.top_k import RunningTopK
 
 D, TOP, FIRST, LOCAL = 7, 5, 3, 4
 SLOPES = np.array([0.5, 0.0, 0.25, 1.0, 0.125, 2.0])
@@ -338,14 +337,14 @@ def test_leaders_in_any_order_of_tiles():
     rng = np.random.default_rng(5)
     drawn = rng.integers(0, 9, (96, 7)).astype(np.float32)
     drawn[:, 3], drawn[::2, 4], drawn[40, 5] = -np.inf, -np.inf, np.nan
-    leaders = Leaders.none(6, 7, jnp.float32)
+    running_top = RunningTopK.none(6, 7, jnp.float32)
     for first in (64, 0, 32):
         tile = jnp.asarray(drawn[first : first + 32])
-        leaders = leaders.meet(tile, tile.reshape(2, 16, 7).max(1), first)
+        running_top = running_top.meet(tile, tile.reshape(2, 16, 7).max(1), first)
     order = np.argsort(-drawn, axis=0, kind="stable")[:6]
     order = np.where(np.take_along_axis(drawn, order, 0) == -np.inf, -1, order)
     kept = np.array([0, 1, 2, 3, 4, 6])  # a NaN says nothing about the rest of its own row
-    np.testing.assert_array_equal(np.asarray(leaders.keys)[:, kept], order[:, kept])
+    np.testing.assert_array_equal(np.asarray(running_top.keys)[:, kept], order[:, kept])
 
 
 def test_bins_and_diagonals_are_those_counted_by_hand():

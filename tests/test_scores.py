@@ -10,7 +10,7 @@ import pytest
 import oracle
 from regard import attend, explain, masks, scores
 from regard.engine import tiled
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.engine.registry import COMPLETE
 from regard.engine.tiles import Blocking
 from regard.scores.cells import _toeplitz
@@ -161,7 +161,7 @@ def call(name, backend):
         options = {"mask": MASK, "bias": bias, "query_offset": OFFSET, "score": make(given), "aux": aux}
         if backend != "small tiles":
             return attend(query, key, value, **options, backend=backend)
-        found = tiled.run(pose(query, key, value, **options), Blocking(5, 4), Blocking(4, 3))
+        found = tiled.run(canonicalize(query, key, value, **options), Blocking(5, 4), Blocking(4, 3))
         return found if aux else found[0]
 
     return run, np.asarray(bias)
@@ -410,7 +410,7 @@ def test_a_relative_bias_is_the_same_over_many_tiles(blocking, x64):
 
     def loss(run, bias, where):
         score = scores.relative_bias(bias, max_distance=20)
-        return jnp.sum(jnp.sin(run(pose(query, key, key, score=score, query_offset=where))[0]))
+        return jnp.sum(jnp.sin(run(canonicalize(query, key, key, score=score, query_offset=where))[0]))
 
     in_tiles = functools.partial(tiled.run, forward=blocking, backward=blocking)
     for where in (50, jnp.array([-100, 170])):

@@ -15,10 +15,10 @@ import plain
 from mask_expressions import expressions
 from regard import attend, masks
 from regard.engine import dense, tiled
-from regard.engine.posing import AUX, pose
+from regard.engine.canonicalization import AUX, canonicalize
 from regard.engine.sparsity import classify, list_tiles
 from regard.engine.tiles import Blocking
-from regard.masks import Mask, Tile
+from regard.masks import Mask, TileKind
 from regard.records import record
 from test_contract import CASES
 
@@ -34,7 +34,7 @@ compiled = functools.partial(
 
 
 def posed(query, key, value, aux=(), **options):
-    return pose(query, key, value, **LEFT_OUT | options, aux=aux, precision=None)
+    return canonicalize(query, key, value, **LEFT_OUT | options, aux=aux, precision=None)
 
 
 def draw(*shapes, dtype=None):
@@ -525,9 +525,9 @@ class Contradictory(Mask):
         return False
 
     def keep(self, grid):
-        return self.codes[grid.query_index // 2, grid.key_index // 3] != Tile.FULL
+        return self.codes[grid.query_index // 2, grid.key_index // 3] != TileKind.FULL
 
-    def verdicts(self, blocks):
+    def classify(self, blocks):
         return self.codes.reshape((*(1,) * blocks.leading_axes, *self.codes.shape))
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from mask_expressions import expressions
 from regard import attend, inspection, masks, positions, scores
 from regard.inspection.traces import files as trace_files
-from regard.inspection.traces import recipes
 from regard.inspection.traces.files import read_archive, write_archive
 from regard.models import Decoder, TransformerConfig
 from regard.readouts import Readout

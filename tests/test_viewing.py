@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from regard import inspection
-from regard.cli import inspecting, main, pictures, specimens, viewing
+from regard.cli import inspecting, main, pictures, viewing
 from regard.training import presets, runs, tasks
 from small_runs import (
     snapshot,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.axes import Array, ArrayLike
+from regard.engine.canonicalization import canonicalize
 from regard.engine.explanation import Explanation, describe
+from regard.engine.hooks import report
 from regard.engine.placement import active
-from regard.engine.posing import pose
 from regard.engine.registry import BACKENDS, choose
-from regard.engine.watching import report
 from regard.masks import Mask
 from regard.scores import Score
 
@@ -99,7 +99,7 @@ def attend(
     grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
     Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
-    problem = pose(
+    problem = canonicalize(
         query,
         key,
         value,
@@ -183,7 +183,7 @@ def explain(
         >>> report.tiles.empty, report.tiles.partial, report.tiles.full
         (931, 62, 31)
     """
-    problem = pose(
+    problem = canonicalize(
         query,
         key,
         value,

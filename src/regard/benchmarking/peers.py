@@ -17,7 +17,7 @@ import numpy as np
 
 from regard.attention import attend, explain
 from regard.benchmarking.cases import Case, Inputs, window_width
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value
@@ -47,11 +47,11 @@ class Peer:
     prepare: Callable[[Case, Inputs], Call]
 
 
-def pose_plain(query: Any, key: Any, value: Any, mask: Any) -> Problem:
+def canonicalize_plain(query: Any, key: Any, value: Any, mask: Any) -> Problem:
     """A call without options; the last query stands beside the last key."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     offset = None if num_queries == num_keys else num_keys - num_queries
-    return pose(query, key, value, mask=mask, query_offset=offset)
+    return canonicalize(query, key, value, mask=mask, query_offset=offset)
 
 
 def available_bytes() -> int | None:

@@ -12,8 +12,8 @@ import numpy as np
 from regard import masks
 from regard.benchmarking.cases import document_ids
 from regard.benchmarking.measuring import interleave
-from regard.benchmarking.peers import pose_plain
-from regard.engine.sparsity import classify, list_tiles
+from regard.benchmarking.peers import canonicalize_plain
+from regard.engine.sparsity import classify_tiles, list_tiles
 from regard.engine.tuning import load_tuning
 
 LENGTH, WINDOW = 131_072, 4096
@@ -25,10 +25,10 @@ def measure_tile_lists(rounds: int, length: int = LENGTH, window: int = WINDOW) 
     mask = masks.causal() & masks.sliding_window(window) & masks.segments(document_ids(length)[None])
 
     def build(mask: Any) -> Any:
-        problem = pose_plain(shape, shape, shape, mask)
+        problem = canonicalize_plain(shape, shape, shape, mask)
         forward, backward = load_tuning().blocking(problem)
-        by_query = classify(problem, forward.queries, forward.keys)
-        by_key = classify(problem, backward.queries, backward.keys).swapaxes(-1, -2)
+        by_query = classify_tiles(problem, forward.queries, forward.keys)
+        by_key = classify_tiles(problem, backward.queries, backward.keys).swapaxes(-1, -2)
         return list_tiles(by_query, forward.keys, length), list_tiles(by_key, backward.queries, length)
 
     compiled = jax.jit(build).lower(mask).compile()

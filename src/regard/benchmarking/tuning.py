@@ -13,7 +13,7 @@ import jax
 
 from regard.benchmarking.cases import Case
 from regard.benchmarking.measuring import interleave
-from regard.benchmarking.peers import compile_call, pose_plain
+from regard.benchmarking.peers import canonicalize_plain, compile_call
 from regard.engine import dense, tiled
 from regard.engine.tiles import Blocking
 from regard.engine.tuning import Tuning
@@ -198,7 +198,7 @@ def _time_both(case: Case, tiles: Tuning, rounds: int) -> tuple[float, float]:
     """Median seconds of dense and of the chosen tiles."""
     calls = {
         "dense": compile_call(
-            lambda *call: dense.run(pose_plain(*call))[0], case, case.make_inputs(), case.make_mask()
+            lambda *call: dense.run(canonicalize_plain(*call))[0], case, case.make_inputs(), case.make_mask()
         ),
         "tiled": _compile_tiled(case, *_resolve(case, tiles)),
     }
@@ -209,7 +209,7 @@ def _time_both(case: Case, tiles: Tuning, rounds: int) -> tuple[float, float]:
 def _resolve(case: Case, tuning: Tuning) -> tuple[Blocking, Blocking]:
     """The tiles that a tuning comes to."""
     query, key = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in (case.query, case.key))
-    problem = pose_plain(query, key, key, case.make_mask())
+    problem = canonicalize_plain(query, key, key, case.make_mask())
     forward, backward = (
         blocking.fit(problem.T, problem.S, problem.key_heads) for blocking in tuning.blocking(problem)
     )
@@ -218,6 +218,6 @@ def _resolve(case: Case, tuning: Tuning) -> tuple[Blocking, Blocking]:
 
 def _compile_tiled(case: Case, forward: Blocking, backward: Blocking) -> Any:
     def attention(query: Any, key: Any, value: Any, mask: Any) -> Any:
-        return tiled.run(pose_plain(query, key, value, mask), forward, backward)[0]
+        return tiled.run(canonicalize_plain(query, key, value, mask), forward, backward)[0]
 
     return compile_call(attention, case, case.make_inputs(), case.make_mask())

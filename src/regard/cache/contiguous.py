@@ -13,9 +13,9 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import (
     Chunk,
     Rows,
+    canonicalize_chunk,
     check_room,
     float_dtype,
-    pose_chunk,
     row_integers,
 )
 from regard.masks import Mask
@@ -185,7 +185,7 @@ class KVCache(Rows):
             >>> cache.append(x, x, counts=jnp.array([3, 1])).append(x, x)
             KVCache(batch=2, key_heads=1, capacity=8, key_width=4, value_width=4, float32, lengths=[6, 4])
         """
-        chunk = pose_chunk(self.batch, (self.key, self.value), key, value, counts)
+        chunk = canonicalize_chunk(self.batch, (self.key, self.value), key, value, counts)
         if chunk.size > self.longest_chunk:
             raise ValueError(self._too_long(chunk.size))
         if self.window is None:

@@ -13,9 +13,9 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import (
     Chunk,
     Rows,
+    canonicalize_chunk,
     check_room,
     float_dtype,
-    pose_chunk,
     row_integers,
 )
 from regard.masks import Mask
@@ -181,7 +181,7 @@ class PagedKVCache(Rows):
                 without room. Under jit, counts are clipped, and tokens without room dropped, see
                 `overflowed`.
         """
-        chunk = pose_chunk(self.batch, (self.key_pages, self.value_pages), key, value, counts)
+        chunk = canonicalize_chunk(self.batch, (self.key_pages, self.value_pages), key, value, counts)
         check_room(self.lengths, chunk.real, self.capacity, "Assign the row more pages from cache.free_pages")
         return _append(self, chunk)
 

@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
         return slots if self.counts is None else jnp.where(index < self.counts[:, None], slots, beyond)
 
 
-def pose_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any, counts: Any) -> Chunk:
+def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any, counts: Any) -> Chunk:
     """Check keys, values and counts against what a cache of `batch` rows stores."""
     key = _tokens("key", key, batch, stored[0])
     value = _tokens("value", value, batch, stored[1])

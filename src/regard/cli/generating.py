@@ -10,8 +10,8 @@ import jax
 from regard.cli.commands import Generate
 from regard.cli.console import Console, UsageError
 from regard.cli.spelling import Ending
+from regard.cli.text_models import TextModel, open_text_model
 from regard.cli.training import expected_errors
-from regard.cli.voices import Voice, open_voice
 from regard.models import Sampling, beam_search, stream
 from regard.models.sampling import row_keys
 
@@ -42,13 +42,13 @@ def run_generating(command: Generate, console: Console) -> int:
     """Writes after each prompt; the text goes to standard output, what is said about it to standard error."""
     _check(command)
     with expected_errors():
-        voice = open_voice(command.source)
-        prompts = [voice.encode(text) for text in command.prompt]
+        text_model = open_text_model(command.source)
+        prompts = [text_model.encode(text) for text in command.prompt]
         if command.beams is not None:
-            _search(command, console, voice, prompts)
+            _search(command, console, text_model, prompts)
             return 0
-        for number, tokens in enumerate(_streams(command, voice, prompts)):
-            _write(command, console, voice, number, prompts[number], tokens)
+        for number, tokens in enumerate(_streams(command, text_model, prompts)):
+            _write(command, console, text_model, number, prompts[number], tokens)
     return 0
 
 
@@ -68,7 +68,7 @@ def _check(command: Generate) -> None:
 
 
 def _streams(
-    command: Generate, voice: Voice, prompts: list[list[int]]
+    command: Generate, text_model: TextModel, prompts: list[list[int]]
 ) -> Iterator[Iterator[list[list[int]]]]:
     """A stream of tokens per prompt: one after the other, as people read; each draws by its number."""
     temperature = TEMPERATURE if command.temperature is None else command.temperature
@@ -82,12 +82,12 @@ def _streams(
     keys = row_keys(jax.random.key(command.seed), len(prompts))
     for number, prompt in enumerate(prompts):
         yield stream(
-            voice.model,
+            text_model.model,
             [prompt],
             max_tokens=command.max_tokens,
             sampling=sampling,
-            stop_tokens=voice.stop_tokens,
-            start_token=voice.start_token,
+            stop_tokens=text_model.stop_tokens,
+            start_token=text_model.start_token,
             rng=keys[number : number + 1],
         )
 
@@ -95,13 +95,13 @@ def _streams(
 def _write(
     command: Generate,
     console: Console,
-    voice: Voice,
+    text_model: TextModel,
     number: int,
     prompt: list[int],
     tokens: Iterator[list[list[int]]],
 ) -> None:
     """Shows one text while it is made, and how fast that was."""
-    spelling, ending, pace = voice.spell(prompt), Ending(command.stop), Pace()
+    spelling, ending, pace = text_model.spell(prompt), Ending(command.stop), Pace()
     made: list[int] = []
     text = ""
 
@@ -112,19 +112,19 @@ def _write(
         if piece:
             console.emit("piece", prompt=number, text=piece)
 
-    console.write(command.prompt[number] if voice.continues else "")
+    console.write(command.prompt[number] if text_model.continues else "")
     for (row,) in tokens:
         for token in row:
             made.append(token)
             pace.count()
-            if token not in voice.stop_tokens:
+            if token not in text_model.stop_tokens:
                 show(ending.push(spelling.push([token])))
         if ending.is_reached:
             break
     show(ending.push(spelling.finish()))
     show(ending.finish())
     console.write("\n")
-    reason = _name_end(made, ending, voice, command)
+    reason = _name_end(made, ending, text_model, command)
     facts: dict[str, Any] = pace.describe()
     console.emit(
         "text", prompt=number, given=command.prompt[number], text=text, ids=made, reason=reason, **facts
@@ -135,38 +135,38 @@ def _write(
     console.remark(f"{facts['tokens']} tokens, {first}{shown}; ended by {reason}")
 
 
-def _name_end(made: list[int], ending: Ending, voice: Voice, command: Generate) -> str:
+def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: Generate) -> str:
     """Why a text ended."""
     if ending.is_reached:
         return "--stop"
-    if made and made[-1] in voice.stop_tokens:
+    if made and made[-1] in text_model.stop_tokens:
         return "the model"
     return "--max-tokens" if len(made) == command.max_tokens else "numbers that are not finite"
 
 
-def _search(command: Generate, console: Console, voice: Voice, prompts: list[list[int]]) -> None:
+def _search(command: Generate, console: Console, text_model: TextModel, prompts: list[list[int]]) -> None:
     """Shows the likeliest text for each prompt; JSON lines hold all that were found."""
     begun = time.perf_counter()
     found = beam_search(
-        voice.model,
+        text_model.model,
         prompts,
         num_beams=command.beams or 1,
         max_tokens=command.max_tokens,
-        stop_tokens=voice.stop_tokens,
-        start_token=voice.start_token,
+        stop_tokens=text_model.stop_tokens,
+        start_token=text_model.start_token,
     )
     scores = found.scores.tolist()
     for number, texts in enumerate(found.rows()):
         told = []
         for tokens in texts:
-            spelling, ending = voice.spell(prompts[number]), Ending(command.stop)
-            kept = [token for token in tokens if token not in voice.stop_tokens]
+            spelling, ending = text_model.spell(prompts[number]), Ending(command.stop)
+            kept = [token for token in tokens if token not in text_model.stop_tokens]
             text = ending.push(spelling.push(kept)) + ending.push(spelling.finish()) + ending.finish()
             told.append({"text": text, "ids": tokens, "score": scores[number][len(told)]})
         given = command.prompt[number]
         console.emit("beams", prompt=number, given=given, texts=told)
         best = told[0]["text"] if told else ""
-        console.write(f"{given if voice.continues else ''}{best}\n")
+        console.write(f"{given if text_model.continues else ''}{best}\n")
         if not told:
             console.remark(f"prompt {number}: nothing was found, as numbers are not finite")
     console.remark(f"{command.beams} beams, {time.perf_counter() - begun:.2f} s with compiling")

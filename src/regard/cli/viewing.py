@@ -10,7 +10,7 @@ from typing import Any
 from regard import inspection
 from regard.cli.commands import View
 from regard.cli.console import Console, UsageError
-from regard.cli.specimens import watch_run
+from regard.cli.examples import watch_run
 from regard.cli.training import expected_errors
 from regard.inspection import Trace
 from regard.inspection.explorer.server import serve

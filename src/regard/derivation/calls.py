@@ -14,7 +14,7 @@ from regard.derivation.notation import Notation
 from regard.derivation.operands import operand_steps, split_metric
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
@@ -93,7 +93,7 @@ def derive(
     """
     options = {"mask": mask, "bias": bias, "score": score, "scale": scale, "sinks": sinks, "rng": rng}
     check_known((query, key, value, options, query_offset, key_offset, rows, heads))
-    problem = pose(
+    problem = canonicalize(
         query,
         key,
         value,

@@ -24,9 +24,9 @@ from regard.derivation.notation import Notation, spell
 from regard.derivation.score_formulas import Setting, tell
 from regard.derivation.steps import Step
 from regard.engine import dropout
-from regard.engine.excerpt import score_stages
 from regard.engine.online_softmax import product as multiply
 from regard.engine.problem import Problem
+from regard.engine.score_rows import score_stages
 from regard.masks.grid import Grid
 
 SCORES = "logits"

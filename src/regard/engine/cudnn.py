@@ -16,9 +16,9 @@ import numpy as np
 from regard import masks
 from regard.axes import Array
 from regard.engine import tiled
-from regard.engine.delegation import delegate
-from regard.engine.patterns import Pattern, four_axes, read_pattern, row_bounds
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
+from regard.engine.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
+from regard.engine.kernel_primitives import call_kernel
 from regard.engine.problem import Problem
 from regard.masks.grid import is_concrete
 
@@ -87,38 +87,39 @@ def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None
 
 
 def _refuses_mask(problem: Problem) -> str | None:
-    pattern = read_pattern(problem)
-    if isinstance(pattern, str):
-        return pattern
-    if pattern.segments is not None:
+    kernel_mask = read_kernel_mask(problem)
+    if isinstance(kernel_mask, str):
+        return kernel_mask
+    if kernel_mask.segments is not None:
         return "through JAX it knows no segments but by dense masks"
-    if pattern.after not in (None, 0) or (pattern.before is not None and pattern.after is None):
-        return f"it knows no band of {pattern.before} keys before to {pattern.after} after a query's row"
-    if pattern.before is not None and pattern.before < 0:
+    if kernel_mask.after not in (None, 0) or (kernel_mask.before is not None and kernel_mask.after is None):
+        band = f"{kernel_mask.before} keys before to {kernel_mask.after} after"
+        return f"it knows no band of {band} a query's row"
+    if kernel_mask.before is not None and kernel_mask.before < 0:
         return "rows without a key are not 0 there"
-    if pattern.after == 0 and problem.T > problem.S:
+    if kernel_mask.after == 0 and problem.T > problem.S:
         return "its causal mask takes no more queries than keys"
-    if pattern.bound is not None and pattern.before is not None:
+    if kernel_mask.bound is not None and kernel_mask.before is not None:
         return "it takes lengths or a window, not both"
-    bounds = row_bounds(pattern, problem)
+    bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by cuDNN; derivatives beyond the first gradient are those of `tiled`."""
-    pattern = read_pattern(problem)
-    assert isinstance(pattern, Pattern)  # else it was refused
-    bounds = row_bounds(pattern, problem)
+    kernel_mask = read_kernel_mask(problem)
+    assert isinstance(kernel_mask, KernelMask)  # else it was refused
+    bounds = row_bounds(kernel_mask, problem)
     assert not isinstance(bounds, str)
     batch = problem.leading[:-1]
     # Keys after the last query's own are nobody's: what they hold, NaN even, is not to be read.
-    reach = problem.S if pattern.after is None else min(problem.S, problem.T)
+    reach = problem.S if kernel_mask.after is None else min(problem.S, problem.T)
     arrays = [
         four_axes(array, batch)[:, :, :rows]
         for array, rows in ((problem.query, problem.T), (problem.key, reach), (problem.value, reach))
     ]
-    kernel = Cudnn(float(problem.scale), pattern.after == 0, pattern.before)
-    output = delegate(kernel, *arrays, *([] if bounds is None else [bounds]))
+    kernel = Cudnn(float(problem.scale), kernel_mask.after == 0, kernel_mask.before)
+    output = call_kernel(kernel, *arrays, *([] if bounds is None else [bounds]))
     return output.reshape((*problem.leading, problem.T, problem.E)), {}
 
 
@@ -150,7 +151,7 @@ class Cudnn:
         keep += [masks.causal()] if self.causal else []
         keep += [masks.sliding_window(self.before)] if self.before is not None else []
         mask = functools.reduce(operator.and_, keep) if keep else None
-        return tiled.run(pose(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
+        return tiled.run(canonicalize(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
 
 
 Library = Callable[[Array, Array, Array, Array | None, float, bool, int | None], Array]

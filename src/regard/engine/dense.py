@@ -11,10 +11,10 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine import dropout
-from regard.engine.excerpt import take_excerpt
 from regard.engine.problem import Problem
+from regard.engine.score_rows import take_chosen_rows
 from regard.engine.sinks import sink
-from regard.masks.grid import Run
+from regard.masks.grid import Span
 from regard.scores.cells import Block
 
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
@@ -104,7 +104,7 @@ def _attend(
         if name in rows:
             aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
         else:
-            aux[name] = take_excerpt(problem, problem.spread(matrices[name](), problem.T, problem.S))
+            aux[name] = take_chosen_rows(problem, problem.spread(matrices[name](), problem.T, problem.S))
     return problem.spread(output, problem.T, problem.E).astype(problem.query.dtype), aux
 
 
@@ -131,7 +131,7 @@ def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> A
 def _cells(problem: Problem) -> Block:
     axes = len(problem.leading)
     first = jnp.arange(problem.leading[0] if axes > 1 else 1, dtype=jnp.int32)
-    heads = Run(None, problem.leading[-1] if axes else 1)
+    heads = Span(None, problem.leading[-1] if axes else 1)
     return Block(problem.grid(), heads, first.reshape((-1, *(1,) * (max(axes, 1) + 1))), problem.with_heads)
 
 

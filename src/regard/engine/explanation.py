@@ -116,7 +116,7 @@ def _census(problem: Problem) -> TileCensus | None:
 
 
 def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
-    """`Tile` codes of the call's mask, whose arrays are known, and the side of the tiles."""
+    """`TileKind` codes of the call's mask, whose arrays are known, and the side of the tiles."""
     assert problem.mask is not None
     side = TILE
     while max(problem.T, problem.S) > side * MOST_TILES:

@@ -44,7 +44,7 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
             finished = finish(scores, inputs, context, view, partial)
             (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             return running.block(
-                finished.scores, value, surviving(context, view), view.column_run.start, layout.precision
+                finished.scores, value, surviving(context, view), view.column_span.start, layout.precision
             )
 
         empty = Running.empty(

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array, Int
 from regard.engine.problem import Problem
-from regard.masks import Tile
+from regard.masks import TileKind
 from regard.masks.grid import Blocks
 
 
@@ -28,12 +28,12 @@ class TileLists:
     kept: Int[Array, "*b blocks"]  # how many are not EMPTY
 
 
-def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
-    """`Tile` codes, leading axes (batch..., key heads); an axis has size 1 where all along it is alike."""
+def classify_tiles(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
+    """Return `TileKind` codes, leading axes (batch..., key heads); an axis along which all are alike is 1."""
     shape = (-(-problem.T // query_block), -(-problem.S // key_block))
     rank = max(len(problem.leading), 1)
     if problem.mask is None:
-        return jnp.full((*(1,) * rank, *shape), Tile.FULL, jnp.int8)
+        return jnp.full((*(1,) * rank, *shape), TileKind.FULL, jnp.int8)
     blocks = Blocks.cover(
         problem.T,
         problem.S,
@@ -43,7 +43,7 @@ def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "
         len(problem.leading),
         problem.key_offset,
     )
-    codes = problem.mask.verdicts(blocks)
+    codes = problem.mask.classify(blocks)
     codes = jnp.broadcast_to(codes, (*codes.shape[:-2], *shape))
     codes = codes.reshape((*(1,) * (rank + 2 - codes.ndim), *codes.shape))
     heads, groups = codes.shape[-3], min(codes.shape[-3], problem.key_heads)
@@ -53,19 +53,19 @@ def classify(problem: Problem, query_block: int, key_block: int) -> Int[Array, "
 def _agree(codes: Array, axis: int) -> Array:
     """One verdict for blocks that are visited together."""
     least, most = codes.min(axis), codes.max(axis)
-    return jnp.where(least == most, least, jnp.int8(Tile.PARTIAL))
+    return jnp.where(least == most, least, jnp.int8(TileKind.PARTIAL))
 
 
 def list_tiles(codes: Int[Array, "*b blocks tiles"], tile: int, length: int) -> TileLists:
     """Lists along the last axis, in O(tiles log tiles); a last tile that sticks out is at most PARTIAL."""
     count = codes.shape[-1]
     if length % tile:
-        codes = codes.at[..., -1].min(jnp.int8(Tile.PARTIAL))
+        codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))
     index = np.arange(count, dtype=np.int32).reshape((*(1,) * (codes.ndim - 1), count))
-    rank = jnp.int32(Tile.FULL) - codes.astype(jnp.int32)
+    rank = jnp.int32(TileKind.FULL) - codes.astype(jnp.int32)
     order = jax.lax.sort(rank * np.int32(count) + index) % count
     return TileLists(
         order * tile,
-        jnp.sum(codes == Tile.FULL, -1, dtype=jnp.int32),
-        jnp.sum(codes != Tile.EMPTY, -1, dtype=jnp.int32),
+        jnp.sum(codes == TileKind.FULL, -1, dtype=jnp.int32),
+        jnp.sum(codes != TileKind.EMPTY, -1, dtype=jnp.int32),
     )

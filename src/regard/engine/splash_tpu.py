@@ -14,9 +14,9 @@ import numpy as np
 from regard import masks
 from regard.axes import Array
 from regard.engine import tiled
-from regard.engine.delegation import delegate
-from regard.engine.patterns import Pattern, four_axes, read_pattern, row_bounds
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
+from regard.engine.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
+from regard.engine.kernel_primitives import call_kernel
 from regard.engine.problem import Problem
 from regard.masks.documents import Documents
 from regard.masks.grid import is_concrete
@@ -55,44 +55,48 @@ def _refuses_options(problem: Problem) -> str | None:
 
 
 def _refuses_mask(problem: Problem) -> str | None:
-    pattern = read_pattern(problem)
-    if isinstance(pattern, str):
-        return pattern
-    if (pattern.before or 0) < 0 or (pattern.after or 0) < 0:
+    kernel_mask = read_kernel_mask(problem)
+    if isinstance(kernel_mask, str):
+        return kernel_mask
+    if (kernel_mask.before or 0) < 0 or (kernel_mask.after or 0) < 0:
         return "rows without a key are not 0 there"
-    if pattern.plain:
+    if kernel_mask.plain:
         return None
     if problem.T > problem.S:
         return "with a mask it takes no more queries than keys"
-    if pattern.bound is not None and (pattern.before is not None or pattern.segments is not None):
+    if kernel_mask.bound is not None and (kernel_mask.before is not None or kernel_mask.segments is not None):
         return "it takes lengths, or a window or segments, not both"
-    if pattern.segments is not None:
-        if not isinstance(pattern.segments, Documents) or problem.T != problem.S:
+    if kernel_mask.segments is not None:
+        if not isinstance(kernel_mask.segments, Documents) or problem.T != problem.S:
             return "it takes segments of as many queries as keys: rows without a key are not 0 there"
-        if np.ndim(pattern.segments.ids) > len(problem.leading):
+        if np.ndim(kernel_mask.segments.ids) > len(problem.leading):
             return "segments differ between heads"
-    bounds = row_bounds(pattern, problem)
+    bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by splash attention; derivatives beyond the first gradient are those of `tiled`."""
-    pattern = read_pattern(problem)
-    assert isinstance(pattern, Pattern)  # else it was refused
+    kernel_mask = read_kernel_mask(problem)
+    assert isinstance(kernel_mask, KernelMask)  # else it was refused
     batch = problem.leading[:-1]
     query, key, value = (four_axes(array, batch) for array in (problem.query, problem.key, problem.value))
     data: list[Any] = []
-    bounds = row_bounds(pattern, problem)
+    bounds = row_bounds(kernel_mask, problem)
     if bounds is not None:
         data = [bounds]
-    elif isinstance(pattern.segments, Documents):
-        ids = jnp.asarray(pattern.segments.ids, jnp.int32)
+    elif isinstance(kernel_mask.segments, Documents):
+        ids = jnp.asarray(kernel_mask.segments.ids, jnp.int32)
         ids = ids.reshape((*ids.shape[:-1], *(1,) * (len(batch) + 1 - ids.ndim), problem.S))
         data = [jnp.broadcast_to(ids, (*batch, problem.S)).reshape(-1, problem.S)]
     kernel = Splash(
-        float(problem.scale), pattern.before, pattern.after, pattern.segments is not None, _INTERPRET
+        float(problem.scale),
+        kernel_mask.before,
+        kernel_mask.after,
+        kernel_mask.segments is not None,
+        _INTERPRET,
     )
-    output = delegate(kernel, query, key, value, *data)
+    output = call_kernel(kernel, query, key, value, *data)
     return output.reshape((*problem.leading, problem.T, problem.E)), {}
 
 
@@ -179,7 +183,7 @@ class Splash:
         if data:
             keep += [masks.segments(data[0]) if self.segmented else masks.lengths(data[0])]
         mask = functools.reduce(operator.and_, keep) if keep else None
-        return tiled.run(pose(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
+        return tiled.run(canonicalize(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
 
 
 def _tile(length: int) -> int:

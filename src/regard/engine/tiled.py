@@ -12,17 +12,17 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine import dense, dropout, primitives
 from regard.engine.dense import score_matrix
-from regard.engine.excerpt import score_excerpt, take_excerpt
 from regard.engine.exponential import exp
 from regard.engine.operands import Context, Inputs
 from regard.engine.problem import Problem
+from regard.engine.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.scoring import Scoring
 from regard.engine.sinks import sink
-from regard.engine.sparsity import TileLists, classify, list_tiles
+from regard.engine.sparsity import TileLists, classify_tiles, list_tiles
 from regard.engine.tiles import Blocking, Layout, TileView
 from regard.engine.tuning import load_tuning
-from regard.masks import Tile
-from regard.masks.grid import Grid, Run, offset_column
+from regard.masks import TileKind
+from regard.masks.grid import Grid, Span, offset_column
 from regard.scores.cells import Picks
 
 
@@ -60,7 +60,7 @@ def run(
         sunk = sink(problem.sink_column()[..., 0], lse, entropy)
         output = output * sunk.share[..., None]
         rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
-        share = take_excerpt(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
+        share = take_chosen_rows(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
         matrices |= {"weights": lambda: _weights(problem, peak, results.log_total) * share}
     aux = {}
     for name in problem.aux:
@@ -117,7 +117,7 @@ def _heads_alike(problem: Problem) -> bool:
     """Whether one tile of the mask serves all heads."""
     if problem.mask is None:
         return True
-    mask, run = problem.mask, Run(0, 1)
+    mask, run = problem.mask, Span(0, 1)
     cell = jax.eval_shape(
         lambda: mask.keep(Grid.tile(run, run, problem.query_offset, len(problem.leading), problem.key_offset))
     )
@@ -157,10 +157,10 @@ def _context(problem: Problem, layout: Layout) -> Context:
 def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
     """Tiles by query, for the forward loop, and by key, for the backward loop."""
     forward, backward = layout.forward, layout.backward
-    by_query = classify(problem, forward.queries, forward.keys)
-    by_key = jnp.swapaxes(classify(problem, backward.queries, backward.keys), -1, -2)
+    by_query = classify_tiles(problem, forward.queries, forward.keys)
+    by_key = jnp.swapaxes(classify_tiles(problem, backward.queries, backward.keys), -1, -2)
     if problem.S % backward.keys:  # the last block overlaps the one before it
-        by_key = by_key.at[..., -1, :].min(jnp.int8(Tile.PARTIAL))
+        by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
     return (
         list_tiles(by_query, forward.keys, problem.S),
         list_tiles(by_key, backward.queries, problem.T),
@@ -170,13 +170,13 @@ def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
 def _scores(problem: Problem) -> Array:
     """The T x S scores, or the rows and heads of them that are asked for."""
     whole = problem.rows is None and problem.heads is None
-    return score_matrix(problem) if whole else score_excerpt(problem)
+    return score_matrix(problem) if whole else score_chosen_rows(problem)
 
 
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     """The T x S weights, which nobody gets without asking, or the rows and heads that are asked for."""
     per_row = (*problem.leading, problem.T, 1)
-    peak, log_total = (take_excerpt(problem, array.reshape(per_row)) for array in (peak, log_total))
+    peak, log_total = (take_chosen_rows(problem, array.reshape(per_row)) for array in (peak, log_total))
     alive = peak != -jnp.inf
     return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 

@@ -20,7 +20,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.sparsity import TileLists
 from regard.masks import Mask
-from regard.masks.grid import Grid, Run
+from regard.masks.grid import Grid, Span
 from regard.scores.cells import Block
 
 Carry = TypeVar("Carry")
@@ -97,22 +97,22 @@ class TileView:
     # belongs to the tile before.
 
     @property
-    def row_run(self) -> Run:
+    def row_span(self) -> Span:
         return _place(self.first_query, self.blocking.queries, self.layout.num_queries)
 
     @property
-    def column_run(self) -> Run:
+    def column_span(self) -> Span:
         return _place(self.first_key, self.blocking.keys, self.layout.num_keys)
 
     # Tiles out of arrays.
 
     def rows(self, array: Array) -> Array:
         """Query-side rows (*batch, H, T, x) as (heads, G * queries, x)."""
-        return self._matrix(self._slice(array, self.layout.group, self.row_run, None))
+        return self._matrix(self._slice(array, self.layout.group, self.row_span, None))
 
     def columns(self, array: Array) -> Array:
         """Key-side rows (*batch, K, S, x) as (heads, keys, x)."""
-        return self._matrix(self._slice(array, 1, self.column_run, None))
+        return self._matrix(self._slice(array, 1, self.column_span, None))
 
     def row_vector(self, array: Array) -> Array:
         """One number per query (*batch, H, T) as (heads, G * queries)."""
@@ -124,26 +124,26 @@ class TileView:
 
     def slice_cells(self, array: Array) -> Array:
         """The same as (heads * G | 1, queries | 1, keys | 1)."""
-        return self._slice(array, self.layout.group, self.row_run, self.column_run)
+        return self._slice(array, self.layout.group, self.row_span, self.column_span)
 
     def own_rows(self) -> Array | bool:
         """Which rows (G * queries) belong to this tile."""
         if self.layout.num_queries % self.blocking.queries == 0:
             return True
-        own = self.row_run.members >= self.first_query
+        own = self.row_span.members >= self.first_query
         return jnp.broadcast_to(own, (self.layout.group, own.size)).reshape(-1)
 
     def grid(self, offsets: Offsets) -> Grid:
         """The tile's cells, for one leading position."""
         rank = len(self.layout.mask_leading)
-        query, key = (None if offset is None else self._narrow(offset, 0) for offset in offsets)
-        return Grid.tile(self.row_run, self.column_run, query, rank, key)
+        query, key = (None if offset is None else self._take(offset, 0) for offset in offsets)
+        return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
         """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
         rank = len(self.layout.mask_leading)
         grid = self.grid(offsets)
-        keep = None if mask is None else mask.narrow(self._narrow, rank).keep(grid)
+        keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
         if keep is None or self.layout.num_keys % self.blocking.keys:
             own = grid.key_index >= self.first_key
             keep = own if keep is None else own & keep
@@ -153,7 +153,7 @@ class TileView:
         """The tile's cells for score functions; `across`, where scores lie keys by queries."""
         layout, rank = self.layout, len(self.layout.mask_leading)
         first = self.leading[layout.added] if rank > 1 else 0
-        heads = Run(self.leading[-1] * layout.group, self.blocking.heads * layout.group)
+        heads = Span(self.leading[-1] * layout.group, self.blocking.heads * layout.group)
 
         def lay(array: Array) -> Array:
             array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
@@ -188,7 +188,7 @@ class TileView:
         ]
         return [jnp.asarray(start, jnp.int32) for start in (*starts, *[0] * (array.ndim - added))]
 
-    def _narrow(self, data: Any, trailing: int) -> Array:
+    def _take(self, data: Any, trailing: int) -> Array:
         """This tile's part of a mask's data, whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
         starts = self.leading[self.layout.added :]
@@ -201,7 +201,7 @@ class TileView:
                 )
         return data
 
-    def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
+    def _slice(self, array: Array, group: int, rows: Span, columns: Span | None) -> Array:
         """This tile of an array, as (heads * group | 1, ...); None takes a whole axis, an axis of 1 stays."""
         # Fewer leading axes than the layout has: vmap added some that do not concern the array.
         *batch, heads = self.leading[2 - array.ndim :]
@@ -238,9 +238,9 @@ class TileView:
         """Overwrite query-side rows (*batch, H, T, x) that belong to this tile."""
         tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
         if self.layout.num_queries % self.blocking.queries:
-            own = (self.row_run.members >= self.first_query)[None, :, None]
-            tile = jnp.where(own, tile, self._slice(array, self.layout.group, self.row_run, None))
-        return self._update(array, tile, self.layout.group, (self.row_run.start, 0), add=False)
+            own = (self.row_span.members >= self.first_query)[None, :, None]
+            tile = jnp.where(own, tile, self._slice(array, self.layout.group, self.row_span, None))
+        return self._update(array, tile, self.layout.group, (self.row_span.start, 0), add=False)
 
     def put_row_vector(self, array: Array, tile: Array) -> Array:
         """Overwrite one number per query (*batch, H, T)."""
@@ -249,7 +249,7 @@ class TileView:
     def add_columns(self, array: Array, tile: Array) -> Array:
         """Add to key-side rows (*batch, K, S, x)."""
         tile = tile.reshape((-1, *tile.shape[-2:]))
-        return self._update(array, tile, 1, (self.column_run.start, 0), add=True)
+        return self._update(array, tile, 1, (self.column_span.start, 0), add=True)
 
     def add_rows_across(self, array: Array, tile: Array) -> Array:
         """Add (heads, x, G * queries) to query-side rows kept as (*batch, H, x, T).
@@ -261,15 +261,15 @@ class TileView:
         if group > 1:
             tile = jnp.swapaxes(tile, 1, 2)
         tile = tile.reshape((-1, width, self.blocking.queries))
-        return self._update(array, tile, group, (0, self.row_run.start), add=True)
+        return self._update(array, tile, group, (0, self.row_span.start), add=True)
 
     def add_cells(self, array: Array, tile: Array) -> Array:
         """Add a tile of scores to an array over pairs (*batch, H | 1, T | 1, S | 1)."""
         tile = tile.reshape((-1, self.blocking.queries, self.blocking.keys))
         alike = tuple(axis for axis in (-2, -1) if array.shape[axis] == 1)
         tile = tile.sum(alike, keepdims=True)
-        row = 0 if array.shape[-2] == 1 else self.row_run.start
-        column = 0 if array.shape[-1] == 1 else self.column_run.start
+        row = 0 if array.shape[-2] == 1 else self.row_span.start
+        column = 0 if array.shape[-1] == 1 else self.column_span.start
         return self._update(array, tile, self.layout.group, (row, column), add=True)
 
     def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
@@ -287,8 +287,8 @@ class TileView:
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
 
 
-def _place(first: Any, block: int, length: int) -> Run:
-    return Run(first if length % block == 0 else jnp.minimum(first, length - block), block)
+def _place(first: Any, block: int, length: int) -> Span:
+    return Span(first if length % block == 0 else jnp.minimum(first, length - block), block)
 
 
 def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:

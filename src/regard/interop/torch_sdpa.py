@@ -9,7 +9,7 @@ import numpy as np
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
-from regard.engine.posing import float_array
+from regard.engine.canonicalization import float_array
 from regard.engine.problem import broadcast_leading
 from regard.interop import layouts
 from regard.masks import Mask

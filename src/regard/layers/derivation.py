@@ -17,8 +17,8 @@ from regard.derivation.course import Course
 from regard.derivation.formulas import Call, Formula, Row, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
 from regard.derivation.operands import split_metric
-from regard.engine.posing import check_excerpt
-from regard.engine.watching import Sighting, watch
+from regard.engine.canonicalization import check_chosen_rows
+from regard.engine.hooks import CallEvent, watch
 from regard.layers.heads import add_leading_axes, merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line
@@ -98,14 +98,14 @@ def derive(
     check_known(
         (query, key, value, mask, bias, score, query_offset, rows, heads, nnx.state(layer, nnx.Param))
     )
-    seen: list[Sighting] = []
+    seen: list[CallEvent] = []
     with watch(seen.append):
         output = layer(query, key, value, **options)
     problem = seen[-1].problem
     problem = dataclasses.replace(
         problem,
-        rows=check_excerpt("rows", rows, problem.T, ("weights",)),
-        heads=check_excerpt("heads", heads, problem.leading[-1], ("weights",)),
+        rows=check_chosen_rows("rows", rows, problem.T, ("weights",)),
+        heads=check_chosen_rows("heads", heads, problem.leading[-1], ("weights",)),
     )
     check_size(problem)
     metric = split_metric(compose(score))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array, ArrayLike
 from regard.linear.chunks import run
-from regard.linear.inputs import pose
+from regard.linear.inputs import canonicalize
 from regard.linear.state import State
 
 
@@ -98,7 +98,7 @@ def attend(
     Attention Transformers", 2024, section 4; Yang et al., "Gated Delta Networks", 2025, section 3; rules and
     default scale as in ONNX LinearAttention.
     """
-    inputs = pose(
+    inputs = canonicalize(
         query,
         key,
         value,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine import posing
+from regard.engine import canonicalization
 from regard.engine.problem import Problem
 from regard.linear.features import FEATURE_MAPS
 from regard.linear.state import State
@@ -56,7 +56,7 @@ class Inputs:
     layout: Layout = field(metadata={"static": True})
 
 
-def pose(
+def canonicalize(
     query: Any,
     key: Any,
     value: Any,
@@ -73,7 +73,7 @@ def pose(
     precision: Any,
 ) -> Inputs:
     """Check the arguments of a call and fill in what was left out."""
-    problem = posing.pose(query, key, value, scale=scale, precision=precision)
+    problem = canonicalization.canonicalize(query, key, value, scale=scale, precision=precision)
     _check_options(problem, rate, scale, causal, normalise)
     leading, heads = problem.leading, problem.key_heads
     batch = (*leading[:-1], heads) if leading else ()
@@ -154,7 +154,7 @@ def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
 
 
 def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: int) -> Any:
-    decay = posing.float_array("decay", decay, 0)
+    decay = canonicalization.float_array("decay", decay, 0)
     per_token = (*batch, problem.S)
     if decay.ndim == len(per_token) and _fits(decay.shape, per_token):
         return decay[..., None]
@@ -168,7 +168,7 @@ def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: in
 
 
 def _check_rate(rate: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
-    rate = posing.float_array("rate", rate, 0)
+    rate = canonicalization.float_array("rate", rate, 0)
     per_token = (*batch, problem.S)
     if rate.ndim != len(per_token) or not _fits(rate.shape, per_token):
         raise ValueError(
@@ -198,7 +198,7 @@ def _check_initial(
         if name == "key_sum" and not normalise:
             found.append(None)
             continue
-        array = posing.float_array(f"initial.{name}", array, 0)
+        array = canonicalization.float_array(f"initial.{name}", array, 0)
         if array.shape != expected:
             raise ValueError(f"initial.{name}: expected shape {expected}, got {array.shape}")
         found.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))

@@ -19,4 +19,4 @@ from regard.masks.positional import global_tokens as global_tokens
 from regard.masks.positional import sliding_window as sliding_window
 from regard.masks.predicates import predicate as predicate
 from regard.masks.stored import from_array as from_array
-from regard.masks.verdicts import Tile as Tile
+from regard.masks.tile_kinds import TileKind as TileKind

@@ -13,11 +13,11 @@ import numpy as np
 from regard.axes import Array, Bool, Int
 from regard.masks import picture
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete, place_queries
-from regard.masks.verdicts import Tile
+from regard.masks.tile_kinds import TileKind
 from regard.records import record
 
-# cut(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
-Cut = Callable[[Any, int], Array]
+# take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
+Take = Callable[[Any, int], Array]
 
 
 class Mask:
@@ -42,7 +42,7 @@ class Mask:
 
     # NumPy would otherwise take `array & mask` apart element by element.
     __array_ufunc__ = None
-    binding = 4  # how tightly the printed expression holds together: calls 4, ~ 3, & 2, | 1
+    precedence = 4  # how tightly the printed expression holds together: calls 4, ~ 3, & 2, | 1
 
     # What a subclass says.
 
@@ -65,13 +65,13 @@ class Mask:
         """True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""
         raise NotImplementedError
 
-    def verdicts(self, blocks: Blocks) -> Int[Array, ...]:
-        """`Tile` codes, broadcastable to the tiling, of its rank."""
+    def classify(self, blocks: Blocks) -> Int[Array, ...]:
+        """`TileKind` codes, broadcastable to the tiling, of its rank."""
         raise NotImplementedError
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         """The mask of one leading index, whose data keep their rank."""
-        del cut, leading_axes
+        del take, leading_axes
         return self
 
     def closure_convert(self, grid: Grid) -> Mask:
@@ -79,7 +79,7 @@ class Mask:
         del grid
         return self
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         """The mask of the grid's rows and columns alone, for a call on them at their own positions."""
         del grid
         if jax.tree.leaves(self):
@@ -156,7 +156,7 @@ class Mask:
             leading_axes: as in `dense`.
 
         Returns:
-            int8 array `(*b, ceil(T / query_block), ceil(S / key_block))` of `Tile` codes.
+            int8 array `(*b, ceil(T / query_block), ceil(S / key_block))` of `TileKind` codes.
 
         Raises:
             ValueError: a block below 1, or T != S without a needed `query_offset`.
@@ -174,7 +174,7 @@ class Mask:
         offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions, key_offset)
         axes = self._rank(leading_axes, offset, key_offset)
         blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, offset, axes, key_offset)
-        codes = self.verdicts(blocks)
+        codes = self.classify(blocks)
         return jnp.broadcast_to(
             codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
         )
@@ -291,14 +291,15 @@ class Pair(Mask):
     def leading_axes(self) -> int:
         return max(self.left.leading_axes, self.right.leading_axes)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return self._join(self.left.narrow(cut, leading_axes), self.right.narrow(cut, leading_axes))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        left, right = (part.slice_batch(take, leading_axes) for part in (self.left, self.right))
+        return self._join(left, right)
 
     def closure_convert(self, grid: Grid) -> Mask:
         return self._join(self.left.closure_convert(grid), self.right.closure_convert(grid))
 
-    def piece(self, grid: Grid) -> Mask:
-        return self._join(self.left.piece(grid), self.right.piece(grid))
+    def slice_grid(self, grid: Grid) -> Mask:
+        return self._join(self.left.slice_grid(grid), self.right.slice_grid(grid))
 
     def _join(self, left: Mask, right: Mask) -> Mask:
         return dataclasses.replace(self, left=left, right=right)  # type: ignore[type-var]
@@ -309,8 +310,8 @@ class Pair(Mask):
 
     def expression(self) -> str:
         # The right operand needs parentheses at equal strength: the operators group to the left.
-        left = _enclose(self.left, self.left.binding < self.binding)
-        right = _enclose(self.right, self.right.binding <= self.binding)
+        left = _enclose(self.left, self.left.precedence < self.precedence)
+        right = _enclose(self.right, self.right.precedence <= self.precedence)
         return f"{left} {self.symbol} {right}"
 
 
@@ -323,7 +324,7 @@ class And(Pair):
     left: Mask
     right: Mask
     symbol = "&"
-    binding = 2
+    precedence = 2
 
     @property
     def local(self) -> bool:
@@ -332,8 +333,8 @@ class And(Pair):
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) & self.right.keep(grid)
 
-    def verdicts(self, blocks: Blocks) -> Array:
-        return jnp.minimum(self.left.verdicts(blocks), self.right.verdicts(blocks))
+    def classify(self, blocks: Blocks) -> Array:
+        return jnp.minimum(self.left.classify(blocks), self.right.classify(blocks))
 
 
 @record
@@ -341,7 +342,7 @@ class Or(Pair):
     left: Mask
     right: Mask
     symbol = "|"
-    binding = 1
+    precedence = 1
 
     @property
     def local(self) -> bool:
@@ -350,14 +351,14 @@ class Or(Pair):
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) | self.right.keep(grid)
 
-    def verdicts(self, blocks: Blocks) -> Array:
-        return jnp.maximum(self.left.verdicts(blocks), self.right.verdicts(blocks))
+    def classify(self, blocks: Blocks) -> Array:
+        return jnp.maximum(self.left.classify(blocks), self.right.classify(blocks))
 
 
 @record
 class Not(Mask):
     operand: Mask
-    binding = 3
+    precedence = 3
 
     @property
     def reads_positions(self) -> bool:
@@ -370,20 +371,20 @@ class Not(Mask):
     def keep(self, grid: Grid) -> Array:
         return ~self.operand.keep(grid)
 
-    def verdicts(self, blocks: Blocks) -> Array:
-        return jnp.int8(Tile.FULL) - self.operand.verdicts(blocks)
+    def classify(self, blocks: Blocks) -> Array:
+        return jnp.int8(TileKind.FULL) - self.operand.classify(blocks)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return Not(self.operand.narrow(cut, leading_axes))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return Not(self.operand.slice_batch(take, leading_axes))
 
     def closure_convert(self, grid: Grid) -> Mask:
         return Not(self.operand.closure_convert(grid))
 
-    def piece(self, grid: Grid) -> Mask:
-        return Not(self.operand.piece(grid))
+    def slice_grid(self, grid: Grid) -> Mask:
+        return Not(self.operand.slice_grid(grid))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         self.operand.check(leading, num_queries, num_keys)
 
     def expression(self) -> str:
-        return f"~{_enclose(self.operand, self.operand.binding < self.binding)}"
+        return f"~{_enclose(self.operand, self.operand.precedence < self.precedence)}"

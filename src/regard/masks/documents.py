@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask
+from regard.masks.algebra import Mask, Take
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_verdict
 from regard.masks.stored import FromArray
-from regard.masks.verdicts import Tile, verdict
+from regard.masks.tile_kinds import TileKind, tile_kind
 from regard.records import record
 
 
@@ -81,7 +81,7 @@ class Segments(Mask):
         rank = grid.leading_axes + 2
         return spread(queries[..., None], rank, trailing=2) == spread(keys, rank, trailing=1)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
         queries = _ranges(jnp.asarray(self.query_ids), blocks.query_block)
         keys = _ranges(jnp.asarray(self.key_ids), blocks.key_block)
@@ -89,10 +89,10 @@ class Segments(Mask):
         key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
         return same_value_verdict(query_low, query_high, key_low, key_high)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return Segments(cut(self.query_ids, 1), cut(self.key_ids, 1))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return Segments(take(self.query_ids, 1), take(self.key_ids, 1))
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         queries = grid.take_rows(jnp.asarray(self.query_ids))
         return Segments(queries, grid.take_columns(jnp.asarray(self.key_ids)))
 
@@ -142,7 +142,7 @@ class Documents(Mask):
         queries, inside = self._at(row, grid.leading_axes)
         return inside & (queries == spread(keys, grid.leading_axes + 2, trailing=1))
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
         rows = blocks.rows
         ones = (1,) * blocks.leading_axes
@@ -155,12 +155,14 @@ class Documents(Mask):
         )
         code = same_value_verdict(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
-        return verdict(empty=none_inside | (code == Tile.EMPTY), full=all_inside & (code == Tile.FULL))
+        return tile_kind(
+            empty=none_inside | (code == TileKind.EMPTY), full=all_inside & (code == TileKind.FULL)
+        )
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return Documents(cut(self.ids, 1))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return Documents(take(self.ids, 1))
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         # The piece's queries may sit where keys of another piece do.
         row = grid.query_position - offset_column(grid.key_offset, grid.leading_axes)
         queries, inside = self._at(row, grid.leading_axes)

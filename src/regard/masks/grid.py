@@ -17,7 +17,7 @@ Offset = Any  # an int, a traced scalar, or an integer array (batch,); None, kno
 
 
 @dataclass(frozen=True)
-class Run:
+class Span:
     """Consecutive indices; data that has one entry per index can be sliced instead of gathered."""
 
     start: Any  # None: from the first to the last, so nothing needs to be taken out
@@ -43,19 +43,19 @@ class Grid:
     key_index: Array  # (1, ..., 1, S): rows of the key array
     key_offset: Offset  # index + offset = position
     leading_axes: int
-    rows: Run | None  # None: the indices have no order to rely on
-    columns: Run | None
+    rows: Span | None  # None: the indices have no order to rely on
+    columns: Span | None
 
     @classmethod
     def cover(
         cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """All T x S cells."""
-        return cls.tile(Run(None, num_queries), Run(None, num_keys), offset, leading_axes, key_offset)
+        return cls.tile(Span(None, num_queries), Span(None, num_keys), offset, leading_axes, key_offset)
 
     @classmethod
     def tile(
-        cls, rows: Run, columns: Run, offset: Offset, leading_axes: int, key_offset: Offset = None
+        cls, rows: Span, columns: Span, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """The cells of consecutive rows and columns."""
         cells = cls.at(rows.members, columns.members, offset, leading_axes, key_offset)

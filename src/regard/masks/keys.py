@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask
+from regard.masks.algebra import Mask, Take
 from regard.masks.data import booleans, check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, spread
-from regard.masks.verdicts import verdict
+from regard.masks.tile_kinds import tile_kind
 from regard.records import record
 
 
@@ -105,14 +105,14 @@ class KeysBelow(Mask):
     def keep(self, grid: Grid) -> Array:
         return grid.key_position < spread(jnp.asarray(self.bound), grid.leading_axes + 2)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
-        return verdict(empty=blocks.key_position_first >= bound, full=blocks.key_position_last < bound)
+        return tile_kind(empty=blocks.key_position_first >= bound, full=blocks.key_position_last < bound)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return dataclasses.replace(self, bound=cut(self.bound, 0))  # type: ignore[type-var]
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return dataclasses.replace(self, bound=take(self.bound, 0))  # type: ignore[type-var]
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         del grid
         return self
 
@@ -148,17 +148,17 @@ class ValidKeys(Mask):
     def keep(self, grid: Grid) -> Array:
         return spread(grid.take_columns(jnp.asarray(self.valid)), grid.leading_axes + 2, trailing=1)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         cells = split(jnp.asarray(self.valid), blocks.key_block)  # (..., K, key_block)
         some, every = (
             spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
         )
-        return verdict(empty=~some, full=every)
+        return tile_kind(empty=~some, full=every)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return ValidKeys(cut(self.valid, 1))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return ValidKeys(take(self.valid, 1))
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         return ValidKeys(grid.take_columns(jnp.asarray(self.valid)))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:

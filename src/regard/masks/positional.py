@@ -8,7 +8,7 @@ from regard.axes import Array
 from regard.masks.algebra import Mask
 from regard.masks.data import whole_number
 from regard.masks.grid import Blocks, Grid
-from regard.masks.verdicts import verdict
+from regard.masks.tile_kinds import tile_kind
 from regard.records import record, static
 
 _FEW = 1024  # neighbours, for a mask to count as local
@@ -154,9 +154,9 @@ class Causal(Positional):
     def keep(self, grid: Grid) -> Array:
         return grid.key_position <= grid.query_position
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         nearest, farthest = _distances(blocks)
-        return verdict(empty=nearest > 0, full=farthest <= 0)
+        return tile_kind(empty=nearest > 0, full=farthest <= 0)
 
     def expression(self) -> str:
         return "causal()"
@@ -180,14 +180,14 @@ class SlidingWindow(Positional):
             keep &= distance <= self.after
         return keep
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         nearest, farthest = _distances(blocks)
         empty, full = jnp.zeros_like(nearest, dtype=bool), jnp.ones_like(nearest, dtype=bool)
         if self.before is not None:
             empty, full = empty | (farthest < -self.before), full & (nearest >= -self.before)
         if self.after is not None:
             empty, full = empty | (nearest > self.after), full & (farthest <= self.after)
-        return verdict(empty, full)
+        return tile_kind(empty, full)
 
     def expression(self) -> str:
         after = "" if self.after == 0 else f", {self.after}"
@@ -205,7 +205,7 @@ class Chunked(Positional):
     def keep(self, grid: Grid) -> Array:
         return grid.query_position // self.size == grid.key_position // self.size
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         query_low, query_high = blocks.position_first // self.size, blocks.position_last // self.size
         key_low, key_high = blocks.key_position_first // self.size, blocks.key_position_last // self.size
         return same_value_verdict(query_low, query_high, key_low, key_high)
@@ -218,7 +218,7 @@ def same_value_verdict(query_low: Array, query_high: Array, key_low: Array, key_
     """Verdict of `value(query) == value(key)` from the ranges of both values in a tile."""
     empty = (query_high < key_low) | (key_high < query_low)
     full = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
-    return verdict(empty, full)
+    return tile_kind(empty, full)
 
 
 @record
@@ -228,11 +228,11 @@ class Dilated(Positional):
     def keep(self, grid: Grid) -> Array:
         return (grid.key_position - grid.query_position) % self.stride == 0
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         nearest, farthest = _distances(blocks)
         next_multiple = -((-nearest) // self.stride) * self.stride
         empty = next_multiple > farthest
-        return verdict(empty, full=~empty & ((nearest == farthest) | (self.stride == 1)))
+        return tile_kind(empty, full=~empty & ((nearest == farthest) | (self.stride == 1)))
 
     def expression(self) -> str:
         return f"dilated({self.stride})"
@@ -246,9 +246,9 @@ class GlobalTokens(Positional):
         query = (grid.query_position >= 0) & (grid.query_position < self.count)
         return query | (grid.key_position < self.count)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         first, last = blocks.position_first, blocks.position_last
-        return verdict(
+        return tile_kind(
             empty=((first >= self.count) | (last < 0)) & (blocks.key_position_first >= self.count),
             full=((first >= 0) & (last < self.count)) | (blocks.key_position_last < self.count),
         )

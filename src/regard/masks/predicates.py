@@ -14,7 +14,7 @@ from regard.axes import Array
 from regard.masks.algebra import Mask
 from regard.masks.grid import Blocks, Grid
 from regard.masks.positional import Positional
-from regard.masks.verdicts import verdict
+from regard.masks.tile_kinds import tile_kind
 from regard.records import record, static
 
 
@@ -53,7 +53,7 @@ class Predicate(Positional):
     def keep(self, grid: Grid) -> Array:
         return _answer(self.fn(grid.query_position, grid.key_position), grid)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
 
     def closure_convert(self, grid: Grid) -> Mask:
@@ -78,10 +78,10 @@ class HoistedPredicate(Positional):
         (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_position)
         return _answer(keep, grid)
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         return verdicts_by_looking(self, blocks)
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         del grid
         return self
 
@@ -112,6 +112,6 @@ def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
         keep = mask.keep(grid)
         keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, columns.size))
         cells = keep.reshape((*keep.shape[:-2], rows.size, num_tiles, key_block))
-        return verdict(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
+        return tile_kind(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
 
     return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)

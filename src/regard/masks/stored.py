@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Cut, Mask
+from regard.masks.algebra import Mask, Take
 from regard.masks.data import booleans, check_broadcast, literal, split
 from regard.masks.grid import Blocks, Grid
-from regard.masks.verdicts import verdict
+from regard.masks.tile_kinds import tile_kind
 from regard.records import record
 
 
@@ -67,20 +67,20 @@ class FromArray(Mask):
             array = grid.take_rows(array, -2)
         return array if array.shape[-1] == 1 else grid.take_columns(array)
 
-    def narrow(self, cut: Cut, leading_axes: int) -> Mask:
-        return FromArray(cut(self._full_rank(leading_axes), 2))
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return FromArray(take(self._full_rank(leading_axes), 2))
 
-    def piece(self, grid: Grid) -> Mask:
+    def slice_grid(self, grid: Grid) -> Mask:
         return FromArray(self.keep(grid))
 
-    def verdicts(self, blocks: Blocks) -> Array:
+    def classify(self, blocks: Blocks) -> Array:
         # One axis at a time, rows first: whole rows combine faster than entries of a row. The barrier keeps
         # XLA from evaluating a constant mask while it compiles, which takes half a minute at 4096 x 4096.
         some = every = jax.lax.optimization_barrier(self._full_rank(blocks.leading_axes))
         for axis, block in ((-2, blocks.query_block), (-1, blocks.key_block)):
             if some.shape[axis] > 1:
                 some, every = split(some, block, axis).any(axis), split(every, block, axis).all(axis)
-        return verdict(empty=~some, full=every)
+        return tile_kind(empty=~some, full=every)
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_broadcast("mask", np.shape(self.array), leading, num_queries, num_keys, wrapped=True)

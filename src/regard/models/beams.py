@@ -14,7 +14,7 @@ from regard.axes import Array, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.prompts import Request, pose, pose_stop_tokens, vocabulary_size
+from regard.models.prompts import Request, canonicalize, canonicalize_stop_tokens, vocabulary_size
 from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import widen
 from regard.records import record
@@ -123,7 +123,7 @@ def beam_search(
         raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
-    request = pose(
+    request = canonicalize(
         model,
         prompts,
         lengths,
@@ -132,7 +132,7 @@ def beam_search(
         capacity=capacity,
         chunk=chunk,
     )
-    stops = pose_stop_tokens(stop_tokens, vocabulary_size(model))
+    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     parts = take_apart(model)
     return _search(*parts, request, stops, float(length_penalty), num_beams)
 

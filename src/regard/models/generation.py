@@ -15,7 +15,13 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.prompts import Request, check_token, pose, pose_stop_tokens, vocabulary_size
+from regard.models.prompts import (
+    Request,
+    canonicalize,
+    canonicalize_stop_tokens,
+    check_token,
+    vocabulary_size,
+)
 from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
 from regard.records import record
@@ -145,7 +151,7 @@ def generate(
         >>> written.tokens.shape, written.lengths.tolist()
         ((2, 5), [5, 5])
     """
-    request = pose(
+    request = canonicalize(
         model,
         prompts,
         lengths,
@@ -207,7 +213,7 @@ def stream(
         [1, 2, 2]
     """
     burst = whole_number("burst", burst, 1)
-    request = pose(
+    request = canonicalize(
         model,
         prompts,
         lengths,
@@ -346,7 +352,7 @@ def _pose_rules(
             )
         keys = row_keys(rng, request.start.shape[0])
     check_token("pad_token", pad_token, 2**31)
-    stops = pose_stop_tokens(stop_tokens, vocabulary_size(model))
+    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token))
 
 

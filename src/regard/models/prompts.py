@@ -31,7 +31,7 @@ class Request:
     chunk: int = static()  # tokens read at once
 
 
-def pose(
+def canonicalize(
     model: Any,
     prompts: Any,
     lengths: Any,
@@ -92,7 +92,7 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
         raise ValueError(f"{name}: expected a token in 0..{vocab_size - 1}, got {token}")
 
 
-def pose_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
+def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     """Stop tokens as an array."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")

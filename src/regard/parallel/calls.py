@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from regard.axes import Array, ArrayLike
+from regard.engine.canonicalization import canonicalize
 from regard.engine.placement import active, within
-from regard.engine.posing import pose
 from regard.masks import Mask
-from regard.parallel.accounts import Account
+from regard.parallel.cost_reports import CostReport
 from regard.parallel.placements import MeshPlacement
 from regard.scores import Score
 
@@ -235,7 +235,7 @@ def explain(
     layout: str | None = None,
     plan: str | None = None,
     **options: Any,
-) -> Account:
+) -> CostReport:
     """Say what `attend` would do over a mesh: plan and why, rounds, bytes sent, tiles per device.
 
     Nothing is computed: `jax.ShapeDtypeStruct` stands in for arrays, `jax.sharding.AbstractMesh` for a mesh.
@@ -273,7 +273,7 @@ def explain(
         tiles      132 to 132 per device (128 x 128), balance 1.00
     """
     placement = _place(mesh, axis, batch_axis, head_axis, layout, plan)
-    return placement.explain(pose(query, key, value, **options))
+    return placement.explain(canonicalize(query, key, value, **options))
 
 
 def use(
@@ -336,6 +336,6 @@ def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, p
 
 
 def _run(placement: MeshPlacement, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    problem = pose(query, key, value, **options)
+    problem = canonicalize(query, key, value, **options)
     output, extra = placement.run(problem)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output

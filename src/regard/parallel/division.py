@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Round:
-    """A stop of the travelling keys: how many devices they are from home, and what meets what there."""
+    """One step of the ring: how many devices the keys are from home, and which parts meet there."""
 
     number: int
     pairs: tuple[tuple[int, int], ...]  # part of the queries, part of the keys
@@ -94,7 +94,7 @@ class Division:
         array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, sequence.padded - sequence.length), (0, 0)])
         return to_zigzag(array, ring) if self.layout == "zigzag" else array
 
-    def cut(self, array: Array, sequence: Sequence) -> Array:
+    def unpad(self, array: Array, sequence: Sequence) -> Array:
         """The inverse of `pad`."""
         if sequence.length == sequence.padded:
             return array

@@ -1,4 +1,4 @@
-"""Run a call over a mesh: shard_map around the ring, forward, and around its second trip, backward."""
+"""Span a call over a mesh: shard_map around the ring, forward, and around its second trip, backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.engine.operands import Inputs, Results
 from regard.engine.problem import Problem
 from regard.engine.scoring import Scoring
 from regard.engine.sinks import sink
-from regard.parallel import apart, ring
+from regard.parallel import ring, unsharded_sequence
 from regard.parallel.division import Division
 from regard.parallel.exchange import bring_in, bring_out
 from regard.parallel.shard import Call, Shard
@@ -25,8 +25,8 @@ from regard.parallel.shard import Call, Shard
 @partial(jax.jit, static_argnames="division")
 def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and the lse, if it is asked for."""
-    if apart.serves(problem, division):
-        return apart.run_apart(problem, division)
+    if unsharded_sequence.serves(problem, division):
+        return unsharded_sequence.run_unsharded(problem, division)
     leading = problem.leading or (1,)
     scoring, parameters = None, ()
     if problem.score is not None:
@@ -53,7 +53,7 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
         parameters,
     )
     found: tuple[Array, Array, Array] = _attend(division, arrays, call)
-    output, log_total, peak = (division.cut(rows, division.queries) for rows in found)
+    output, log_total, peak = (division.unpad(rows, division.queries) for rows in found)
     lse = jax.lax.stop_gradient(peak) + log_total
     if problem.sinks is not None:
         sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse))

@@ -15,8 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from regard.axes import Array
 from regard.engine.problem import Problem
 from regard.engine.registry import BACKENDS, choose
-from regard.masks.grid import Grid, Run
-from regard.parallel.accounts import Account, sent_bytes, work
+from regard.masks.grid import Grid, Span
+from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
 from regard.parallel.execution import run
 from regard.parallel.schedule import plan_rounds
@@ -98,7 +98,7 @@ class MeshPlacement:
         return cls(mesh, axes, batch, heads, layout, plan, given)
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """Run a call as planned."""
+        """Span a call as planned."""
         plan = self.choose(problem)
         if plan.name == "whole":
             return BACKENDS[choose(problem).name].run(problem)
@@ -111,7 +111,7 @@ class MeshPlacement:
         within: Any = jax.sharding.auto_axes(partial(run, division=plan.division), out_sharding=(output, lse))
         return within(problem)
 
-    def explain(self, problem: Problem) -> Account:
+    def explain(self, problem: Problem) -> CostReport:
         """What `run` would do."""
         plan = self.choose(problem)
         division = plan.division
@@ -119,7 +119,7 @@ class MeshPlacement:
         whole = plan.name == "whole"
         tiles, counted = ((), "") if whole else work(problem, division)
         forward, backward = (0, 0) if whole else sent_bytes(problem, division)
-        return Account(
+        return CostReport(
             plan=plan.name,
             reason=plan.reason,
             refusals=plan.refusals,
@@ -234,14 +234,14 @@ def _refuses_mask(problem: Problem) -> str | None:
     mask = problem.mask
     if mask is None:
         return None
-    run = Run(0, 1)
+    run = Span(0, 1)
     grid = Grid.tile(run, run, 0, len(problem.leading))
     known = {id(leaf) for leaf in jax.tree.leaves(mask)}
     closed = [leaf for leaf in jax.tree.leaves(mask.closure_convert(grid)) if id(leaf) not in known]
     if any(isinstance(leaf, Tracer) for leaf in closed):
         return "a predicate closes over a traced array; pass it as masks.from_array or segments"
     try:
-        jax.eval_shape(lambda: jax.tree.leaves(mask.piece(grid)))
+        jax.eval_shape(lambda: jax.tree.leaves(mask.slice_grid(grid)))
     except NotImplementedError as error:
         return str(error)
     return None

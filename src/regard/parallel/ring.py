@@ -1,4 +1,4 @@
-"""The trip of the keys around the ring, and the second one, with their gradients, of the backward pass."""
+"""Ring attention on one device: keys and values travel the ring; backward, dK and dV travel with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.parallel.division import Division
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard
 
-Visit = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+Body = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 def forward(shard: Shard, arrays: Inputs) -> Results:
@@ -30,30 +30,30 @@ def forward(shard: Shard, arrays: Inputs) -> Results:
         (parts, *rows, query.shape[-2]), arrays.value.shape[-1], dtype, moment=False, argmax=False
     )
 
-    def visit(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
+    def body(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
         def meet(state: Running, pair: Any) -> Running:
-            piece = arrays._replace(
+            pair_inputs = arrays._replace(
                 query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
             )
-            found = flash.forward(*shard.prepare(piece, pair, shard.owner(number)))
+            found = flash.forward(*shard.prepare(pair_inputs, pair, shard.owner(number)))
             merged = _take(state, pair[0]).merge(_as_running(found))
             return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
 
         return _each(meet, state, pairs), None
 
-    state, _ = travel(shard.division, keys, visit, empty)
+    state, _ = ring_loop(shard.division, keys, body, empty)
     return Results(_join(state.output(), -2), _join(state.log_total(), -1), peak=_join(state.peak, -1))
 
 
 def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results) -> dict[str, Array]:
-    """Gradients of this device's arrays; those of scale and parameters are its share of them."""
+    """Compute the VJP in this device's arrays; of scale and parameters, this device's share of it."""
     parts, dtype = shard.division.parts, _accumulation(arrays)
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
-    cut = {"output": -2, "log_total": -1, "peak": -1}
+    axes = {"output": -2, "log_total": -1, "peak": -1}
     found, cotangent = (
         {
             name: _split(getattr(rows, name), parts, axis)
-            for name, axis in cut.items()
+            for name, axis in axes.items()
             if getattr(rows, name) is not None
         }
         for rows in (results, cotangents)
@@ -64,19 +64,19 @@ def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results
         {name: jnp.zeros(array.shape, dtype) for name, array in small.items()},
     )
 
-    def visit(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
+    def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
         def meet(carry: Any, pair: Any) -> Any:
             query_grad, small_grads, key_grads = carry
-            piece = arrays._replace(
+            pair_inputs = arrays._replace(
                 query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
             )
-            inputs, context, layout = shard.prepare(piece, pair, shard.owner(number))
+            inputs, context, layout = shard.prepare(pair_inputs, pair, shard.owner(number))
             shapes = {name: array.shape for name, array in inputs.named().items()}
-            own, pulled = (
+            own, own_cotangent = (
                 Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
                 for rows in (found, cotangent)
             )
-            grads = flash.backward(inputs, context, own, pulled, shapes, layout)
+            grads = flash.backward(inputs, context, own, own_cotangent, shapes, layout)
             query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])
             key_grads = tuple(
                 _put(all, pair[1], _take(all, pair[1]) + grads[name])
@@ -85,57 +85,57 @@ def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results
             small_grads = {name: grad + grads[name] for name, grad in small_grads.items()}
             return query_grad, small_grads, key_grads
 
-        gains = tuple(jnp.zeros(array.shape, dtype) for array in keys)
-        *state, gains = _each(meet, (*state, gains), pairs)
-        return tuple(state), gains
+        dkv = tuple(jnp.zeros(array.shape, dtype) for array in keys)
+        *state, dkv = _each(meet, (*state, dkv), pairs)
+        return tuple(state), dkv
 
-    (query_grad, small_grads), key_grads = travel(shard.division, keys, visit, state, gaining=True)
+    (query_grad, small_grads), key_grads = ring_loop(shard.division, keys, body, state, with_dkv=True)
     key_grads = key_grads or tuple(jnp.zeros(array.shape, dtype) for array in keys)
     named = dict(zip(("query", "key", "value"), (query_grad, *key_grads), strict=True))
     return {name: _join(grad, -2) for name, grad in named.items()} | small_grads
 
 
-def travel(
-    division: Division, keys: Any, visit: Visit, state: Any, *, gaining: bool = False
+def ring_loop(
+    division: Division, keys: Any, body: Body, state: Any, *, with_dkv: bool = False
 ) -> tuple[Any, Any]:
-    """state, gain = visit(state, keys, round, pairs) at every stop; the gains travel along, and home.
+    """Run `state, dkv = body(state, keys, round, pairs)` for every round; dK and dV travel along, and home.
 
-    What is sent on is sent before the stop's work is done, and gains that were sent after the last stop are
-    only asked for after this one's: both are under way while devices compute.
+    Each step sends keys and values before it computes and adds incoming dK, dV afterwards, so that
+    communication overlaps with compute.
     """
-    stops = division.rounds
-    if not stops:
+    rounds = division.rounds
+    if not rounds:
         return state, None
-    hops = [stops[0].number, *(b.number - a.number for a, b in itertools.pairwise(stops)), 0]
+    hops = [rounds[0].number, *(b.number - a.number for a, b in itertools.pairwise(rounds)), 0]
     keys = move(keys, division, hops[0])
 
-    def stop(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
-        state, keys, gains = carry
+    def ring_step(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+        state, keys, dkv = carry
         ahead = move(keys, division, leave)
-        arrived = None if gains is None else move(gains, division, arrive)
-        state, gained = visit(state, keys, number, pairs)
-        return state, ahead, gained if arrived is None else jax.tree.map(jnp.add, arrived, gained)
+        arrived = None if dkv is None else move(dkv, division, arrive)
+        state, own = body(state, keys, number, pairs)
+        return state, ahead, own if arrived is None else jax.tree.map(jnp.add, arrived, own)
 
     carry, place = (state, keys, None), 0
-    while place < len(stops):
+    while place < len(rounds):
         arrive, leave = hops[place : place + 2]
-        first = gaining and place == 0
-        count = 1 if first or (gaining and arrive != leave) else _alike(hops[place + 1 :])
-        some = stops[place : place + count]
+        first = with_dkv and place == 0
+        count = 1 if first or (with_dkv and arrive != leave) else _alike(hops[place + 1 :])
+        some = rounds[place : place + count]
         pairs = tuple(sorted({pair for one in some for pair in one.pairs}))
-        go = partial(stop, pairs=pairs, arrive=arrive, leave=leave)
+        go = partial(ring_step, pairs=pairs, arrive=arrive, leave=leave)
         if count == 1:
             carry = go(carry, some[0].number)
         else:
             numbers = jnp.asarray([one.number for one in some], jnp.int32)
             carry, _ = jax.lax.scan(lambda carry, number, go=go: (go(carry, number), None), carry, numbers)
         place += count
-    state, _, gains = carry
-    return state, None if gains is None else move(gains, division, -stops[-1].number)
+    state, _, dkv = carry
+    return state, None if dkv is None else move(dkv, division, -rounds[-1].number)
 
 
 def _alike(hops: list[int]) -> int:
-    """How many stops that leave by these hops are one loop."""
+    """Count the rounds that leave by equal hops from the first on: they are one loop."""
     return max(len(list(itertools.takewhile(lambda hop: hop == hops[0] != 0, hops))), 1)
 
 

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from regard.engine.problem import Problem
-from regard.masks import Mask, Tile
+from regard.masks import Mask, TileKind
 from regard.masks.algebra import And, Not, Or
-from regard.masks.grid import Blocks, Grid, Run, is_concrete
+from regard.masks.grid import Blocks, Grid, Span, is_concrete
 from regard.masks.predicates import HoistedPredicate, Predicate
 from regard.masks.stored import FromArray
 from regard.parallel.division import Division, Round
@@ -20,7 +20,7 @@ _SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, 
 
 
 def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
-    """A `Tile` code for each chunk of queries and each of keys; what is not known now is PARTIAL."""
+    """A `TileKind` code for each chunk of queries and each of keys; what is not known now is PARTIAL."""
     queries, keys = division.queries, division.keys
     codes = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), np.int8)
     blocks = _evaluate(
@@ -41,14 +41,14 @@ def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
     # Rows and heads that differ are computed together.
     least, most = (edge.reshape((-1, *shape)) for edge in (blocks, blocks))
     least, most = least.min(0), most.max(0)
-    codes[: shape[0], : shape[1]] = np.where(least == most, most, Tile.PARTIAL)
-    codes[: shape[0], : shape[1]][most == Tile.EMPTY] = Tile.EMPTY
+    codes[: shape[0], : shape[1]] = np.where(least == most, most, TileKind.PARTIAL)
+    codes[: shape[0], : shape[1]][most == TileKind.EMPTY] = TileKind.EMPTY
     return codes
 
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     """The rounds in which some device has work, and which of its parts have it somewhere."""
-    held = chunk_codes(problem, division) != Tile.EMPTY
+    held = chunk_codes(problem, division) != TileKind.EMPTY
     ring, parts = division.size(division.ring), range(division.parts)
     members = np.arange(ring)
     pairs: list[list[tuple[int, int]]] = [[] for _ in members]
@@ -103,31 +103,33 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
     if problem.mask is None:
         return tiles[0] * tiles[1]
     with jax.ensure_compile_time_eval():
-        grid = Grid.tile(Run(first, size), Run(0, problem.S), problem.query_offset, axes, problem.key_offset)
-        codes = problem.mask.piece(grid).verdicts(
+        grid = Grid.tile(
+            Span(first, size), Span(0, problem.S), problem.query_offset, axes, problem.key_offset
+        )
+        codes = problem.mask.slice_grid(grid).classify(
             Blocks.cover(size, problem.S, side, side, problem.query_offset + first, axes, problem.key_offset)
         )
     codes = np.asarray(codes)
-    return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != Tile.EMPTY).sum())
+    return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != TileKind.EMPTY).sum())
 
 
 def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
     """Verdicts of a mask as far as they are known."""
     ones = (1,) * (len(problem.leading) + 2)
     if mask is None:
-        return np.full(ones, Tile.FULL, np.int8)
+        return np.full(ones, TileKind.FULL, np.int8)
     if isinstance(mask, And | Or):
         combine = np.minimum if isinstance(mask, And) else np.maximum
         return combine(_evaluate(mask.left, cover, problem), _evaluate(mask.right, cover, problem))
     if isinstance(mask, Not):
-        return np.int8(Tile.FULL) - _evaluate(mask.operand, cover, problem)
-    unknown = np.full(ones, Tile.PARTIAL, np.int8)
+        return np.int8(TileKind.FULL) - _evaluate(mask.operand, cover, problem)
+    unknown = np.full(ones, TileKind.PARTIAL, np.int8)
     if _must_look(mask) and problem.T * problem.S > _MOST_CELLS:
         return unknown
     if not is_concrete((mask, problem.query_offset, problem.key_offset)):
         return unknown
     with jax.ensure_compile_time_eval():
-        codes = mask.verdicts(cover())
+        codes = mask.classify(cover())
     return np.asarray(codes) if is_concrete(codes) else unknown
 
 
@@ -142,7 +144,7 @@ def _must_look(mask: Mask | None) -> bool:
 
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
     """Pairs of chunks that may have work, on each member of the ring."""
-    held = chunk_codes(problem, division) != Tile.EMPTY
+    held = chunk_codes(problem, division) != TileKind.EMPTY
     parts = range(division.parts)
     return tuple(
         int(sum(held[division.chunk_of(part, member)].sum() for part in parts))

@@ -16,7 +16,7 @@ from regard.engine.problem import Problem
 from regard.engine.scoring import Scoring
 from regard.engine.tiles import Layout
 from regard.masks import Mask, from_array, lengths
-from regard.masks.grid import Grid, Run
+from regard.masks.grid import Grid, Span
 from regard.parallel.division import Division
 from regard.records import record, static
 from regard.scores.cells import Bucket, Cells
@@ -67,7 +67,7 @@ class Shard:
         """Query heads on this device."""
         return self.call.leading[-1] // self.division.size(*self.division.heads, self.division.exchange)
 
-    def narrow(self, data: Any, trailing: int) -> Array:
+    def take(self, data: Any, trailing: int) -> Array:
         """This device's part of data whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
         rank = len(self.call.leading)
@@ -98,7 +98,7 @@ class Shard:
             head, batch = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
             score = Sharded(call.scoring.join(arrays.parameters), head, batch, self.num_heads)
         query_offset, key_offset = (
-            offset if offset is None or jnp.ndim(offset) == 0 else self.narrow(offset, 0)
+            offset if offset is None or jnp.ndim(offset) == 0 else self.take(offset, 0)
             for offset in (call.query_offset, call.key_offset)
         )
         problem = Problem(
@@ -122,7 +122,7 @@ class Shard:
         inputs, context, layout = tiled.prepare(problem)
         if call.seeds is None:
             return inputs, context, layout
-        seeds = jnp.stack([self.narrow(word, 0) for word in call.seeds])
+        seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
         grid = problem.grid()
         words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
         query_words, key_words = ((one, other) for one, other in words)
@@ -132,7 +132,7 @@ class Shard:
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
         """The mask of a piece; padding sees nothing and is seen by nobody."""
         queries, keys, axes = self.division.queries, self.division.keys, len(self.call.leading)
-        rows, columns = Run(first_query, queries.chunk), Run(first_key, keys.chunk)
+        rows, columns = Span(first_query, queries.chunk), Span(first_key, keys.chunk)
         mask = self.call.mask
         if mask is not None:
             if queries.padded == queries.length and keys.padded == keys.length:
@@ -141,7 +141,7 @@ class Shard:
                 row = jnp.minimum(rows.members, queries.length - 1)
                 column = jnp.minimum(columns.members, keys.length - 1)
                 grid = Grid.at(row, column, query_offset, axes, key_offset)
-            mask = mask.narrow(self.narrow, axes).piece(grid)
+            mask = mask.slice_batch(self.take, axes).slice_grid(grid)
         if keys.padded > keys.length:
             real = lengths(jnp.asarray(keys.length if key_offset is None else keys.length + key_offset))
             mask = real if mask is None else mask & real

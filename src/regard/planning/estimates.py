@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from regard.engine.problem import Problem
 from regard.engine.tuning import Tuning
-from regard.parallel.accounts import local_bytes, sent_bytes
+from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.planning.candidates import Candidate

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from regard.engine.canonicalization import canonicalize
 from regard.engine.explanation import scaled
-from regard.engine.posing import pose
 from regard.engine.problem import Problem
 from regard.masks import Mask
 from regard.planning.amounts import read_amount
@@ -134,7 +134,7 @@ def _pose(sizes: dict[str, int], mask: Mask | None, dtype: str) -> Problem:
             jax.ShapeDtypeStruct((batch, sizes[name], length, width), dtype)
             for name in ("heads", "key_heads")
         )
-        return pose(query, key, key, mask=mask)
+        return canonicalize(query, key, key, mask=mask)
 
 
 def _read(name: str, number: Any) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.engine.explanation import classify_tiles
 from regard.engine.problem import Problem
-from regard.masks import Tile
+from regard.masks import TileKind
 from regard.parallel.division import Division
 from regard.parallel.schedule import is_countable
 
@@ -34,7 +34,7 @@ class Work:
         columns = np.diff(np.minimum(np.arange(codes.shape[-1] + 1) * side, problem.S))
         edges = np.minimum(np.arange(codes.shape[-2] + 1) * side, problem.T)
         # Verdicts that do not depend on the row or the key have one for all.
-        held = (codes != Tile.EMPTY) @ columns.astype(float)
+        held = (codes != TileKind.EMPTY) @ columns.astype(float)
         held = held.reshape(-1, held.shape[-1]).mean(0)
         return cls(edges, np.concatenate([[0.0], np.cumsum(held * np.diff(edges))]), side, pairs)
 

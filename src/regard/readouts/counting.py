@@ -17,10 +17,10 @@ from regard.engine.online_softmax import product
 from regard.engine.problem import Problem
 from regard.engine.tiles import TileView
 from regard.masks.grid import offset_column
-from regard.readouts.leaders import CHUNK, Leaders
+from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, Plan, Tokens
 from regard.readouts.profiles import bin_of, put_on_diagonal, sum_bins, sum_diagonals
-from regard.readouts.tallies import Found, Norm, PerKey, PerQuery, Plan, Tokens
 from regard.readouts.tiling import Place, Tiling, block_of, merge
+from regard.readouts.top_k import CHUNK, RunningTopK
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -112,10 +112,10 @@ class _Counting:
         row_block = self._start(here, number)
         size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.layout.dtype)
-        none = Leaders.none(plan.top_k, size, tiling.layout.dtype)
+        none = RunningTopK.none(plan.top_k, size, tiling.layout.dtype)
         empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
         body = partial(self._count, row_block)
-        rows, count, leaders, columns = tiling.loop.tiles(
+        rows, count, running_top, columns = tiling.loop.tiles(
             tiling.context.by_query, leading, number, body, empty
         )
 
@@ -124,8 +124,8 @@ class _Counting:
 
         norm = [part[0] for part in row_block.norm]
         return (
-            put(results[0], [*norm, *rows, *leaders.scores]),
-            put(results[1], [count, *leaders.keys]),
+            put(results[0], [*norm, *rows, *running_top.scores]),
+            put(results[1], [count, *running_top.keys]),
             columns,
         )
 
@@ -140,7 +140,7 @@ class _Counting:
         def spread(row: Array) -> Array:
             return jnp.broadcast_to(row, (layout.group, row.size)).reshape(-1)
 
-        row = here.row_run.members
+        row = here.row_span.members
         block = spread(block_of(row, plan.query_block) - block_of(here.first_query, plan.query_block))
         head = jnp.repeat(np.arange(layout.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(layout.group * tiling.query_blocks, dtype=np.int32)
@@ -182,7 +182,7 @@ class _Counting:
         return Norm(peak, jnp.log(jnp.where(peak == -jnp.inf, 1, total)))
 
     def _count(self, row_block: _RowBlock, start: Any, partly: Any, carry: Any) -> Any:
-        rows, count, leaders, columns = carry
+        rows, count, running_top, columns = carry
         tiling = self.tiling
         view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
         scores = tiling.align(tiling.scores(row_block.query, row_block.scale, view, partly), view, -jnp.inf)
@@ -193,7 +193,7 @@ class _Counting:
         place = tiling.place(view)
 
         tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
-        leaders = leaders.meet(scores, tops, start)
+        running_top = running_top.meet(scores, tops, start)
         if self.certain and tiling.layout.masked:
             full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
             count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
@@ -201,7 +201,7 @@ class _Counting:
             count = count + (np.int32(tiling.blocking.keys) if self.certain else _count(scores))
         rows = self._count_rows(row_block, place, view, weights, logs, rows)
         columns = self._count_columns(row_block, place, view, weights, tops, columns)
-        return rows, count, leaders, columns
+        return rows, count, running_top, columns
 
     def _count_rows(
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, rows: PerQuery
@@ -270,7 +270,7 @@ class _Counting:
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
         lead, start = view.leading, view.first_key
         corner = (*lead, block_of(start, plan.key_block), 0, block_of(view.first_query, plan.query_block))
-        along = view.row_run.start - start + np.int32(tiling.width - keys)
+        along = view.row_span.start - start + np.int32(tiling.width - keys)
         block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(
             merge(columns.mass, by_block.sum(-1), (*lead, start, 0), jnp.add),

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.engine.posing import float_array, pose
+from regard.engine.canonicalization import canonicalize, float_array
 from regard.engine.problem import Problem
 from regard.masks import Mask
 from regard.masks.data import integers, whole_number
+from regard.readouts.accumulators import Found, Norm, PerQuery, Plan, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
-from regard.readouts.tallies import Found, Norm, PerQuery, Plan, Tokens
 from regard.scores import Score
 
 
@@ -97,7 +97,7 @@ def read(
     Reference: Dao et al., "FlashAttention", 2022, algorithm 4, which forms weights from a saved lse; counting
         them instead of differentiating them is ours.
     """
-    problem = pose_readable(
+    problem = canonicalize_readable(
         query,
         key,
         mask=mask,
@@ -125,10 +125,10 @@ def read(
     return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
 
 
-def pose_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
+def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
     """The call, with values of which nothing is read."""
     keys: Any = float_array("key", key, 2)
-    problem = pose(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
+    problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
     offsets: tuple[Any, Any] = problem.query_offset, problem.key_offset
     moved = any(np.ndim(offset) for offset in offsets)
     if problem.group > 1 and len(problem.leading) == 1 and moved:

@@ -20,8 +20,8 @@ from regard.engine.problem import Problem
 from regard.engine.tile_scores import finish
 from regard.engine.tiled import prepare
 from regard.engine.tiles import Blocking, Layout, TileLoop, TileView
-from regard.readouts.leaders import CHUNK
-from regard.readouts.tallies import Plan
+from regard.readouts.accumulators import Plan
+from regard.readouts.top_k import CHUNK
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Tiling:
     def align(self, tile: Array, view: TileView, fill: Any) -> Array:
         """Keys from the first that belongs to the tile, and padding; those not its own go last."""
         if self.layout.num_keys % self.blocking.keys:
-            shift = view.first_key - view.column_run.start
+            shift = view.first_key - view.column_span.start
             tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
         rest = [(0, 0)] * (tile.ndim - 1)
         return jnp.pad(tile, [(0, self.keys - self.blocking.keys), *rest], constant_values=fill)
@@ -106,14 +106,14 @@ class Tiling:
     def align_rows(self, tile: Array, view: TileView) -> Array:
         """The same for queries, on the last axis, padded with 0 to whole blocks."""
         if self.layout.num_queries % self.blocking.queries:
-            tile = _roll(tile, view.first_query - view.row_run.start, tile.ndim - 1)
+            tile = _roll(tile, view.first_query - view.row_span.start, tile.ndim - 1)
         block = min(self.plan.query_block, self.blocking.queries)
         more = self.query_blocks * block - self.blocking.queries
         return jnp.pad(tile, [*[(0, 0)] * (tile.ndim - 1), (0, more)])
 
     def place(self, view: TileView) -> Place:
         grid = view.grid(self.context.offsets)
-        key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_run.start
+        key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_span.start
         ahead = grid.query_position.reshape(-1)[0] - key
         return Place(key, ahead - np.int32(self.keys - 1), ahead + np.int32(self.blocking.queries - 1))
 

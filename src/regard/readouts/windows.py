@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.engine.excerpt import score_cells
 from regard.engine.problem import Problem
+from regard.engine.score_rows import score_cells
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
-from regard.readouts.reading import check_lse, pose_readable
+from regard.readouts.reading import canonicalize_readable, check_lse
 from regard.scores import Score
 
 
@@ -76,7 +76,7 @@ def window(
         >>> [[f"{weight:.2f}" for weight in row] for row in part]
         [['0.33', '0.33', '0.00'], ['0.25', '0.25', '0.25']]
     """
-    problem = pose_readable(
+    problem = canonicalize_readable(
         query,
         key,
         mask=mask,

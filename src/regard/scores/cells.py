@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks.grid import Grid, Run
+from regard.masks.grid import Grid, Span
 
 Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
 
@@ -56,7 +56,7 @@ class Block:
     """Consecutive queries against consecutive keys."""
 
     grid: Grid
-    heads: Run  # query heads
+    heads: Span  # query heads
     first: Array  # index on the first leading axis
     lay: Callable[[Array], Array]  # (..., heads | 1, T | 1, S | 1) over the scores
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks import Mask, Tile
+from regard.masks import Mask, TileKind
 from regard.masks.algebra import And
 from regard.masks.documents import Documents, Segments
 from regard.masks.positional import Causal, SlidingWindow
@@ -28,7 +28,7 @@ def draw_tiles(
         key_offset: as in `attend`.
 
     Returns:
-        uint8 `(I, J)` of `Tile` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
+        uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
 
     Example:
         >>> from regard import masks
@@ -43,7 +43,7 @@ def draw_tiles(
         T, S, query_block=rows, key_block=keys, query_offset=query_offset, key_offset=key_offset
     )
     tiles = np.asarray(tiles).reshape((-1, *tiles.shape[-2:]))
-    agreed = np.where((tiles == tiles[:1]).all(0), tiles[0], Tile.PARTIAL)
+    agreed = np.where((tiles == tiles[:1]).all(0), tiles[0], TileKind.PARTIAL)
     return agreed.astype(np.uint8), rows, keys
 
 

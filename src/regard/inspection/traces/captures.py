@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 import regard
+from regard.engine.hooks import CallEvent, watch
 from regard.engine.problem import Problem
 from regard.engine.registry import BACKENDS, choose
-from regard.engine.watching import Sighting, watch
 from regard.inspection.traces.calls import Call
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
@@ -148,7 +148,7 @@ class _Watcher:
         self._kept: list[_Kept] = []
         self._failure: Exception | None = None
 
-    def __call__(self, seen: Sighting) -> None:
+    def __call__(self, seen: CallEvent) -> None:
         if not is_concrete((seen.problem, seen.output)):
             self._traced += 1
         elif self._failure is None:
@@ -190,7 +190,7 @@ class _Watcher:
         return {"calls": calls}
 
 
-def _keep(seen: Sighting, example: int) -> _Kept:
+def _keep(seen: CallEvent, example: int) -> _Kept:
     problem = take_example(seen.problem, example)
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     try:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.inspection.tokens import Tokens as Tokens
+from regard.inspection.traces.call_codec import Reader, Writer, entry
 from regard.inspection.traces.calls import Call as Call
 from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
-from regard.inspection.traces.transcripts import Reader, Writer, entry
 
 
 @dataclass(frozen=True, eq=False, repr=False)

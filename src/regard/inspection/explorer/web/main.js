@@ -12,7 +12,7 @@ import { mountPositions } from "./positions.js";
 import { mountCompare } from "./compare.js";
 import { mountTraining } from "./training.js";
 import { mountExport } from "./exporting.js";
-import { describeExplorer } from "./witness.js";
+import { describeExplorer } from "./debug_api.js";
 
 const TAB_NAMES = {
   attention: "Attention",
@@ -279,9 +279,9 @@ if (typeof document !== "undefined") {
   const opened = roots.map((root, n) => {
     root.dataset.open = "";
     const whole = boot(root, { address: n === 0 }).catch((error) => mainFailure(root, error));
-    const witness = describeExplorer(whole);
-    Object.defineProperty(root, "regard", { value: witness });
-    return witness;
+    const debugApi = describeExplorer(whole);
+    Object.defineProperty(root, "regard", { value: debugApi });
+    return debugApi;
   });
   if (opened.length && !("__regard" in window))
     Object.defineProperty(window, "__regard", { value: opened[0] });

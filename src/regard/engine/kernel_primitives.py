@@ -49,7 +49,7 @@ class Spec:
     added: int = 0  # axes in front of all operands, from vmap
 
 
-def delegate(kernel: Kernel, query: Array, key: Array, value: Array, *data: Array) -> Array:
+def call_kernel(kernel: Kernel, query: Array, key: Array, value: Array, *data: Array) -> Array:
     """Call the kernel; differentiable in query, key and value, in every way and to any order."""
     return plain_p.bind(query, key, value, *data, spec=Spec(kernel))[0]
 
@@ -181,7 +181,7 @@ def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) 
 
 
 def _primitive(name: str) -> Primitive:
-    primitive = Primitive(f"regard_{name}_delegated")
+    primitive = Primitive(f"regard_{name}_kernel")
     primitive.multiple_results = True
 
     def evaluate(*operands: Array, spec: Spec) -> list[Array]:

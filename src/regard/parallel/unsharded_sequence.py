@@ -16,15 +16,15 @@ from regard.parallel.shard import Call, Shard
 
 
 def serves(problem: Problem, division: Division) -> bool:
-    """Whether a device's share is an ordinary call, for the backend that is best for it.
+    """Return whether a device's share is an ordinary call, for the backend that is best for it.
 
-    Dropout and scores go by the number of a row and head in the whole call, which a backend does not know.
+    Dropout and scores need global batch and head indices, which a local call lacks.
     """
     undivided = division.size(division.ring, division.exchange) == 1
     return undivided and not problem.dropout_rate and problem.score is None
 
 
-def run_apart(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     leading = problem.leading or (1,)
     call = Call(
@@ -39,18 +39,18 @@ def run_apart(problem: Problem, division: Division) -> tuple[Array, dict[str, Ar
     def share(arrays: Any, call: Call, scale: Any, sinks: Any) -> Any:
         shard = Shard.here(division, call)
 
-        def cut(data: Any) -> Any:
-            return data if data is None or jnp.ndim(data) == 0 else shard.narrow(data, 0)
+        def take(data: Any) -> Any:
+            return data if data is None or jnp.ndim(data) == 0 else shard.take(data, 0)
 
         own = Problem(
             *arrays,
-            mask=None if call.mask is None else call.mask.narrow(shard.narrow, len(leading)),
+            mask=None if call.mask is None else call.mask.slice_batch(shard.take, len(leading)),
             bias=None,
             scale=scale,
-            query_offset=cut(call.query_offset),
-            key_offset=cut(call.key_offset),
+            query_offset=take(call.query_offset),
+            key_offset=take(call.key_offset),
             rng=None,
-            sinks=cut(sinks),
+            sinks=take(sinks),
             score=None,
             rows=None,
             heads=None,

@@ -1,4 +1,4 @@
-"""Leaders: the k largest scores of each row, as keys arrive in tiles."""
+"""RunningTopK: the k largest scores of each row, as keys arrive in tiles."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from regard.axes import Array
 CHUNK = 16  # keys of a tile that are looked through at once
 
 
-class Leaders(NamedTuple):
+class RunningTopK(NamedTuple):
     """The best so far, best first; of equal scores the smaller key comes first."""
 
     scores: Array  # (k, R), -inf where there is none
     keys: Array  # (k, R) int32, -1 where there is none
 
     @classmethod
-    def none(cls, count: int, rows: int, dtype: Any) -> Leaders:
+    def none(cls, count: int, rows: int, dtype: Any) -> RunningTopK:
         """No keys yet."""
         return cls(jnp.full((count, rows), -jnp.inf, dtype), jnp.full((count, rows), -1, jnp.int32))
 
-    def meet(self, scores: Array, tops: Array, first_key: Any) -> Leaders:
+    def meet(self, scores: Array, tops: Array, first_key: Any) -> RunningTopK:
         """The best of these and of a tile of scores (C, R), whose chunks of keys have maxima `tops`.
 
         Rows take their candidates out of the tile in order, all rows at a time, until no row gains. Chunks
@@ -41,12 +41,12 @@ class Leaders(NamedTuple):
             return best, jnp.where(tops == best[None], numbers, count - 1).min(0)
 
         def gains(state: Any) -> Array:
-            leaders, _, (best, chunk), _ = state
+            running_top, _, (best, chunk), _ = state
             least = first_key + chunk * np.int32(CHUNK)
-            return _before(best, least, leaders.scores[-1], leaders.keys[-1]).any()
+            return _before(best, least, running_top.scores[-1], running_top.keys[-1]).any()
 
         def take(state: Any) -> Any:
-            leaders, tops, (best, chunk), (last, last_index) = state
+            running_top, tops, (best, chunk), (last, last_index) = state
             index = chunk[None] * np.int32(CHUNK) + members
             # A gather from a flat array is three times as fast as one along an axis, or as a masked maximum.
             held = flat.at[index * np.int32(rows) + place_of_row].get(
@@ -55,15 +55,15 @@ class Leaders(NamedTuple):
             left = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
             place = jnp.where(left & (held == best[None]), index, count * CHUNK).min(0)
             rest = jnp.where(left & (index != place[None]), held, -jnp.inf).max(0)
-            leaders = leaders.insert(best, first_key + place)
+            running_top = running_top.insert(best, first_key + place)
             # A row without candidates keeps none, whatever its chunks hold.
             tops = jnp.where((numbers == chunk[None]) & (best > -jnp.inf)[None], rest[None], tops)
-            return leaders, tops, find(tops), (best, place)
+            return running_top, tops, find(tops), (best, place)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
         return jax.lax.while_loop(gains, take, (self, tops, find(tops), start))[0]
 
-    def insert(self, score: Array, key: Array) -> Leaders:
+    def insert(self, score: Array, key: Array) -> RunningTopK:
         """One more key per row, where it is good enough."""
         ahead = _before(score[None], key[None], self.scores, self.keys)
         above = jnp.concatenate([jnp.zeros_like(ahead[:1]), ahead[:-1]])
@@ -72,7 +72,7 @@ class Leaders(NamedTuple):
             down = jnp.concatenate([array[:1], array[:-1]])
             return jnp.where(ahead, jnp.where(above, down, entry[None]), array)
 
-        return Leaders(shift(self.scores, score), shift(self.keys, key))
+        return RunningTopK(shift(self.scores, score), shift(self.keys, key))
 
 
 def _before(score: Array, key: Array, other: Array, other_key: Array) -> Array:

@@ -14,7 +14,7 @@ from regard.training import tasks
 from regard.training.task import Batch
 
 
-class Specimen(NamedTuple):
+class Example(NamedTuple):
     """An example as the task's model takes it, and what people read in it."""
 
     batch: Batch
@@ -45,26 +45,26 @@ def watch_run(task: tasks.Task, model: Any, text: str | None = None) -> Trace:
     return trace
 
 
-def _take_threshold(task: tasks.ThresholdTask) -> Specimen:
+def _take_threshold(task: tasks.ThresholdTask) -> Example:
     """The first held-out sequence."""
     batch = _pick(task.held_out, 0)
     row = np.asarray(batch["inputs"][0])
     said = "above" if int(batch["labels"][0]) else "not above"
     title = f"threshold: {task.preset.length} tokens with sum {row.sum()}, {said} {task.preset.threshold}"
-    return Specimen(batch, {"": Tokens([str(token) for token in row], ids=row)}, title)
+    return Example(batch, {"": Tokens([str(token) for token in row], ids=row)}, title)
 
 
-def _take_copy(task: tasks.CopyTask) -> Specimen:
+def _take_copy(task: tasks.CopyTask) -> Example:
     """The first held-out sequence, with its start mark."""
     batch = _pick(task.held_out, 0)
     row = np.asarray(batch["inputs"][0])
     texts = ["SOS" if token == task.start_token else str(token) for token in row]
-    return Specimen(
+    return Example(
         batch, {"": Tokens(texts, ids=row)}, "copy: what each position reads to write its neighbour"
     )
 
 
-def _take_reverse(task: tasks.ReverseTask) -> Specimen:
+def _take_reverse(task: tasks.ReverseTask) -> Example:
     """The longest held-out sequence, with the right answer given to the decoder one place to the right."""
     batch = _pick(task.held_out, int(jnp.argmax(task.held_out["lengths"])))
     names = {task.start_token: "SOS", task.end_token: "EOS", task.pad_token: "PAD"}
@@ -74,10 +74,10 @@ def _take_reverse(task: tasks.ReverseTask) -> Specimen:
         Tokens([names.get(int(token), str(token)) for token in row], ids=row) for row in (source, given)
     )
     title = "reverse: the decoder reads the source backwards"
-    return Specimen(batch, {"encoder": read, "memory": read, "decoder": written}, title)
+    return Example(batch, {"encoder": read, "memory": read, "decoder": written}, title)
 
 
-def _take_digits(task: tasks.DigitsTask) -> Specimen:
+def _take_digits(task: tasks.DigitsTask) -> Example:
     """The first held-out scan in its patches, and the query that pools them."""
     batch = _pick(task.held_out, 0)
     rows, columns = task.PATCHES
@@ -88,12 +88,12 @@ def _take_digits(task: tasks.DigitsTask) -> Specimen:
         picture=1 - scan / max(float(scan.max()), 1e-6),  # ink on paper
     )
     tokens = {rows * columns: patches, 1: Tokens(["prediction"])}
-    return Specimen(
+    return Example(
         batch, tokens, f"digits: a scan of {int(batch['labels'][0])} in {rows} x {columns} patches"
     )
 
 
-def _take_text(task: tasks.TextTask, text: str | None) -> Specimen:
+def _take_text(task: tasks.TextTask, text: str | None) -> Example:
     """A row of held-out text, or a text as the beginning of a document."""
     vocabulary = task.vocabulary
     if text is None:
@@ -106,14 +106,14 @@ def _take_text(task: tasks.TextTask, text: str | None) -> Specimen:
             raise ValueError(f"--text: expected at most {most} tokens, as in training, got {len(row) - 1}")
     spelled = (vocabulary.spell(int(token)) for token in row)
     texts = [piece.decode("utf-8", "backslashreplace") if piece else END_OF_DOCUMENT for piece in spelled]
-    return Specimen({"inputs": jnp.asarray(row)[None]}, {"": Tokens(texts, ids=row)}, title)
+    return Example({"inputs": jnp.asarray(row)[None]}, {"": Tokens(texts, ids=row)}, title)
 
 
 def _pick(batch: Batch, row: int) -> Batch:
     return jax.tree.map(lambda values: values[row : row + 1], batch)
 
 
-_TAKERS: dict[type, Callable[..., Specimen]] = {
+_TAKERS: dict[type, Callable[..., Example]] = {
     tasks.ThresholdTask: _take_threshold,
     tasks.CopyTask: _take_copy,
     tasks.ReverseTask: _take_reverse,

@@ -15,7 +15,7 @@ from regard.scores.cells import Picks
 from regard.scores.score import Chain
 
 
-def take_excerpt(problem: Problem, array: Array) -> Array:
+def take_chosen_rows(problem: Problem, array: Array) -> Array:
     """The chosen rows and heads of an array (*B, T, x)."""
     if problem.rows is not None:
         array = jnp.take(array, problem.rows, axis=-2)
@@ -24,7 +24,7 @@ def take_excerpt(problem: Problem, array: Array) -> Array:
     return array
 
 
-def score_excerpt(problem: Problem) -> Array:
+def score_chosen_rows(problem: Problem) -> Array:
     """Scores (*B, R, S) of the chosen rows and heads, -inf where a query may not attend."""
     rows = _all(problem.T) if problem.rows is None else jnp.asarray(problem.rows)
     heads = _all(problem.leading[-1] if problem.leading else 1)

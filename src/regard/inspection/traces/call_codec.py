@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from regard.engine.posing import pose
+from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 from regard.inspection.tokens import Tokens, same_tokens
-from regard.inspection.traces import recipes
+from regard.inspection.traces import mask_codec
 from regard.inspection.traces.calls import Call
 from regard.readouts import Readout
-from regard.readouts.reading import pose_readable
+from regard.readouts.reading import canonicalize_readable
 
 _DESCRIBED: dict[str, tuple[type, ...]] = {
     "mask": (str, type(None)),
@@ -81,12 +81,12 @@ class Writer:
     def _write_functions(self, call: Call, keep_queries: bool) -> tuple[Any, Any, Any]:
         before = set(self.arrays)
         try:
-            mask = None if call.mask is None else recipes.write_mask(call.mask, self.put)
-            score = None if call.score is None else recipes.write_score(call.score, self.put)
+            mask = None if call.mask is None else mask_codec.write_mask(call.mask, self.put)
+            score = None if call.score is None else mask_codec.write_score(call.score, self.put)
             if not keep_queries or call.problem is None:
                 return mask, score, None
             return mask, score, self._write_problem(call.problem)
-        except recipes.NotDataError as reason:
+        except mask_codec.NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
             for name in set(self.arrays) - before:
                 del self.arrays[name]
@@ -97,7 +97,7 @@ class Writer:
         precision = problem.precision
         named = isinstance(precision, jax.lax.Precision)
         if not named and precision not in (None, *_NAMED_PRECISIONS):
-            raise recipes.NotDataError(f"precision={precision!r} is no plain name")
+            raise mask_codec.NotDataError(f"precision={precision!r} is no plain name")
         return {
             "query": self.put(problem.query),
             "key": self.put(problem.key),
@@ -131,8 +131,8 @@ class Writer:
             return None
         rotary = known.get("rotary")
         try:
-            rotary = None if rotary is None else recipes.write_rotary(rotary)
-        except recipes.NotDataError as reason:
+            rotary = None if rotary is None else mask_codec.write_rotary(rotary)
+        except mask_codec.NotDataError as reason:
             self.notes.append(f"{call.name}: {reason}")
             rotary = None
         return {
@@ -174,8 +174,8 @@ class Reader:
         offsets = take("query_offset", int), take("key_offset", int)
         if max(map(abs, offsets)) >= 2**31:
             wrong(f"{place}.query_offset, key_offset", "numbers that fit int32", offsets)
-        mask = None if data.get("mask") is None else recipes.read_mask(data["mask"], self._get(place))
-        score = None if data.get("score") is None else recipes.read_score(data["score"], self._get(place))
+        mask = None if data.get("mask") is None else mask_codec.read_mask(data["mask"], self._get(place))
+        score = None if data.get("score") is None else mask_codec.read_score(data["score"], self._get(place))
         description = self._described(f"{place}.description", data.get("description"))
         per_row = (heads, rows)
         error = self._optional(f"{place}.output_error", data.get("output_error"), "f", ())
@@ -236,8 +236,8 @@ class Reader:
         try:
             offsets = {"query_offset": call.query_offset, "key_offset": call.key_offset}
             if isinstance(key, jax.ShapeDtypeStruct):
-                return pose(query, key, key, mask=call.mask, score=call.score, **offsets)
-            return pose_readable(query, key, mask=call.mask, score=call.score, **offsets, **given)
+                return canonicalize(query, key, key, mask=call.mask, score=call.score, **offsets)
+            return canonicalize_readable(query, key, mask=call.mask, score=call.score, **offsets, **given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{place}: its parts do not fit one another: {error}") from None
 
@@ -293,7 +293,7 @@ class Reader:
         data = entry(data, place, dict)
         found: dict[str, Any] = {}
         if data.get("rotary") is not None:
-            found["rotary"] = recipes.read_rotary(data["rotary"])
+            found["rotary"] = mask_codec.read_rotary(data["rotary"])
         if data.get("table") is not None:
             length = data.get("trained_length")
             found["table"] = self._array(f"{place}.table", data["table"], "f", (None, None))

@@ -20,7 +20,7 @@ from regard.masks.positional import Causal, SlidingWindow
 
 
 @dataclass(frozen=True)
-class Pattern:
+class KernelMask:
     """Which keys a query may attend to, counted by rows: query t reads keys t - before to t + after."""
 
     before: int | None = None  # None: all keys before; negative, none closer than that
@@ -34,9 +34,9 @@ class Pattern:
         return all(part is None for part in (self.before, self.after, self.bound, self.segments))
 
 
-def read_pattern(problem: Problem) -> Pattern | str:
-    """The call's mask as a pattern, or which part of it is none."""
-    found = Pattern()
+def read_kernel_mask(problem: Problem) -> KernelMask | str:
+    """The call's mask as a kernel_mask, or which part of it is none."""
+    found = KernelMask()
     for part in [] if problem.mask is None else _parts(problem.mask):
         if isinstance(part, Causal):
             found = _narrow(found, None, 0)
@@ -55,9 +55,9 @@ def _parts(mask: Mask) -> list[Mask]:
     return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
 
 
-def _narrow(pattern: Pattern, before: int | None, after: int | None) -> Pattern:
+def _narrow(kernel_mask: KernelMask, before: int | None, after: int | None) -> KernelMask:
     return dataclasses.replace(
-        pattern, before=_least(pattern.before, before), after=_least(pattern.after, after)
+        kernel_mask, before=_least(kernel_mask.before, before), after=_least(kernel_mask.after, after)
     )
 
 
@@ -65,30 +65,30 @@ def _least(one: int | None, other: int | None) -> int | None:
     return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
-def _by_rows(pattern: Pattern, problem: Problem) -> Pattern | str:
+def _by_rows(kernel_mask: KernelMask, problem: Problem) -> KernelMask | str:
     """Positions as indices of rows, which kernels count by."""
-    if pattern.plain:
-        return pattern
+    if kernel_mask.plain:
+        return kernel_mask
     offsets = (problem.query_offset, problem.key_offset or 0)
     if not is_concrete(offsets) or any(np.ndim(offset) for offset in offsets):
         return "the mask is placed by offsets that are arrays, or not known until it runs"
     query_offset, key_offset = (int(offset) for offset in offsets)
     shift = query_offset - key_offset
-    before = None if pattern.before is None else pattern.before - shift
-    after = None if pattern.after is None else pattern.after + shift
+    before = None if kernel_mask.before is None else kernel_mask.before - shift
+    after = None if kernel_mask.after is None else kernel_mask.after + shift
     # A band wider than the matrix is none.
     before = None if before is not None and before >= problem.T - 1 else before
     after = None if after is not None and after >= problem.S - 1 else after
-    bound = None if pattern.bound is None else pattern.bound - key_offset
-    return Pattern(before, after, bound, pattern.segments)
+    bound = None if kernel_mask.bound is None else kernel_mask.bound - key_offset
+    return KernelMask(before, after, bound, kernel_mask.segments)
 
 
-def row_bounds(pattern: Pattern, problem: Problem) -> Array | str | None:
+def row_bounds(kernel_mask: KernelMask, problem: Problem) -> Array | str | None:
     """The keys' bound as one number per batch row, all axes before heads taken together."""
-    if pattern.bound is None:
+    if kernel_mask.bound is None:
         return None
     batch = problem.leading[:-1]
-    bound = jnp.asarray(pattern.bound)
+    bound = jnp.asarray(kernel_mask.bound)
     if bound.ndim > len(batch):
         return "lengths differ between heads"
     bound = bound.reshape((*bound.shape, *(1,) * (len(batch) - bound.ndim)))

@@ -14,7 +14,7 @@ from regard.parallel.schedule import chunk_counts, tile_counts, tile_side
 
 
 @dataclass(frozen=True)
-class Account:
+class CostReport:
     """What a call over several devices does; print it to read it.
 
     Example:

@@ -3,7 +3,7 @@ import { isDark, tableFor, unitOf } from "./colours.js";
 const ROW_STATS = ["entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass"];
 
 /**
- * What a test or a curious reader may ask of an explorer; nothing here changes it.
+ * Return what a test or a curious reader may ask of an explorer; nothing here changes it.
  * @param {Promise<{root: HTMLElement, source: import("./source.js").Source, state: import("./state.js").State}>} opened
  * @returns {Readonly<Record<string, any>>} `ready` settles when everything in sight is drawn
  */

@@ -11,7 +11,7 @@ from regard.axes import Array
 from regard.engine.problem import Problem
 
 
-class Sighting(NamedTuple):
+class CallEvent(NamedTuple):
     """One call that ran; inside a trace, its arrays are tracers."""
 
     problem: Problem
@@ -21,7 +21,7 @@ class Sighting(NamedTuple):
     kind: str | None  # "self" or "cross"; None, unknown
 
 
-Watcher = Callable[[Sighting], None]
+Watcher = Callable[[CallEvent], None]
 
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 _OWNER: ContextVar[tuple[Any, str | None]] = ContextVar("owner", default=(None, None))
@@ -55,6 +55,6 @@ def report(problem: Problem, output: Array, backend: str) -> None:
     """Tell all watchers of a call."""
     watchers = _WATCHERS.get()
     if watchers:
-        seen = Sighting(problem, output, backend, *_OWNER.get())
+        seen = CallEvent(problem, output, backend, *_OWNER.get())
         for watcher in watchers:
             watcher(seen)

@@ -14,7 +14,7 @@ CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.js
 
 
 @dataclass(frozen=True)
-class Voice:
+class TextModel:
     """A model, and how its tokens and text become each other.
 
     Attributes:
@@ -39,7 +39,7 @@ class Voice:
         return self.start_token is None
 
 
-def open_voice(directory: Path) -> Voice:
+def open_text_model(directory: Path) -> TextModel:
     """Loads what writes.
 
     Raises:
@@ -61,7 +61,7 @@ def open_voice(directory: Path) -> Voice:
             " or a folder with a Hugging Face model"
         )
     vocabulary: Any = getattr(task, "vocabulary")  # noqa: B009 - of text tasks alone
-    return Voice(
+    return TextModel(
         model=model,
         title=f"{task.name} run, {vocabulary.size} tokens",
         # The mark before a document is where the model learned to begin.
@@ -80,7 +80,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _open_pretrained(directory: Path) -> Voice:
+def _open_pretrained(directory: Path) -> TextModel:
     """A model with Hugging Face's names and tokenizer."""
     from regard.interop import huggingface
 
@@ -111,7 +111,7 @@ def _open_pretrained(directory: Path) -> Voice:
             )
         return [first]
 
-    return Voice(
+    return TextModel(
         model=model,
         title=f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens",
         encode=encode,

@@ -20,7 +20,7 @@ from regard.scores.score import Chain, compose
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
 
-def pose(
+def canonicalize(
     query: Any,
     key: Any,
     value: Any,
@@ -74,8 +74,8 @@ def pose(
         query_offset=offset,
         key_offset=key_offset,
         aux=aux,
-        rows=check_excerpt("rows", rows, num_queries, aux),
-        heads=check_excerpt("heads", heads, leading[-1] if leading else None, aux),
+        rows=check_chosen_rows("rows", rows, num_queries, aux),
+        heads=check_chosen_rows("heads", heads, leading[-1] if leading else None, aux),
         precision=precision,
     )
     return dataclasses.replace(problem, scale=_check_scale(scale, problem))
@@ -222,7 +222,7 @@ def _check_aux(aux: Any) -> tuple[str, ...]:
     return aux
 
 
-def check_excerpt(name: str, index: Any, size: int | None, aux: tuple[str, ...]) -> Any:
+def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, ...]) -> Any:
     if index is None:
         return None
     if not {"weights", "scores"} & set(aux):
