@@ -11,6 +11,7 @@ import pytest
 from flax import linen, nnx
 
 from regard import attend, inspection, masks, positions, scores
+from regard.engine import hooks
 from regard.inspection import tokens
 from regard.inspection.traces import captures, examples, owners
 from regard.interop.flax import attention_fn
@@ -367,30 +368,30 @@ def test_watching_changes_neither_bits_nor_the_program():
         return str(jax.make_jaxpr(lambda state, x: nnx.merge(graph, state)(x))(state, X))
 
     plain, seen = program(), []
-    with watching.watch(seen.append):
+    with hooks.watch(seen.append):
         assert program() == plain
     assert len(seen) == 2
 
 
 def test_only_the_block_is_watched_and_only_by_this_thread():
     seen = []
-    with watching.watch(seen.append), watching.watch(seen.append):
+    with hooks.watch(seen.append), hooks.watch(seen.append):
         attend(X[:1].astype(jnp.float32), *[jnp.ones((5, 5))] * 2)
     attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert len(seen) == 2
     assert seen[0].owner is None
-    with pytest.raises(ZeroDivisionError), watching.watch(seen.append):
+    with pytest.raises(ZeroDivisionError), hooks.watch(seen.append):
         raise ZeroDivisionError
     attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert len(seen) == 2
-    with watching.called_by("nobody watches"):
-        assert watching._OWNER.get() == (None, None)
-    with watching.watch(seen.append), watching.called_by("outer"), watching.called_by("inner", "cross"):
+    with hooks.called_by("nobody watches"):
+        assert hooks._OWNER.get() == (None, None)
+    with hooks.watch(seen.append), hooks.called_by("outer"), hooks.called_by("inner", "cross"):
         attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert seen[-1].owner == "inner"
     assert seen[-1].kind == "cross"
-    with watching.watch(seen.append):
-        with pytest.raises(ZeroDivisionError), watching.called_by("broken"):
+    with hooks.watch(seen.append):
+        with pytest.raises(ZeroDivisionError), hooks.called_by("broken"):
             raise ZeroDivisionError
         attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert seen[-1].owner is None

@@ -10,7 +10,7 @@ import pytest
 
 import oracle
 from regard import attend, explain, masks, scores
-from regard.engine import cudnn, registry, splash_tpu
+from regard.engine import cudnn, kernel_primitives, registry, splash_tpu
 from regard.engine.canonicalization import canonicalize
 from regard.engine.kernel_masks import read_kernel_mask, row_bounds
 
@@ -60,7 +60,7 @@ def toy_inputs():
     return (*arrays, jnp.asarray(rng.random((T, S)) < 0.7))
 
 
-ours = functools.partial(delegation.call_kernel, Toy())
+ours = functools.partial(kernel_primitives.call_kernel, Toy())
 TRANSFORMS = {
     "value": lambda f: f,
     "grad": lambda f: jax.grad(lambda q, k, v: (f(q, k, v) ** 2).sum(), (0, 1, 2)),

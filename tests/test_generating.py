@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.cli import generating, main
+from regard.cli import generating, main, text_models
 from regard.cli.spelling import ByteSpelling
 from regard.models import Decoder, EncoderDecoder, TransformerConfig, generate
 from small_runs import begin, tiny_copy
@@ -22,8 +22,8 @@ def spell(token):
     return b"" if token == MARK else bytes([token % 128])
 
 
-def make_voice(model, start_token=None):
-    return voices.TextModel(
+def make_text_model(model, start_token=None):
+    return text_models.TextModel(
         model=model,
         title="a test",
         encode=lambda text: [MARK, *text.encode()],
@@ -41,8 +41,8 @@ def model():
 
 
 @pytest.fixture
-def voice(model, monkeypatch):
-    found = make_voice(model)
+def text_model(model, monkeypatch):
+    found = make_text_model(model)
     monkeypatch.setattr(generating, "open_text_model", lambda directory: found)
     return found
 
@@ -103,7 +103,7 @@ def test_a_text_ends_before_what_was_asked(text_model, capsys):
 def test_a_broken_model_says_so(monkeypatch, capsys):
     broken = Decoder(configure(), rngs=nnx.Rngs(0))
     broken.head.kernel[...] = broken.head.kernel[...] * np.nan
-    monkeypatch.setattr(generating, "open_text_model", lambda directory: make_voice(broken))
+    monkeypatch.setattr(generating, "open_text_model", lambda directory: make_text_model(broken))
     assert write("--prompt", "ab") == 0
     assert "0 tokens, none; ended by numbers that are not finite" in capsys.readouterr().err
     assert write("--prompt", "ab", "--beams", "2") == 0
@@ -124,7 +124,9 @@ def test_beams_show_the_best_and_json_all(text_model, capsys):
 
 def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
     model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
-    monkeypatch.setattr(generating, "open_text_model", lambda directory: make_voice(model, start_token=5))
+    monkeypatch.setattr(
+        generating, "open_text_model", lambda directory: make_text_model(model, start_token=5)
+    )
     assert write("--prompt", "ab", "--temperature", "0") == 0
     (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, start_token=5, stop_tokens=(MARK,)).rows()
     assert capsys.readouterr().out == spell_all(tokens) + "\n"
@@ -185,7 +187,7 @@ def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
     small = ["--steps", "2", "--warmup-steps", "1", "--length", "19", "--held-out-fraction", "0.01"]
     assert main(["train", "text", *small, "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
     capsys.readouterr()
-    text_model = voices.open_text_model(tmp_path / "text")
+    text_model = text_models.open_text_model(tmp_path / "text")
     assert text_model.encode("é") == [256, 195, 169]
     assert text_model.continues
     assert main(["generate", str(tmp_path / "text"), "--prompt", "The é", "--max-tokens", "7"]) == 0
@@ -210,7 +212,7 @@ def test_a_hugging_face_folder_writes(tmp_path, capsys):
     assert "has no tokenizer" in capsys.readouterr().err
     byte_pairs().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    text_model = voices.open_text_model(folder)
+    text_model = text_models.open_text_model(folder)
     assert text_model.stop_tokens == (5, 7)
     assert main(["generate", str(folder), "--prompt", "plain", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("plain")
@@ -229,5 +231,5 @@ def test_a_hugging_face_folder_writes(tmp_path, capsys):
     settings = {"eos_token_id": 1, "decoder_start_token_id": 0}
     folder = huggingface.save(EncoderDecoder(t5, rngs=nnx.Rngs(0)), tmp_path / "t5", "t5", settings=settings)
     byte_pairs().save(str(folder / "tokenizer.json"))
-    text_model = voices.open_text_model(folder)
+    text_model = text_models.open_text_model(folder)
     assert (text_model.start_token, text_model.stop_tokens, text_model.continues) == (0, (1,), False)

@@ -342,12 +342,12 @@ def test_a_backend_that_is_named_is_used_in_the_context_too():
         np.testing.assert_allclose(attend(array, array, array, bias=bias, backend="dense"), 1, rtol=1e-6)
 
 
-def test_a_mask_that_cannot_be_cut_says_so():
+def test_a_mask_that_cannot_be_sliced_says_so():
     from test_tiled import Contradictory
 
     mask = Contradictory(jnp.ones((4, 4), jnp.int8))
     with pytest.raises(
-        NotImplementedError, match="Contradictory holds arrays and does not say how to cut them"
+        NotImplementedError, match="Contradictory holds arrays and does not say how to slice them"
     ):
         parallel.explain(*ARRAYS, mesh=mesh(seq=4), axis="seq", plan="ring", mask=mask)
 

@@ -12,6 +12,7 @@ import pytest
 
 from plain import assert_as_exact
 from regard import attend, masks, readouts, scores
+from regard.readouts import accumulators
 from regard.readouts.profiles import bin_of, sum_diagonals
 from regard.readouts.top_k import RunningTopK
 
@@ -263,7 +264,7 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
     case = CASES[name]
     if case.dtype == "float64":
         request.getfixturevalue("x64")
-    monkeypatch.setattr(tallies, "SIDE", side)
+    monkeypatch.setattr(accumulators, "SIDE", side)
     readout = read(case)
     exact, plain = weigh(case, np.float64), weigh(case, np.dtype(case.dtype).type)
     shape = case.leading()
@@ -293,7 +294,7 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
 
 
 def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local(monkeypatch):
-    monkeypatch.setattr(tallies, "SIDE", 16)
+    monkeypatch.setattr(accumulators, "SIDE", 16)
     case = CASES["causal"]
     found, wanted = read(case, local=1), count(case, weigh(case, np.float64))
     for field in ("previous_mass", "self_mass"):
@@ -318,7 +319,7 @@ def check_top(readout, exact):
 
 @pytest.mark.parametrize("name", ["causal", "prefix or causal", "all"])
 def test_of_equal_scores_the_smaller_key_comes_first(name, monkeypatch):
-    monkeypatch.setattr(tallies, "SIDE", 16)
+    monkeypatch.setattr(accumulators, "SIDE", 16)
     rng = np.random.default_rng(1)
     query, key = (rng.integers(-1, 2, (2, 83, 3)).astype(np.float32) for _ in range(2))
     mask = {"causal": masks.causal(), "prefix or causal": masks.prefix(40) | masks.causal(), "all": None}[
@@ -471,7 +472,7 @@ def test_an_lse_of_the_callers_is_used_and_judged():
 
 @pytest.mark.parametrize("side", [16, 512])
 def test_a_query_that_meets_nan_counts_for_nothing(side, monkeypatch):
-    monkeypatch.setattr(tallies, "SIDE", side)
+    monkeypatch.setattr(accumulators, "SIDE", side)
     case = CASES["causal"]
     _, key = case.operands()
     met = 41  # causal: the queries before it are sound

@@ -16,7 +16,7 @@ from mask_expressions import expressions
 from regard import attend, masks
 from regard.engine import dense, tiled
 from regard.engine.canonicalization import AUX, canonicalize
-from regard.engine.sparsity import classify, list_tiles
+from regard.engine.sparsity import classify_tiles, list_tiles
 from regard.engine.tiles import Blocking
 from regard.masks import Mask, TileKind
 from regard.records import record
@@ -489,7 +489,7 @@ def test_listing_tiles_takes_no_quadratic_memory_and_no_wide_indices():
     def lists(ids):
         mask = masks.causal() & masks.sliding_window(1000) & masks.segments(ids)
         arrays = [jax.ShapeDtypeStruct((1, length, 2), jnp.float32)] * 3
-        codes = classify(posed(*arrays, mask=mask), 512, 512)
+        codes = classify_tiles(posed(*arrays, mask=mask), 512, 512)
         return list_tiles(codes, 512, length), list_tiles(jnp.swapaxes(codes, -1, -2), 512, length)
 
     assert temporary_bytes(lists, (1, length), dtype=jnp.int32) < 16 * 2**20
@@ -561,7 +561,7 @@ def test_empty_tiles_are_skipped_and_full_tiles_ask_no_mask(dirty):
 def test_every_cell_that_counts_lies_in_exactly_one_listed_tile(mask, query_block, key_block, offset):
     shapes = ((2, 3, 5, 2), (2, 3, 7, 2), (2, 3, 7, 2))
     problem = posed(*(jnp.zeros(shape) for shape in shapes), mask=mask, query_offset=offset)
-    codes = classify(problem, query_block, key_block)
+    codes = classify_tiles(problem, query_block, key_block)
     keep = np.asarray(mask.dense(5, 7, query_offset=offset, leading_axes=2))
     keep = np.broadcast_to(keep, (2, 3, 5, 7))
     check_lists(list_tiles(codes, key_block, 7), keep, query_block, key_block)

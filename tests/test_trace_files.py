@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mask_expressions import expressions
 from regard import attend, inspection, masks, positions, scores
 from regard.inspection.traces import files as trace_files
+from regard.inspection.traces import mask_codec
 from regard.inspection.traces.files import read_archive, write_archive
 from regard.models import Decoder, TransformerConfig
 from regard.readouts import Readout
@@ -108,8 +109,8 @@ def test_any_expression_of_masks_comes_back(mask):
         kept[f"a{len(kept)}"] = np.asarray(array)
         return f"a{len(kept) - 1}"
 
-    data = json.loads(json.dumps(recipes.write_mask(mask, put)))
-    same_leaves(jax.tree.map(np.asarray, mask), recipes.read_mask(data, kept.__getitem__))
+    data = json.loads(json.dumps(mask_codec.write_mask(mask, put)))
+    same_leaves(jax.tree.map(np.asarray, mask), mask_codec.read_mask(data, kept.__getitem__))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -231,7 +232,7 @@ def test_models_tokens_and_positions_come_back(tmp_path):
 )
 def test_rotary_settings_come_back(rule):
     rotary = positions.Rotary(100.0, 4, True, rule)
-    assert recipes.read_rotary(json.loads(json.dumps(recipes.write_rotary(rotary)))) == rotary
+    assert mask_codec.read_rotary(json.loads(json.dumps(mask_codec.write_rotary(rotary)))) == rotary
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_rotary_settings_come_back(rule):
 )
 def test_wrong_rotary_settings_are_refused(data):
     with pytest.raises(ValueError, match="rotary: expected settings of Rotary"):
-        recipes.read_rotary(data)
+        mask_codec.read_rotary(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from regard import inspection
-from regard.cli import inspecting, main, pictures, viewing
+from regard.cli import examples, inspecting, main, pictures, viewing
 from regard.training import presets, runs, tasks
 from small_runs import (
     snapshot,
@@ -63,7 +63,7 @@ def make(preset, **sizes):
 
 def test_copy_is_watched_with_its_symbols(copied):
     task, model = runs.load_run(copied)
-    trace = specimens.watch_run(task, model)
+    trace = examples.watch_run(task, model)
     (call,) = trace.calls
     inputs = task.held_out["inputs"][:1]
     assert call.query_tokens.texts == ("SOS", *(str(token) for token in inputs[0, 1:].tolist()))
@@ -74,7 +74,7 @@ def test_copy_is_watched_with_its_symbols(copied):
 
 def test_reverse_is_watched_with_both_sequences():
     task, model = make(presets.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13))
-    trace = specimens.watch_run(task, model)
+    trace = examples.watch_run(task, model)
     encoder, own, cross = trace.calls
     lengths = task.held_out["lengths"]
     row = int(np.argmax(lengths))
@@ -88,7 +88,7 @@ def test_reverse_is_watched_with_both_sequences():
 
 def test_digits_are_watched_in_patches_of_their_picture():
     task, model = make(presets.Digits(), num_layers=1)
-    trace = specimens.watch_run(task, model)
+    trace = examples.watch_run(task, model)
     patches, pooling = trace.calls
     tokens = patches.query_tokens
     assert (tokens.kind, tokens.patch_grid, len(tokens)) == ("patches", (4, 4), 16)
@@ -101,10 +101,10 @@ def test_digits_are_watched_in_patches_of_their_picture():
 
 def test_threshold_is_watched():
     task, model = make(presets.Threshold(length=5, held_out_size=3))
-    trace = specimens.watch_run(task, model)
+    trace = examples.watch_run(task, model)
     assert trace.calls[0].query_tokens.texts == tuple(map(str, task.held_out["inputs"][0].tolist()))
     with pytest.raises(ValueError, match="--text is for models that read text; threshold"):
-        specimens.watch_run(task, model, "some text")
+        examples.watch_run(task, model, "some text")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def texts(tmp_path_factory):
 
 def test_text_is_watched_within_its_documents(texts):
     task, model = texts
-    trace = specimens.watch_run(task, model)
+    trace = examples.watch_run(task, model)
     call = trace.calls[0]
     row = task.held_out["inputs"][0].tolist()
     assert call.query_tokens.ids.tolist() == row
@@ -131,13 +131,13 @@ def test_text_is_watched_within_its_documents(texts):
 
 
 def test_a_text_of_ones_own_is_read(texts):
-    trace = specimens.watch_run(*texts, "low <b>\n")
+    trace = examples.watch_run(*texts, "low <b>\n")
     tokens = trace.calls[0].query_tokens
     assert tokens.texts == (pictures.END_OF_DOCUMENT, *"low <b>\n")
-    assert len(specimens.watch_run(*texts, "").calls[0].query_tokens) == 1
+    assert len(examples.watch_run(*texts, "").calls[0].query_tokens) == 1
     with pytest.raises(ValueError, match="expected at most 22 tokens, as in training, got 23"):
-        specimens.watch_run(*texts, "x" * 23)
-    assert len(specimens.watch_run(*texts, "x" * 22).calls[0].query_tokens) == 23
+        examples.watch_run(*texts, "x" * 23)
+    assert len(examples.watch_run(*texts, "x" * 22).calls[0].query_tokens) == 23
 
 
 def test_names_of_layers_are_short():
@@ -167,7 +167,7 @@ def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
     events = [json.loads(line) for line in printed.splitlines()]
     assert [(event["event"], event["head"]) for event in events] == [("head", 0), ("head", 1)]
     task, model = runs.load_run(copied)
-    call = specimens.watch_run(task, model).calls[0]
+    call = examples.watch_run(task, model).calls[0]
     weights = np.asarray(call.window(), np.float64)
     entropies = -(weights * np.log(weights)).sum(-1).mean(-1)
     for event in events:
@@ -198,7 +198,7 @@ def test_figures_of_a_run_go_into_it(copied, tmp_path, capsys):
 def test_inspect_keeps_what_it_saw(kept, copied, inspected):
     trace = inspection.load(kept / "copy.regard")
     task, model = runs.load_run(copied)
-    again = specimens.watch_run(task, model)
+    again = examples.watch_run(task, model)
     np.testing.assert_allclose(trace.calls[0].window(), again.calls[0].window(), rtol=1e-6)
     with pytest.raises(ValueError, match="not kept"):
         inspection.load(inspected[0] / "s.regard").calls[0].window()

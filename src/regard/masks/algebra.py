@@ -83,7 +83,9 @@ class Mask:
         """The mask of the grid's rows and columns alone, for a call on them at their own positions."""
         del grid
         if jax.tree.leaves(self):
-            raise NotImplementedError(f"{type(self).__name__} holds arrays and does not say how to cut them")
+            raise NotImplementedError(
+                f"{type(self).__name__} holds arrays and does not say how to slice them"
+            )
         return self
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:

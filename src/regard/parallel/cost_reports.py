@@ -1,4 +1,4 @@
-"""Accounts: what a division costs in bytes and tiles, in numbers and in words."""
+"""Report what a division costs in bytes and tiles, in numbers and in words."""
 
 from __future__ import annotations
 
