@@ -53,7 +53,7 @@ pretrained: $(VENV)/.demo
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check:
 	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
-	$(ON_GPU) $(PYTHON) -m pytest tests/test_delegation.py -k cudnn
+	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py -k cudnn
 	$(ON_GPU) $(PYTHON) -m regard.benchmarking.gpu_rates $(RATES)
 
 $(VENV)/bin/python:

@@ -1,6 +1,5 @@
-"""Less work for JAX and matplotlib while testing, none of it in what is tested: both share what is alike."""
+"""Less work for JAX while testing, none of it in what is tested: contexts and lowerings are shared."""
 
-import functools
 import itertools
 
 import jax
@@ -26,18 +25,6 @@ def save_work():
     mlir.make_ir_context = _share_context
     mlir.ModuleContext.__init__ = _share_rules
     compiler._get_cache_key = _name_program
-
-
-def share_formulas():
-    """Let matplotlib parse a formula once: of itself it does so for every sheet that it draws on.
-
-    Parsers of one kind of output are alike, and nothing else about them matters.
-    """
-    from matplotlib.mathtext import MathTextParser
-
-    MathTextParser.__eq__ = lambda self, other: self._output_type == other._output_type
-    MathTextParser.__hash__ = lambda self: hash(self._output_type)
-    MathTextParser._parse_cached = functools.cache(MathTextParser._parse_cached.__wrapped__)
 
 
 def _name_program(*arguments, devices, **options):

@@ -46,11 +46,7 @@ class EightDevices:
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
-        if not answer:
-            self.errors.seek(0)
-            raise AssertionError(
-                f"eight devices ended with {self.process.wait()}: {self.errors.read()[-4000:]}"
-            )
+        assert answer, f"the process with eight devices ended with exit code {self.process.wait()}"
         printed, failure = json.loads(answer)
         assert failure is None, failure
         return printed

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import economy
 from regard.inspection import figures
-
-economy.share_formulas()
 
 RECORDS = [{"step": step, "loss": 1 / (step + 1), "accuracy": step / 29} for step in range(29)]
 WORDS = ["The", "animal", "did", "not", "cross", "because", "it"]

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import economy
 from regard import masks, readouts
 from regard.inspection import figures
 from regard.readouts import Readout
-
-economy.share_formulas()
 
 H, T, S, D = 3, 37, 53, 5
 

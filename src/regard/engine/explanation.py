@@ -82,7 +82,7 @@ class Explanation:
 
 
 def describe(problem: Problem, choice: Choice) -> Explanation:
-    """Fill in the explanation of a posed problem."""
+    """Fill in the explanation of a canonical problem."""
     pairs = math.prod(problem.leading) * problem.T * problem.S
     output = (*problem.leading, problem.T, problem.E)
     arrays = {"query": problem.query, "key": problem.key, "value": problem.value}

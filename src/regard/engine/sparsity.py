@@ -1,4 +1,4 @@
-"""Which tiles of the score matrix hold work: verdicts of the mask, as lists that a loop can follow."""
+"""List the tiles of the score matrix that hold work, by what the mask says of each, for loops to follow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def classify_tiles(problem: Problem, query_block: int, key_block: int) -> Int[Ar
 
 
 def _agree(codes: Array, axis: int) -> Array:
-    """One verdict for blocks that are visited together."""
+    """Return one kind for tiles that are visited together."""
     least, most = codes.min(axis), codes.max(axis)
     return jnp.where(least == most, least, jnp.int8(TileKind.PARTIAL))
 

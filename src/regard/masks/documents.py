@@ -11,7 +11,7 @@ from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
-from regard.masks.positional import same_value_verdict
+from regard.masks.positional import same_value_kind
 from regard.masks.stored import FromArray
 from regard.masks.tile_kinds import TileKind, tile_kind
 from regard.records import record
@@ -87,7 +87,7 @@ class Segments(Mask):
         keys = _ranges(jnp.asarray(self.key_ids), blocks.key_block)
         query_low, query_high = (spread(ids[..., None], rank, trailing=2) for ids in queries)
         key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
-        return same_value_verdict(query_low, query_high, key_low, key_high)
+        return same_value_kind(query_low, query_high, key_low, key_high)
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         return Segments(take(self.query_ids, 1), take(self.key_ids, 1))
@@ -153,7 +153,7 @@ class Documents(Mask):
         key_low, key_high = (
             spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)
         )
-        code = same_value_verdict(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
+        code = same_value_kind(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
         return tile_kind(
             empty=none_inside | (code == TileKind.EMPTY), full=all_inside & (code == TileKind.FULL)

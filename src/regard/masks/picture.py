@@ -19,8 +19,8 @@ def draw_cells(keep: np.ndarray, offset: int) -> str:
     return "\n".join([f"{len(keep)} queries x {keep.shape[1]} keys   ■ may attend  · may not", *lines])
 
 
-def draw_tiles(verdicts: np.ndarray, shape: tuple[int, int], block: tuple[int, int]) -> str:
+def draw_tiles(kinds: np.ndarray, shape: tuple[int, int], block: tuple[int, int]) -> str:
     """One character a tile."""
     legend = f"{shape[0]} queries x {shape[1]} keys, one mark per {block[0]} x {block[1]}"
     marks = "█ all may attend  ▒ some  · none"
-    return "\n".join([f"{legend}   {marks}", *(" ".join(TILES[row]) for row in verdicts)])
+    return "\n".join([f"{legend}   {marks}", *(" ".join(TILES[row]) for row in kinds)])

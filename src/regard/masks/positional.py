@@ -208,13 +208,13 @@ class Chunked(Positional):
     def classify(self, blocks: Blocks) -> Array:
         query_low, query_high = blocks.position_first // self.size, blocks.position_last // self.size
         key_low, key_high = blocks.key_position_first // self.size, blocks.key_position_last // self.size
-        return same_value_verdict(query_low, query_high, key_low, key_high)
+        return same_value_kind(query_low, query_high, key_low, key_high)
 
     def expression(self) -> str:
         return f"chunked({self.size})"
 
 
-def same_value_verdict(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
+def same_value_kind(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
     """Verdict of `value(query) == value(key)` from the ranges of both values in a tile."""
     empty = (query_high < key_low) | (key_high < query_low)
     full = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)

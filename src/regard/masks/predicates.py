@@ -54,7 +54,7 @@ class Predicate(Positional):
         return _answer(self.fn(grid.query_position, grid.key_position), grid)
 
     def classify(self, blocks: Blocks) -> Array:
-        return verdicts_by_looking(self, blocks)
+        return classify_by_looking(self, blocks)
 
     def closure_convert(self, grid: Grid) -> Mask:
         program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_position)
@@ -79,7 +79,7 @@ class HoistedPredicate(Positional):
         return _answer(keep, grid)
 
     def classify(self, blocks: Blocks) -> Array:
-        return verdicts_by_looking(self, blocks)
+        return classify_by_looking(self, blocks)
 
     def slice_grid(self, grid: Grid) -> Mask:
         del grid
@@ -98,7 +98,7 @@ def _answer(found: Any, grid: Grid) -> Array:
     return jnp.broadcast_to(keep, shape)
 
 
-def verdicts_by_looking(mask: Mask, blocks: Blocks) -> Array:
+def classify_by_looking(mask: Mask, blocks: Blocks) -> Array:
     """Evaluate every cell, one row of tiles at a time, so that memory stays at query_block x S."""
     columns = blocks.columns
     num_tiles, key_block = columns.shape

@@ -1,4 +1,4 @@
-"""What a mask says of a tile."""
+"""Classify tiles by what a mask keeps of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.axes import Array
 
 
 class TileKind(enum.IntEnum):
-    """What a mask says of a tile. The order makes `&` a minimum, `|` a maximum and `~` a reflection."""
+    """Say what a mask keeps of a tile. The order makes `&` a minimum, `|` a maximum and `~` a reflection."""
 
     EMPTY = 0
     PARTIAL = 1

@@ -1,4 +1,4 @@
-"""Which rounds a ring needs: known before tracing wherever the mask's verdicts are."""
+"""Plan which rounds a ring needs: known before tracing wherever the kinds of the mask's tiles are."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tile_side(problem: Problem, division: Division) -> int:
 
 
 def is_countable(problem: Problem) -> bool:
-    """Whether the mask is known now, and each tile's verdict cheap."""
+    """Return whether the mask is known now, and the kind of each tile cheap to find."""
     if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return False
     return not _must_look(problem.mask) or problem.T * problem.S <= _MOST_CELLS
@@ -134,7 +134,7 @@ def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
 
 
 def _must_look(mask: Mask | None) -> bool:
-    """Whether verdicts come from looking at every cell."""
+    """Return whether tiles are classified by looking at every cell."""
     if isinstance(mask, And | Or):
         return _must_look(mask.left) or _must_look(mask.right)
     if isinstance(mask, Not):

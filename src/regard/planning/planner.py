@@ -90,7 +90,7 @@ def plan(
             " head serves as many query heads"
         )
     fixed = _check_axes(fixed or {}, sizes["devices"])
-    problem = _pose(sizes, mask, dtype)
+    problem = _canonicalize(sizes, mask, dtype)
     chosen = _share(
         measure_host() if chip == "cpu" else find_chip(chip) if isinstance(chip, str) else chip, sizes
     )
@@ -127,7 +127,7 @@ def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
     return (best, *(item for item in fitting if item is not best), *rest)
 
 
-def _pose(sizes: dict[str, int], mask: Mask | None, dtype: str) -> Problem:
+def _canonicalize(sizes: dict[str, int], mask: Mask | None, dtype: str) -> Problem:
     batch, length, width = sizes["batch"], sizes["length"], sizes["width"]
     with jax.enable_x64(dtype == "float64"):
         query, key = (

@@ -41,7 +41,7 @@ def sink_logits(problem: Problem) -> Array:
 
 
 class _RowBlock(NamedTuple):
-    """What all tiles of a row block share."""
+    """Hold what all tiles of a row block share."""
 
     here: TileView
     query: Array

@@ -219,20 +219,20 @@ class Reader:
             "scale": self._array(f"{place}.scale", data.get("scale"), "f", ()),
             "precision": self._read_precision(f"{place}.precision", data.get("precision")),
         }
-        posed = self._pose(place, call, query, key, **given)
+        problem = self._canonicalize(place, call, query, key, **given)
         # The host's arrays, not copies on a device; NaN and the dtype as they were.
         value = np.zeros((1, call.keys, 1), key.dtype)
         return dataclasses.replace(
-            posed, query=query, key=key, value=value, **{n: given[n] for n in ("bias", "sinks", "scale")}
+            problem, query=query, key=key, value=value, **{n: given[n] for n in ("bias", "sinks", "scale")}
         )
 
     def _check_functions(self, place: str, call: Call) -> None:
         """That mask and score fit the call: of arrays that hold nothing, but have its shape."""
         query = jax.ShapeDtypeStruct((call.heads, call.rows, 1), np.float32)
         key = jax.ShapeDtypeStruct((1, call.keys, 1), np.float32)
-        self._pose(place, call, query, key)
+        self._canonicalize(place, call, query, key)
 
-    def _pose(self, place: str, call: Call, query: Any, key: Any, **given: Any) -> Problem:
+    def _canonicalize(self, place: str, call: Call, query: Any, key: Any, **given: Any) -> Problem:
         try:
             offsets = {"query_offset": call.query_offset, "key_offset": call.key_offset}
             if isinstance(key, jax.ShapeDtypeStruct):

@@ -1,4 +1,4 @@
-"""One example, or some heads, of a posed call: the call that would have given them alone."""
+"""One example, or some heads, of a canonical call: the call that would have given them alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def take_example(problem: Problem, example: int) -> Problem:
     dropout, are left out.
 
     Args:
-        problem: a posed call with concrete arrays.
+        problem: a canonical call with concrete arrays.
         example: which one, from 0.
 
     Returns:
