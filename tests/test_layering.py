@@ -41,9 +41,13 @@ FOLDERS = {
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
-    "engine": "problem hooks canonicalization scoring sinks dropout exponential online_softmax"
-    " score_rows sparsity tiles operands tile_scores flash primitives dense tuning tiled kernel_primitives"
-    " kernel_masks cudnn splash_tpu registry explanation placement",
+    "engine": "call.problem call.canonicalization call.hooks call"
+    " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
+    " softmax.score_rows softmax"
+    " flash.sparsity flash.tiles flash.operands flash.tile_scores flash.passes flash.primitives flash"
+    " backends.tuning backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks"
+    " backends.cudnn backends.splash_tpu backends"
+    " dispatch.registry dispatch.explanation dispatch.placement dispatch",
     "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"
     " record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
@@ -84,7 +88,7 @@ def modules():
 
 
 def place(path):
-    """('engine', 'dense') for src/regard/engine/dense.py; a folder's __init__ has an empty second part.
+    """('masks', 'grid') for src/regard/masks/grid.py; a folder's __init__ has an empty second part.
 
     Rooms of a folder within a folder have two names: ('inspection', 'figures.canvas').
     """
@@ -138,7 +142,7 @@ def test_a_module_imports_only_from_below(path):
 def test_the_guard_sees_a_violation():
     up = ROOT / "masks" / "grid.py"
     assert list(violations(up, "from regard.attention import attend"))
-    assert list(violations(up, "import regard.engine.dense"))
+    assert list(violations(up, "import regard.engine.backends.dense"))
     assert list(violations(up, "def f():\n    from regard.masks.algebra import Mask"))
     assert list(violations(up, "from regard import attend"))
     assert list(violations(up, "import regard"))

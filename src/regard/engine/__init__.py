@@ -1,1 +1,1 @@
-"""Floor 3. How one attention call is run; users never need to open it."""
+"""Run one call: `call` checks it, `dispatch` picks one of `backends`, built on `softmax` and `flash`."""

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import flash
-from regard.engine.online_softmax import Running
-from regard.engine.operands import Inputs, Results
+from regard.engine.flash import passes
+from regard.engine.flash.operands import Inputs, Results
+from regard.engine.softmax.online_softmax import Running
 from regard.parallel.division import Division
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard
@@ -35,7 +35,7 @@ def forward(shard: Shard, arrays: Inputs) -> Results:
             pair_inputs = arrays._replace(
                 query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
             )
-            found = flash.forward(*shard.prepare(pair_inputs, pair, shard.owner(number)))
+            found = passes.forward(*shard.prepare(pair_inputs, pair, shard.owner(number)))
             merged = _take(state, pair[0]).merge(_as_running(found))
             return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
 
@@ -76,7 +76,7 @@ def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results
                 Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
                 for rows in (found, cotangent)
             )
-            grads = flash.backward(inputs, context, own, own_cotangent, shapes, layout)
+            grads = passes.backward(inputs, context, own, own_cotangent, shapes, layout)
             query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])
             key_grads = tuple(
                 _put(all, pair[1], _take(all, pair[1]) + grads[name])

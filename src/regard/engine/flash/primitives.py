@@ -25,9 +25,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
-from regard.engine import flash
-from regard.engine.operands import Context, Inputs, Results
-from regard.engine.tiles import Layout
+from regard.engine.flash import passes
+from regard.engine.flash.operands import Context, Inputs, Results
+from regard.engine.flash.tiles import Layout
 
 Leaves = Sequence[Any]
 
@@ -90,15 +90,17 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
     linear = {field: next(rest) for field in spec.linear}
     context = jax.tree.unflatten(spec.context, list(rest))
     if name == "forward":
-        found = flash.forward(inputs, context, spec.layout, reversible=reversible)
+        found = passes.forward(inputs, context, spec.layout, reversible=reversible)
         return [getattr(found, result) for result in spec.found]
     assert residuals is not None
     if name == "tangent":
-        found = flash.tangent(inputs, context, residuals, linear, spec.layout, reversible=reversible)
+        found = passes.tangent(inputs, context, residuals, linear, spec.layout, reversible=reversible)
         return [getattr(found, result) for result in spec.results]
     cotangents = Results(**linear)
     shapes = dict(spec.shapes)
-    grads = flash.backward(inputs, context, residuals, cotangents, shapes, spec.layout, reversible=reversible)
+    grads = passes.backward(
+        inputs, context, residuals, cotangents, shapes, spec.layout, reversible=reversible
+    )
     return [grads[wanted] for wanted in shapes]
 
 

@@ -1,0 +1,1 @@
+"""Choose who runs a call and say why: `choose`, `describe`, and placements over several devices."""
