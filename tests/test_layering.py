@@ -41,7 +41,7 @@ FOLDERS = {
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
-    "engine": "call.problem call.canonicalization call.hooks call"
+    "engine": "call.options call.problem call.canonicalization call.hooks call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax"
     " flash.sparsity flash.tiles flash.operands flash.tile_scores flash.passes flash.primitives flash"

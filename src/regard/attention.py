@@ -1,39 +1,26 @@
-"""Floor 4. attend and explain: pose, choose, run."""
+"""Attend, and explain what attending would do: canonicalize, choose, run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from regard.axes import Array, ArrayLike
+from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.hooks import report
+from regard.engine.call.options import Options, spell_out
 from regard.engine.dispatch.explanation import Explanation, describe
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.masks import Mask
-from regard.scores import Score
 
 
+@spell_out
 def attend(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    rng: Array | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
-    aux: Sequence[str] = (),
-    rows: ArrayLike | Sequence[int] | None = None,
-    heads: ArrayLike | Sequence[int] | None = None,
     backend: str | None = None,
-    precision: Any = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Average the values, weighted by how well each key answers each query.
 
@@ -99,24 +86,7 @@ def attend(
     grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
     Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
-    problem = canonicalize(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        score=score,
-        scale=scale,
-        sinks=sinks,
-        dropout_rate=dropout_rate,
-        rng=rng,
-        query_offset=query_offset,
-        key_offset=key_offset,
-        aux=aux,
-        rows=rows,
-        heads=heads,
-        precision=precision,
-    )
+    problem = canonicalize(query, key, value, **options)
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
     output, extra = (placement or BACKENDS[chosen]).run(problem)
@@ -129,20 +99,8 @@ def explain(
     key: Any,
     value: Any,
     *,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    rng: Array | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
-    aux: Sequence[str] = (),
-    rows: ArrayLike | Sequence[int] | None = None,
-    heads: ArrayLike | Sequence[int] | None = None,
     backend: str | None = None,
-    precision: Any = None,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Say what `attend` would do with the same arguments: sizes, backend and why, and how much work.
 
@@ -152,20 +110,8 @@ def explain(
         query: as in `attend`, or its shape and dtype.
         key: as in `attend`, or its shape and dtype.
         value: as in `attend`, or its shape and dtype.
-        mask: as in `attend`.
-        bias: as in `attend`, or its shape and dtype.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`, or its shape and dtype.
-        dropout_rate: as in `attend`.
-        rng: as in `attend`.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-        aux: as in `attend`.
-        rows: as in `attend`.
-        heads: as in `attend`.
         backend: as in `attend`.
-        precision: as in `attend`.
+        **options: as in `attend`; shapes and dtypes may stand for arrays.
 
     Returns:
         A record to read or print.
@@ -183,22 +129,5 @@ def explain(
         >>> report.tiles.empty, report.tiles.partial, report.tiles.full
         (931, 62, 31)
     """
-    problem = canonicalize(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        score=score,
-        scale=scale,
-        sinks=sinks,
-        dropout_rate=dropout_rate,
-        rng=rng,
-        query_offset=query_offset,
-        key_offset=key_offset,
-        aux=aux,
-        rows=rows,
-        heads=heads,
-        precision=precision,
-    )
+    problem = canonicalize(query, key, value, **options)
     return describe(problem, choose(problem, backend))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 
-from regard.axes import Array, ArrayLike
+from regard.axes import ArrayLike
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation
 from regard.derivation.operands import operand_steps, split_metric
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.options import Options
 from regard.engine.call.problem import Problem
-from regard.masks import Mask
 from regard.masks.grid import is_concrete
-from regard.scores import Score
 from regard.scores.score import compose
 
 LARGEST_SCORES = 2**20  # that are written out, per step
@@ -29,19 +27,7 @@ def derive(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
-    *,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    rng: Array | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
-    rows: ArrayLike | Sequence[int] | None = None,
-    heads: ArrayLike | Sequence[int] | None = None,
-    precision: Any = None,
+    **options: Unpack[Options],
 ) -> Derivation:
     """Derive one attention call step by step, in index notation, with its numbers.
 
@@ -55,18 +41,8 @@ def derive(
         query: as in `attend`.
         key: as in `attend`.
         value: as in `attend`.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`.
-        dropout_rate: as in `attend`.
-        rng: as in `attend`.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-        rows: which query rows to derive; None means all, of at most about a million scores.
-        heads: which query heads to derive; None means all.
-        precision: as in `attend`.
+        **options: as in `attend`. `rows` and `heads` say which to derive; None means all, of at most about a
+            million scores. `aux` changes nothing: every statistic is a step.
 
     Returns:
         A `Derivation`: iterate over its steps, ask for one by name, print it, or show it in a notebook. The
@@ -91,22 +67,9 @@ def derive(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1; indices as in `explain_einsum`.
     """
-    options = {"mask": mask, "bias": bias, "score": score, "scale": scale, "sinks": sinks, "rng": rng}
-    check_known((query, key, value, options, query_offset, key_offset, rows, heads))
-    problem = canonicalize(
-        query,
-        key,
-        value,
-        **options,
-        dropout_rate=dropout_rate,
-        query_offset=query_offset,
-        key_offset=key_offset,
-        aux=("weights",),
-        rows=rows,
-        heads=heads,
-        precision=precision,
-    )
-    metric = split_metric(compose(score))
+    check_known((query, key, value, options))
+    problem = canonicalize(query, key, value, **{**options, "aux": ("weights",)})
+    metric = split_metric(compose(options.get("score")))
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     notation = name_axes(problem, **sizes)
     entry = operand_steps(problem, notation, jnp.asarray(query), metric)

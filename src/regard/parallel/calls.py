@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
-from regard.axes import Array, ArrayLike
+from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.options import Options
 from regard.engine.dispatch.placement import active, within
-from regard.masks import Mask
 from regard.parallel.cost_reports import CostReport
 from regard.parallel.placements import MeshPlacement
-from regard.scores import Score
 
 Names = str | Sequence[str]
 
@@ -24,19 +23,10 @@ def ring_attend(
     *,
     mesh: Any,
     axis: str,
-    mask: Mask | ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    rng: Array | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
-    aux: Sequence[str] = (),
-    precision: Any = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Attend with the sequence divided over devices; keys and values travel around them.
 
@@ -54,21 +44,13 @@ def ring_attend(
         value: as in `attend`.
         mesh: a `jax.sharding.Mesh`.
         axis: the mesh axis along which the sequence is divided.
-        mask: as in `attend`, of the whole sequence in its own order.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`.
-        dropout_rate: as in `attend`; the pattern is that of one device.
-        rng: as in `attend`.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
         layout: "contiguous": device i has the i-th part. "zigzag": tokens come, and results go, in the order
             of `to_zigzag(..., mesh.shape[axis])`, which balances causal work; all else stays in the order of
             the sequence. "balanced": tokens come in the order of the sequence and are exchanged for that.
         batch_axis: mesh axes along which the first of several leading axes is divided; None is none.
         head_axis: mesh axes along which heads are divided; None is none.
-        aux: () or ("lse",), as in `attend`.
-        precision: as in `attend`.
+        **options: as in `regard.attend`: the mask is that of the whole sequence in its own order, the dropout
+            pattern is that of one device, aux is () or ("lse",), and a bias is refused.
 
     Returns:
         As `attend`. Reverse-mode derivatives exist, of score parameters too; forward-mode ones do not.
@@ -91,11 +73,7 @@ def ring_attend(
     as in Brandon et al., "Striped Attention", 2023, but with two chunks per device instead of stripes.
     """
     placement = MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, "ring")
-    return _run(
-        placement, query, key, value,
-        mask=mask, score=score, scale=scale, sinks=sinks, dropout_rate=dropout_rate, rng=rng,
-        query_offset=query_offset, key_offset=key_offset, aux=aux, precision=precision,
-    )  # fmt: skip
+    return _run(placement, query, key, value, **options)
 
 
 def all_to_all_attend(
@@ -106,19 +84,10 @@ def all_to_all_attend(
     mesh: Any,
     axis: str,
     ring_axis: str | None = None,
-    mask: Mask | ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    rng: Array | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
-    aux: Sequence[str] = (),
-    precision: Any = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Attend with the sequence divided over devices, which swap it for heads: each attends for some of them.
 
@@ -132,19 +101,10 @@ def all_to_all_attend(
         axis: the mesh axis along which sequence is exchanged for heads.
         ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
             then along `axis`. None means that each device sees all keys of its heads.
-        mask: as in `ring_attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`.
-        dropout_rate: as in `attend`; the pattern is that of one device.
-        rng: as in `attend`.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
         layout: as in `ring_attend`, of the devices along `ring_axis`.
         batch_axis: as in `ring_attend`.
         head_axis: as in `ring_attend`: heads are divided along it before any are exchanged.
-        aux: () or ("lse",), as in `attend`.
-        precision: as in `attend`.
+        **options: as in `ring_attend`.
 
     Returns:
         As `ring_attend`.
@@ -166,11 +126,7 @@ def all_to_all_attend(
     """
     plan, axes = ("all_to_all", axis) if ring_axis is None else ("both", (ring_axis, axis))
     placement = MeshPlacement.check(mesh, axes, batch_axis, head_axis, layout, plan)
-    return _run(
-        placement, query, key, value,
-        mask=mask, score=score, scale=scale, sinks=sinks, dropout_rate=dropout_rate, rng=rng,
-        query_offset=query_offset, key_offset=key_offset, aux=aux, precision=precision,
-    )  # fmt: skip
+    return _run(placement, query, key, value, **options)
 
 
 def attend(
@@ -184,7 +140,7 @@ def attend(
     head_axis: Names | None = None,
     layout: str | None = None,
     plan: str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Any:
     """Attend over a mesh by the plan that serves and sends least; `explain` says which.
 
@@ -234,7 +190,7 @@ def explain(
     head_axis: Names | None = None,
     layout: str | None = None,
     plan: str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> CostReport:
     """Say what `attend` would do over a mesh: plan and why, rounds, bytes sent, tiles per device.
 

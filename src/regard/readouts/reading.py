@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +12,19 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
+from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
-from regard.masks import Mask
 from regard.masks.data import integers, whole_number
 from regard.readouts.accumulators import Found, Norm, PerQuery, Plan, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
-from regard.scores import Score
 
 
 def read(
     query: ArrayLike,
     key: ArrayLike,
     *,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
-    precision: Any = None,
     lse: ArrayLike | None = None,
     tokens: ArrayLike | None = None,
     query_tokens: ArrayLike | None = None,
@@ -42,6 +32,7 @@ def read(
     top_k: int = 8,
     first: int = 4,
     local: int = 16,
+    **options: Unpack[ScoreOptions],
 ) -> Readout:
     """Count the weights of a call of `attend`, all of them and exactly, without ever storing them.
 
@@ -53,15 +44,6 @@ def read(
     Args:
         query: floating-point array, as in `attend`.
         key: floating-point array, as in `attend`.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`; their share of the weights is `sink_mass`.
-        query_offset: position of query row 0, as in `attend`; needed with T != S or a key_offset, as
-            distances are always read.
-        key_offset: as in `attend`.
-        precision: of the product of queries and keys, as in `attend`.
         lse: floating-point array `(*B, T)`, what `attend(..., aux=("lse",))` gave for the same call, of
             whichever backend: saves the first sweep, and `trust` says whether it fits. As one number it is
             rounded, which costs weights of scores in the hundreds three digits. None computes it, as two.
@@ -72,6 +54,9 @@ def read(
         top_k: how many keys are listed for each query, at least 1.
         first: `first_mass` counts keys at positions below this.
         local: `local_mass` counts keys less than so many positions away, at least 0.
+        **options: those of `attend` that scores depend on: mask, bias, score, scale, sinks (their share of
+            the weights is `sink_mass`), query_offset (needed with T != S or a key_offset, as distances are
+            always read), key_offset and precision.
 
     Returns:
         A `Readout`, in the accumulation dtype: float32, float64 for float64. It is constant under
@@ -97,19 +82,8 @@ def read(
     Reference: Dao et al., "FlashAttention", 2022, algorithm 4, which forms weights from a saved lse; counting
         them instead of differentiating them is ours.
     """
-    problem = canonicalize_readable(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        score=score,
-        scale=scale,
-        sinks=sinks,
-        query_offset=query_offset,
-        key_offset=key_offset,
-        precision=precision,
-    )
-    _place(problem, query_offset, key_offset)
+    problem = canonicalize_readable(query, key, **options)
+    _place(problem, options.get("query_offset"), options.get("key_offset"))
     plan = Plan.choose(
         problem,
         whole_number("grid", grid, 1),
@@ -125,8 +99,9 @@ def read(
     return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
 
 
-def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Any) -> Problem:
+def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
     """The call, with values of which nothing is read."""
+    check_names(options, ScoreOptions)
     keys: Any = float_array("key", key, 2)
     problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
     offsets: tuple[Any, Any] = problem.query_offset, problem.key_offset

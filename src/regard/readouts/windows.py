@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
+from regard.engine.call.options import ScoreOptions
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
-from regard.masks import Mask
 from regard.masks.grid import is_concrete
 from regard.readouts.reading import canonicalize_readable, check_lse
-from regard.scores import Score
 
 
 def window(
@@ -26,14 +25,7 @@ def window(
     rows: slice | ArrayLike | Sequence[int] | None = None,
     columns: slice | ArrayLike | Sequence[int] | None = None,
     heads: slice | ArrayLike | Sequence[int] | None = None,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    scale: float | Array | None = None,
-    sinks: ArrayLike | None = None,
-    query_offset: int | ArrayLike | None = None,
-    key_offset: int | ArrayLike | None = None,
-    precision: Any = None,
+    **options: Unpack[ScoreOptions],
 ) -> Array:
     """Form the weights of chosen rows, columns and heads: work and memory are those of the window alone.
 
@@ -48,14 +40,8 @@ def window(
         rows: which queries: a slice, or a list of indices, also traced. None means all.
         columns: which keys, likewise.
         heads: which query heads, the axis before T, likewise.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`; their share is already in `lse`, so they only have to fit.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-        precision: as in `attend`.
+        **options: those of `attend` that scores depend on, as in `read`; the share of sinks is already in
+            `lse`, so they only have to fit.
 
     Returns:
         The weights `(*B, rows, columns)` in the accumulation dtype, with as many heads as asked for; 0
@@ -76,18 +62,7 @@ def window(
         >>> [[f"{weight:.2f}" for weight in row] for row in part]
         [['0.33', '0.33', '0.00'], ['0.25', '0.25', '0.25']]
     """
-    problem = canonicalize_readable(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        score=score,
-        scale=scale,
-        sinks=sinks,
-        query_offset=query_offset,
-        key_offset=key_offset,
-        precision=precision,
-    )
+    problem = canonicalize_readable(query, key, **options)
     if heads is not None and not problem.leading:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
     return _weigh(

@@ -1,16 +1,16 @@
-"""pose: check the arguments of a call, once, and fill in what was left out."""
+"""Check the arguments of a call, once, and fill in what was left out."""
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.call.problem import Problem, broadcast_leading
+from regard.engine.call.options import Options, fill_in
+from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import is_concrete, place_queries
@@ -20,65 +20,47 @@ from regard.scores.score import Chain, compose
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
 
-def canonicalize(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    score: Any = None,
-    scale: Any = None,
-    sinks: Any = None,
-    dropout_rate: Any = 0.0,
-    rng: Any = None,
-    query_offset: Any = None,
-    key_offset: Any = None,
-    aux: Any = (),
-    rows: Any = None,
-    heads: Any = None,
-    precision: Any = None,
-) -> Problem:
+def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -> Problem:
     """Check the arguments of a call and fill in what was left out."""
     query, key, value = (
         float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
     )
-    metric, score = _split_metric(compose(score))
+    chosen = fill_in(options)
+    metric, score = _split_metric(compose(chosen["score"]))
     if metric is not None:
         query = _transform(metric, query)
     leading = _check_shapes(query, key, value)
     if score is not None:
         score.check(leading)
     num_queries, num_keys = query.shape[-2], key.shape[-2]
-    mask = _check_mask(mask, leading, num_queries, num_keys)
+    mask = _check_mask(chosen["mask"], leading, num_queries, num_keys)
+    bias = chosen["bias"]
     if bias is not None:
         bias = float_array("bias", bias, 0)
         check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
-    query_offset = _check_offset("query_offset", query_offset, leading)
-    key_offset = _check_offset("key_offset", key_offset, leading)
+    query_offset = _check_offset("query_offset", chosen["query_offset"], leading)
+    key_offset = _check_offset("key_offset", chosen["key_offset"], leading)
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
     reads_positions = any(part is not None and part.reads_positions for part in (mask, score))
-    offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
-    rate, aux = _check_rate(dropout_rate, rng), _check_aux(aux)
-    problem = Problem(
-        query=query,
-        key=key,
-        value=value,
+    rate, aux = _check_rate(chosen["dropout_rate"], chosen["rng"]), _check_aux(chosen["aux"])
+    return Problem(
+        query,
+        key,
+        value,
         mask=mask,
         bias=bias,
         score=score,
-        scale=np.float32(1),
-        sinks=None if sinks is None else _check_sinks(sinks, leading),
+        scale=_check_scale(chosen["scale"], query, key, value),
+        sinks=None if chosen["sinks"] is None else _check_sinks(chosen["sinks"], leading),
         dropout_rate=rate,
-        rng=rng if rate else None,
-        query_offset=offset,
+        rng=chosen["rng"] if rate else None,
+        query_offset=place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset),
         key_offset=key_offset,
         aux=aux,
-        rows=check_chosen_rows("rows", rows, num_queries, aux),
-        heads=check_chosen_rows("heads", heads, leading[-1] if leading else None, aux),
-        precision=precision,
+        rows=check_chosen_rows("rows", chosen["rows"], num_queries, aux),
+        heads=check_chosen_rows("heads", chosen["heads"], leading[-1] if leading else None, aux),
+        precision=chosen["precision"],
     )
-    return dataclasses.replace(problem, scale=_check_scale(scale, problem))
 
 
 def _split_metric(score: Chain | None) -> tuple[Bilinear | None, Chain | None]:
@@ -155,14 +137,15 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
     return mask
 
 
-def _check_scale(scale: Any, problem: Problem) -> Any:
+def _check_scale(scale: Any, *arrays: Any) -> Any:
+    dtype = accumulation_dtype(*arrays)
     if scale is None:
-        return np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
+        return np.asarray(1 / np.sqrt(arrays[0].shape[-1]), dtype)
     if np.ndim(scale) != 0 or isinstance(scale, bool | str):
         raise ValueError(f"scale: expected one number or None for 1/sqrt(D), got {_describe(scale)}")
     if isinstance(scale, jax.Array):
-        return scale.astype(problem.accumulation)
-    return np.asarray(scale, problem.accumulation)
+        return scale.astype(dtype)
+    return np.asarray(scale, dtype)
 
 
 def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:

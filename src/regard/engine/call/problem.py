@@ -1,4 +1,4 @@
-"""Problem: one attention call as a frozen record, checked once by `pose`. Backends take nothing else."""
+"""Problem: one attention call as a frozen record, made by `canonicalize`. Backends take nothing else."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ class Problem:
 
     @property
     def accumulation(self) -> np.dtype:
-        """Scores, softmax and sums: float32, or float64 when any input is."""
-        wide = any(array.dtype == jnp.float64 for array in (self.query, self.key, self.value))
-        return np.dtype(np.float64 if wide else np.float32)
+        """The dtype of scores, softmax and sums."""
+        return accumulation_dtype(self.query, self.key, self.value)
 
     @property
     def matmul_dtype(self) -> np.dtype:
@@ -139,6 +138,12 @@ class Problem:
             present = self.with_heads(self.bias != -jnp.inf)
             keep = present if keep is None else keep & present
         return keep
+
+
+def accumulation_dtype(*arrays: Any) -> np.dtype:
+    """Return float32, or float64 when any array is."""
+    wide = any(array.dtype == jnp.float64 for array in arrays)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:

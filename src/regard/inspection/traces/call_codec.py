@@ -234,7 +234,7 @@ class Reader:
 
     def _canonicalize(self, place: str, call: Call, query: Any, key: Any, **given: Any) -> Problem:
         try:
-            offsets = {"query_offset": call.query_offset, "key_offset": call.key_offset}
+            offsets: Any = {"query_offset": call.query_offset, "key_offset": call.key_offset}
             if isinstance(key, jax.ShapeDtypeStruct):
                 return canonicalize(query, key, key, mask=call.mask, score=call.score, **offsets)
             return canonicalize_readable(query, key, mask=call.mask, score=call.score, **offsets, **given)
