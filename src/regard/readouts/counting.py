@@ -45,7 +45,6 @@ class _RowBlock(NamedTuple):
 
     here: TileView
     query: Array
-    scale: Array
     norm: Norm  # (1, R)
     own: Array | None  # which rows belong to this row block; None, all
     own_norm: Norm  # -inf where they do not, so that weights are 0
@@ -131,8 +130,8 @@ class _Counting:
 
     def _start(self, here: TileView, number: Any) -> _RowBlock:
         tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
-        query, scale = tiling.inputs.read_query(here), here.cells(tiling.inputs.scale)
-        norm = self._normalise(here, number, query, scale)
+        query = tiling.inputs.read_query(here)
+        norm = self._normalise(here, number, query)
         rows = here.own_rows()
         own = None if isinstance(rows, bool) else rows
         own_norm = norm if own is None else norm._replace(peak=jnp.where(own[None], norm.peak, -jnp.inf))
@@ -151,11 +150,9 @@ class _Counting:
         if self.tokens is not None:
             asked = here.rows(self.tokens.query[..., None]).reshape(-1)
             asked = asked if asked.size == norm.peak.size else spread(asked)
-        return _RowBlock(
-            here, query, scale, norm, own, own_norm, position, membership.astype(layout.dtype), asked
-        )
+        return _RowBlock(here, query, norm, own, own_norm, position, membership.astype(layout.dtype), asked)
 
-    def _normalise(self, here: TileView, number: Any, query: Array, scale: Array) -> Norm:
+    def _normalise(self, here: TileView, number: Any, query: Array) -> Norm:
         """Return what the scores of a row block are lessened by.
 
         Found from tiles of one shape with those that are counted: their scores have the same roundings.
@@ -166,7 +163,7 @@ class _Counting:
 
         def body(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
             view = self.tiling.view(here.leading, here.first_query, start)
-            scores = self.tiling.scores(query, scale, view, partly)
+            scores = self.tiling.scores(query, view, partly)
             peak = jnp.maximum(running[0], scores.max(0, keepdims=True))
             base = jnp.where(peak == -jnp.inf, 0, peak)
             return peak, running[1] * exp(running[0] - base) + exp(scores - base).sum(0, keepdims=True)
@@ -185,7 +182,7 @@ class _Counting:
         rows, count, running_top, columns = carry
         tiling = self.tiling
         view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
-        scores = tiling.align(tiling.scores(row_block.query, row_block.scale, view, partly), view, -jnp.inf)
+        scores = tiling.align(tiling.scores(row_block.query, view, partly), view, -jnp.inf)
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
         sound = row_block.norm.is_sound()
         logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)

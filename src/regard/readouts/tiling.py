@@ -16,10 +16,9 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.backends.tiled import prepare
 from regard.engine.call.problem import Problem
-from regard.engine.flash.operands import Context, Inputs, scale_late
-from regard.engine.flash.tile_scores import finish
+from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.tile_scores import score_tile
 from regard.engine.flash.tiles import Blocking, Layout, TileLoop, TileView
-from regard.engine.softmax.online_softmax import product
 from regard.readouts.accumulators import Plan
 from regard.readouts.top_k import CHUNK
 
@@ -88,12 +87,10 @@ class Tiling:
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
         return TileView(self.layout, self.blocking, leading, first_query, first_key)
 
-    def scores(self, query: Array, scale: Array, view: TileView, partly: Any) -> Array:
+    def scores(self, query: Array, view: TileView, partly: Any) -> Array:
         """A tile of scores (C, G * R) as the softmax sees them."""
         key = view.columns(self.inputs.key).astype(self.layout.matmul_dtype)
-        scores = product(key, query, self.layout.precision, (-1, -1))
-        scores = scale_late(scores, scale, self.layout)
-        return finish(scores, self.inputs, self.context, view, partly, across=True).scores
+        return score_tile(query, key, self.inputs, self.context, view, partly, across=True).scores
 
     def align(self, tile: Array, view: TileView, fill: Any) -> Array:
         """Keys from the first that belongs to the tile, and padding; those not its own go last."""

@@ -13,6 +13,7 @@ from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.score_rows import take_chosen_rows
+from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_early, scale_late
 from regard.engine.softmax.sinks import sink
 from regard.masks.grid import Span
 from regard.scores.cells import Block
@@ -116,16 +117,16 @@ def score_matrix(problem: Problem) -> Array:
 
 
 def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
-    # Scaled before the product, T x D numbers instead of T x S, unless that costs them digits.
-    query = problem.fold(query if problem.low_precision else query * problem.scale)
+    query = problem.fold(scale_early(query, problem.scale, problem.low_precision))
     scores = problem.unfold(_product("...td,...sd->...ts", query, key, problem.precision))
-    scores = scores * problem.scale if problem.low_precision else scores
+    scores = scale_late(scores, problem.scale, problem.low_precision)
+    cells = bias = None
     if problem.score is not None:
         scores = jnp.broadcast_to(scores, (*(problem.leading or (1,)), problem.T, problem.S))
-        scores = problem.score.apply(scores, _cells(problem))
+        cells = _cells(problem)
     if problem.bias is not None:
-        scores = scores + problem.with_heads(problem.bias).astype(scores.dtype)
-    return scores if keep is None else jnp.where(keep, scores, -jnp.inf)
+        bias = problem.with_heads(problem.bias)
+    return finish_scores(scores, remove_pairs(keep), score=problem.score, cells=cells, bias=bias).scores
 
 
 def _cells(problem: Problem) -> Block:

@@ -21,7 +21,7 @@ from regard.engine.flash.tiles import Blocking, Layout, TileView
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
-from regard.engine.softmax.scoring import Scoring
+from regard.engine.softmax.scoring import Scoring, finish_scores, remove_pairs
 from regard.engine.softmax.sinks import sink
 from regard.masks import TileKind
 from regard.masks.grid import Grid, Span, offset_column
@@ -198,14 +198,10 @@ def _largest(problem: Problem, inputs: Inputs, layout: Layout, peak: Array, argm
     rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-2], key_head, place])
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
-    if problem.score is not None:
-        axes = len(problem.leading)
-        grid = problem.grid()
-        batch = index[0] if axes > 1 else jnp.zeros_like(index[0])
-        moved = offset_column(problem.key_offset, axes)[..., 0]
-        position = grid.query_position[..., 0]
-        score = problem.score.apply(score, Picks(position, place + moved, index[-2], batch))
-    if inputs.bias is not None:
-        score = score + pick(inputs.bias, [*index, place])
+    axes = len(problem.leading)
+    position = problem.grid().query_position[..., 0], place + offset_column(problem.key_offset, axes)[..., 0]
+    cells = Picks(*position, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0]))
+    bias = None if inputs.bias is None else pick(inputs.bias, [*index, place])
+    score = finish_scores(score, remove_pairs(None), score=problem.score, cells=cells, bias=bias).scores
     derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
     return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)

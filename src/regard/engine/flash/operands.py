@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tiles import Layout, Offsets, TileView
-from regard.engine.softmax.scoring import Scoring
+from regard.engine.softmax.scoring import Scoring, scale_early
 from regard.masks import Mask
 
 PARAMETER = "parameter "
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     def read_query(self, view: TileView) -> Array:
         """A tile of queries, to be multiplied; scaled unless `scale_late` does it."""
         query = view.rows(self.query).astype(view.layout.matmul_dtype)
-        return scale_early(query, view.cells(self.scale), view.layout)
+        return scale_early(query, view.cells(self.scale), view.layout.low_precision)
 
     def read_keys(self, view: TileView) -> tuple[Array, Array]:
         """A tile of keys and one of values, to be multiplied."""
@@ -85,13 +85,3 @@ class Results(NamedTuple):
     entropy: Any = None  # None where nobody asks
     peak: Any = None
     argmax: Any = None
-
-
-def scale_early(rows: Array, scale: Array, layout: Layout) -> Array:
-    """Scale a factor, T x D numbers instead of T x S; not one that would lose digits by it."""
-    return rows if layout.low_precision else rows * scale
-
-
-def scale_late(scores: Array, scale: Array, layout: Layout) -> Array:
-    """Scale a product whose factors could not be."""
-    return scores * scale if layout.low_precision else scores

@@ -21,11 +21,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.flash.operands import Context, Inputs, Results, scale_early, scale_late
-from regard.engine.flash.tile_scores import drop, finish, surviving, zero_unattended
+from regard.engine.flash.operands import Context, Inputs, Results
+from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_unattended
 from regard.engine.flash.tiles import Layout, TileLoop, TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running, product
+from regard.engine.softmax.scoring import scale_early, scale_late
 
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
@@ -35,13 +36,12 @@ def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: boo
     def row_block(leading: Any, number: Any, results: Results) -> Results:
         first = number * layout.forward.queries
         here = TileView(layout, layout.forward, leading, first)
-        query, scale = inputs.read_query(here), here.cells(inputs.scale)
+        query = inputs.read_query(here)
 
         def body(start: Any, partial: Any, running: Running) -> Running:
             view = TileView(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(view)
-            scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, view, partial)
+            finished = score_tile(query, key, inputs, context, view, partial)
             (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             return running.block(
                 finished.scores, value, surviving(context, view), view.column_span.start, layout.precision
@@ -86,6 +86,7 @@ def tangent(
 ) -> Results:
     """Compute the JVP: tangents of output, lse and entropy from those of the named inputs."""
     loop, has_nonfinite = TileLoop(layout, layout.forward, reversible), inputs.has_nonfinite(layout)
+    low_precision = layout.low_precision
 
     def row_block(leading: Any, number: Any, found: Results) -> Results:
         first = number * layout.forward.queries
@@ -94,11 +95,11 @@ def tangent(
         row_tangents = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in tangents:
             query_tangent = here.rows(tangents["query"]).astype(layout.matmul_dtype)
-            row_tangents.append((scale_early(query_tangent, scale, layout), scale))
+            row_tangents.append((scale_early(query_tangent, scale, low_precision), scale))
         if "scale" in tangents:
             row = here.rows(inputs.query).astype(layout.matmul_dtype)
             scale_tangent = here.cells(tangents["scale"])
-            row_tangents.append((scale_early(row, scale_tangent, layout), scale_tangent))
+            row_tangents.append((scale_early(row, scale_tangent, low_precision), scale_tangent))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
         base = _unreached(here.row_vector(results.peak))
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
@@ -106,19 +107,18 @@ def tangent(
         def body(start: Any, partial: Any, sums: Any) -> Any:
             view = TileView(layout, layout.forward, leading, first, start)
             key, value = inputs.read_keys(view)
-            scores = scale_late(product(query, key, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, view, partial)
+            finished = score_tile(query, key, inputs, context, view, partial)
             (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             logs = finished.scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
-            change = jnp.zeros_like(scores)
+            change = jnp.zeros_like(finished.scores)
             for row_tangent, late in row_tangents:
                 part = product(row_tangent, key, layout.precision, (-1, -1))
-                change = change + scale_late(part, late, layout)
+                change = change + scale_late(part, late, low_precision)
             if "key" in tangents:
                 key_tangent = view.columns(tangents["key"]).astype(layout.matmul_dtype)
                 part = product(query, key_tangent, layout.precision, (-1, -1))
-                change = change + scale_late(part, scale, layout)
+                change = change + scale_late(part, scale, low_precision)
             change = finished.jvp(change, tangents)
             if "bias" in tangents:
                 change = change + view.cells(tangents["bias"]).astype(layout.dtype)
@@ -169,6 +169,7 @@ def backward(
 ) -> dict[str, Array]:
     """Compute the VJP: cotangents of the inputs named in `shapes` from those of output, lse and entropy."""
     loop, has_nonfinite = TileLoop(layout, layout.backward, reversible), inputs.has_nonfinite(layout)
+    low_precision = layout.low_precision
     grow = 1 / (1 - layout.dropout_rate)
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
@@ -193,8 +194,7 @@ def backward(
             cotangent = (cotangent * grow).astype(layout.matmul_dtype)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
-            scores = scale_late(product(key, query, layout.precision, (-1, -1)), scale, layout)
-            finished = finish(scores, inputs, context, view, partial, across=True)
+            finished = score_tile(query, key, inputs, context, view, partial, across=True)
             key, value = zero_unattended(has_nonfinite, finished, -1, key, value)
             logs = finished.scores - base[..., None, :] - view.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
@@ -236,7 +236,7 @@ def backward(
         )
         grads, key_grad, value_grad = loop.tiles(context.by_key, leading, number, body, sums)
         if key_grad is not None:
-            key_grad = scale_late(key_grad, scale, layout)
+            key_grad = scale_late(key_grad, scale, low_precision)
             grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
         if value_grad is not None:
             grads = grads | {"value": here.add_columns(grads["value"], value_grad)}

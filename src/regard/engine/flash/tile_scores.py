@@ -1,4 +1,4 @@
-"""What becomes of a tile of raw scores: score function, bias and mask; and what dropout and NaN take away."""
+"""A tile of scores, finished and differentiable; and what dropout and NaN take from it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from regard.axes import Array
 from regard.engine.flash.operands import PARAMETER, Context, Inputs
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax import dropout
-from regard.masks import Mask
+from regard.engine.softmax.online_softmax import product
+from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_late
 from regard.scores import Score
 
 
-class Finished(NamedTuple):
-    """Scores as the softmax sees them, and how the score function brought them about."""
+class TileScores(NamedTuple):
+    """A tile of finished scores, which can be differentiated by raw scores and parameters."""
 
     scores: Array
     masked: Array  # -inf where mask or bias remove a pair; else of no meaning
-    apply: Any = None  # of raw scores and the named parameters; None without a score function
+    apply: Any = None  # the score function, of raw scores and named parameters; None without one
     raw: Any = None
     parameters: Any = None
     view: Any = None
@@ -43,17 +44,44 @@ class Finished(NamedTuple):
         return jax.vjp(self.apply, self.raw, self.parameters)[1](change)
 
 
-def finish(
-    scores: Array, inputs: Inputs, context: Context, view: TileView, partial: Any, *, across: bool = False
-) -> Finished:
-    """Score function, bias and mask."""
-    if context.scoring is None:
-        scores = _add_bias(scores, inputs, view, across=across)
-        scores = _mask(scores, inputs, context, view, partial, across=across)
-        return Finished(scores, scores)
-    masked = _mask(scores, inputs, context, view, partial, across=across)
-    scoring, cells = context.scoring, view.pairs(context.offsets, across=across)
-    named = inputs.named()
+def score_tile(
+    query: Array,
+    key: Array,
+    inputs: Inputs,
+    context: Context,
+    view: TileView,
+    partial: Any,
+    *,
+    across: bool = False,
+) -> TileScores:
+    """Score a tile of keys by one of queries that are scaled early; `across`, keys by queries.
+
+    Only PARTIAL tiles evaluate the mask.
+    """
+    layout = view.layout
+    sides = (key, query) if across else (query, key)
+    scores = product(*sides, layout.precision, (-1, -1))
+    scores = scale_late(scores, view.cells(inputs.scale), layout.low_precision)
+    mask = context.backward_mask if across else context.forward_mask
+
+    def turn(tile: Array) -> Array:
+        return jnp.swapaxes(tile, -1, -2) if across else tile
+
+    def remove(scores: Array) -> Array:
+        keep = view.keep(mask, context.offsets)
+        keep = keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
+        return remove_pairs(turn(keep))(scores)
+
+    def remove_where_partial(scores: Array) -> Array:
+        return jax.lax.cond(partial, remove, lambda scores: scores, scores) if layout.masked else scores
+
+    bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
+    remove_some = remove_where_partial if bias is None else remove
+    scoring = context.scoring
+    if scoring is None:
+        found = finish_scores(scores, remove_some, bias=bias)
+        return TileScores(found.scores, found.masked)
+    cells, named = view.pairs(context.offsets, across=across), inputs.named()
     parameters = {name: view.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
     order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
 
@@ -63,45 +91,12 @@ def finish(
     def apply(raw: Array, parameters: dict[str, Array]) -> Array:
         return join(parameters).apply(raw, cells)
 
-    if inputs.bias is None and join(parameters).adds:
-        return Finished(apply(masked, parameters), masked, apply, masked, parameters, view)
-    # The function and its derivative see no score of a pair that is masked, which may be NaN.
-    gone = masked == -jnp.inf
-    raw = jnp.where(gone, 0, masked)
-    scores = _add_bias(apply(raw, parameters), inputs, view, across=across)
-    return Finished(jnp.where(gone, -jnp.inf, scores), masked, apply, raw, parameters, view)
-
-
-def _add_bias(scores: Array, inputs: Inputs, view: TileView, *, across: bool = False) -> Array:
-    if inputs.bias is None:
-        return scores
-    bias = view.cells(inputs.bias).astype(scores.dtype)
-    return scores + (jnp.swapaxes(bias, -1, -2) if across else bias)
-
-
-def _mask(
-    scores: Array, inputs: Inputs, context: Context, view: TileView, partial: Any, *, across: bool = False
-) -> Array:
-    """-inf where the mask, or a bias of -inf, removes a pair; FULL tiles evaluate no mask."""
-    mask = context.backward_mask if across else context.forward_mask
-
-    def remove(scores: Array) -> Array:
-        keep = _keep(inputs, mask, context, view)
-        return jnp.where(jnp.swapaxes(keep, -1, -2) if across else keep, scores, -jnp.inf)
-
-    if inputs.bias is not None:
-        return remove(scores)
-    return jax.lax.cond(partial, remove, lambda scores: scores, scores) if view.layout.masked else scores
-
-
-def _keep(inputs: Inputs, mask: Mask | None, context: Context, view: TileView) -> Array:
-    """Which pairs of a tile count."""
-    keep = view.keep(mask, context.offsets)
-    return keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
+    found = finish_scores(scores, remove_some, score=join(parameters), cells=cells, bias=bias)
+    return TileScores(found.scores, found.masked, apply, found.raw, parameters, view)
 
 
 def zero_unattended(
-    has_nonfinite: Array | None, finished: Finished, queries: int, *tiles: Array
+    has_nonfinite: Array | None, finished: TileScores, queries: int, *tiles: Array
 ) -> tuple[Array, ...]:
     """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.online_softmax import product
+from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_early, scale_late
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
-from regard.scores.score import Chain
+from regard.scores.score import compose
 
 
 def take_chosen_rows(problem: Problem, array: Array) -> Array:
@@ -34,42 +36,69 @@ def score_chosen_rows(problem: Problem) -> Array:
 
 def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
     """Scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
-    return score_stages(problem, rows, columns, heads)[-1]
+    chosen = _gather(problem, rows, columns, heads)
+    query = scale_early(chosen.query, problem.scale, problem.low_precision)
+    scores = product(query, chosen.key, problem.precision, (-1, -1))
+    scores = scale_late(scores, problem.scale, problem.low_precision)
+    finished = finish_scores(
+        scores, remove_pairs(chosen.keep), score=problem.score, cells=chosen.cells, bias=chosen.bias
+    )
+    return chosen.shape(finished.scores)
 
 
 def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> list[Array]:
-    """The same and what they were before: products, scaled, after each score, with bias, kept by the mask.
+    """The same, one step at a time: products, scaled, after each score, with bias, kept by the mask.
 
     A stage that the call lacks is left out.
     """
+    chosen = _gather(problem, rows, columns, heads)
+    stages = [product(chosen.query, chosen.key, problem.precision, (-1, -1))]
+    stages.append(stages[-1] * problem.scale)
+    chain = compose(problem.score)
+    for part in () if chain is None else chain.parts:
+        stages.append(finish_scores(stages[-1], remove_pairs(None), score=part, cells=chosen.cells).scores)
+    if chosen.bias is not None:
+        present = remove_pairs(chosen.bias != -jnp.inf)
+        stages.append(finish_scores(stages[-1], present, bias=chosen.bias).scores)
+    if problem.mask is not None:
+        stages.append(finish_scores(stages[-1], remove_pairs(chosen.keep)).scores)
+    return [chosen.shape(stage) for stage in stages]
+
+
+class _Chosen(NamedTuple):
+    """What the chosen cells are scored from; leading axes are all the call's, but for `keep` and `bias`."""
+
+    query: Array
+    key: Array
+    cells: Picks
+    bias: Array | None
+    keep: Array | None  # by mask and bias
+    shape: Callable[[Array], Array]  # to the call's own axes
+
+
+def _gather(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> _Chosen:
     members = _all(problem.S) if columns is None else columns
     batch = problem.leading[:-1]
     shape = (*batch, heads.size, rows.size, members.size)
-
     query, key = map(problem.with_heads, (problem.query, problem.key))
     query = _choose(jnp.take(query, rows, -2), -3, heads).astype(problem.matmul_dtype)
     key = key if columns is None else jnp.take(key, columns, -2)
     key = _choose(key, -3, heads // problem.group).astype(problem.matmul_dtype)
     query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
-    stages = [product(query, key, problem.precision, (-1, -1))]
-    stages.append(stages[-1] * problem.scale)
     grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
-    if problem.score is not None:
-        first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
-        first = first.reshape((-1, *(1,) * (len(shape) - 1)))
-        query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
-        head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
-        cells = Picks(query_position, key_position, head, first)
-        for part in problem.score.parts if isinstance(problem.score, Chain) else (problem.score,):
-            stages.append(part.apply(stages[-1], cells))
+    first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
+    first = first.reshape((-1, *(1,) * (len(shape) - 1)))
+    query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
+    head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
+    keep = bias = None
+    if problem.mask is not None:
+        keep = _choose(problem.with_heads(problem.mask.keep(grid)), -3, heads)
     if problem.bias is not None:
         bias = _choose(_choose(_choose(problem.with_heads(problem.bias), -2, rows), -1, columns), -3, heads)
-        scores = stages[-1]
-        stages.append(jnp.where(bias == -jnp.inf, -jnp.inf, scores + bias.astype(scores.dtype)))
-    if problem.mask is not None:
-        keep = problem.with_heads(problem.mask.keep(grid))
-        stages.append(jnp.where(_choose(keep, -3, heads), stages[-1], -jnp.inf))
-    return [stage.reshape(shape if problem.leading else shape[-2:]) for stage in stages]
+        keep = bias != -jnp.inf if keep is None else keep & (bias != -jnp.inf)
+    own = shape if problem.leading else shape[-2:]
+    cells = Picks(query_position, key_position, head, first)
+    return _Chosen(query, key, cells, bias, keep, lambda scores: scores.reshape(own))
 
 
 def _choose(array: Array, axis: int, index: Array | None) -> Array:

@@ -1,23 +1,79 @@
-"""Scoring: a score apart from its parameters, which a call is differentiated by."""
+"""Scores as the softmax sees them: products of queries and keys, scaled, scored, biased, masked."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.scores.cells import Cells
 from regard.scores.score import Score
+
+
+class Finished(NamedTuple):
+    """Scores as the softmax sees them, and what led to them."""
+
+    scores: Array
+    masked: Array  # -inf where mask or bias remove a pair; else of no meaning
+    raw: Array  # what the score function was applied to
+
+
+def finish_scores(
+    scores: Array,
+    remove: Callable[[Array], Array],
+    *,
+    score: Score | None = None,
+    cells: Cells | None = None,
+    bias: Array | None = None,
+) -> Finished:
+    """Finish scaled products: apply the score function, add the bias, remove pairs; every path calls this.
+
+    Args:
+        scores: scaled products.
+        remove: sets -inf where the mask, or a bias of -inf, removes a pair.
+        score: the score function; None is none.
+        cells: which pairs the scores belong to, for the score function.
+        bias: broadcasts against the scores; None is none.
+    """
+    if score is None or cells is None:
+        scores = remove(scores if bias is None else scores + bias.astype(scores.dtype))
+        return Finished(scores, scores, scores)
+    masked = remove(scores)
+    if bias is None and score.adds:
+        return Finished(score.apply(masked, cells), masked, masked)
+    # The function and its derivative see no score of a pair that is masked, which may be NaN.
+    gone = masked == -jnp.inf
+    raw = jnp.where(gone, 0, masked)
+    scores = score.apply(raw, cells)
+    scores = scores if bias is None else scores + bias.astype(scores.dtype)
+    return Finished(jnp.where(gone, -jnp.inf, scores), masked, raw)
+
+
+def remove_pairs(keep: Array | None) -> Callable[[Array], Array]:
+    """Return the function that sets scores to -inf where `keep` is False; None keeps all."""
+    return lambda scores: scores if keep is None else jnp.where(keep, scores, -jnp.inf)
+
+
+def scale_early(rows: Array, scale: Any, low_precision: bool) -> Array:
+    """Scale a factor, T x D numbers instead of T x S; not one that would lose digits by it."""
+    return rows if low_precision else rows * scale
+
+
+def scale_late(scores: Array, scale: Any, low_precision: bool) -> Array:
+    """Scale a product whose factors could not be."""
+    return scores * scale if low_precision else scores
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scoring:
-    """What is left of a score when its floating-point leaves are taken out."""
+    """What is left of a score when its floating-point leaves, which a call is differentiated by, are out."""
 
     structure: Any = dataclasses.field(metadata={"static": True})
     places: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # of parameters among the leaves
@@ -25,14 +81,14 @@ class Scoring:
 
     @classmethod
     def split(cls, score: Score, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
-        """The score, to be applied to scores of this dtype, and its parameters."""
+        """Split a score, to be applied to scores of this dtype, into its parameters and the rest."""
         leaves, structure = jax.tree.flatten(score.closure_convert(dtype))
         places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
         rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
         return cls(structure, places, rest), tuple(jnp.asarray(leaves[place]) for place in places)
 
     def join(self, parameters: tuple[Array, ...]) -> Score:
-        """The score with these parameters."""
+        """Return the score with these parameters."""
         leaves = list(self.rest)
         for place, parameter in zip(self.places, parameters, strict=True):
             leaves.insert(place, parameter)
