@@ -44,8 +44,9 @@ FOLDERS = {
     "engine": "call.options call.problem call.canonicalization call.hooks call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax"
-    " flash.sparsity flash.tiles flash.operands flash.tile_scores flash.passes flash.primitives flash"
-    " backends.tuning backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks"
+    " flash.sparsity flash.tiles flash.tuning flash.operands flash.preparation"
+    " flash.tile_scores flash.passes flash.primitives flash"
+    " backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks"
     " backends.cudnn backends.splash_tpu backends"
     " dispatch.registry dispatch.explanation dispatch.placement dispatch",
     "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"

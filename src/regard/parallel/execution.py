@@ -13,13 +13,12 @@ from jax.sharding import PartitionSpec
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Inputs, Results
-from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
 from regard.parallel import ring, unsharded_sequence
 from regard.parallel.division import Division
 from regard.parallel.exchange import bring_in, bring_out
-from regard.parallel.shard import Call, Shard
+from regard.parallel.shard import Replicated, Shard
 
 
 @partial(jax.jit, static_argnames="division")
@@ -27,22 +26,11 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and the lse, if it is asked for."""
     if unsharded_sequence.serves(problem, division):
         return unsharded_sequence.run_unsharded(problem, division)
-    leading = problem.leading or (1,)
     scoring, parameters = None, ()
     if problem.score is not None:
         scoring, parameters = Scoring.split(problem.score, problem.accumulation)
-    seeds = None if not problem.dropout_rate else dropout.head_seeds(_rng(problem), leading)
-    call = Call(
-        problem.mask,
-        jnp.asarray(problem.query_offset, jnp.int32),
-        None if problem.key_offset is None else jnp.asarray(problem.key_offset, jnp.int32),
-        seeds,
-        scoring,
-        leading,
-        problem.dropout_rate,
-        problem.precision,
-        problem.query.dtype if problem.sinks is None else problem.accumulation,
-    )
+    output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
+    call = Replicated.of(problem, output_dtype, scoring)
     query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
     arrays = Inputs(
         division.pad(query, division.queries),
@@ -62,21 +50,16 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     return output, {"lse": lse.reshape((*problem.leading, problem.T))} if "lse" in problem.aux else {}
 
 
-def _rng(problem: Problem) -> Array:
-    assert problem.rng is not None  # pose asks for it
-    return problem.rng
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(division: Division, arrays: Inputs, call: Call) -> tuple[Array, Array, Array]:
+def _attend(division: Division, arrays: Inputs, call: Replicated) -> tuple[Array, Array, Array]:
     """Output, log of the total and peak, (..., T, x) each; the peak counts as constant."""
     return _forward(division, arrays, call)[0]
 
 
-def _forward(division: Division, arrays: Inputs, call: Call) -> tuple[tuple[Array, Array, Array], Any]:
+def _forward(division: Division, arrays: Inputs, call: Replicated) -> tuple[tuple[Array, Array, Array], Any]:
     moved = division.size(division.exchange) > 1 or division.layout == "balanced"
 
-    def local(arrays: Inputs, call: Call) -> Any:
+    def local(arrays: Inputs, call: Replicated) -> Any:
         arrays = _long(lambda array: bring_in(array, division), arrays)
         rows = _as_columns(ring.forward(Shard.here(division, call), arrays))
         if not moved:
@@ -101,7 +84,7 @@ def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Inpu
     specs = _specs(division.inside, arrays)
     output_cotangent, log_cotangent, _ = cotangents
 
-    def local(arrays: Inputs, rows: Results, cotangents: Results, call: Call) -> Inputs:
+    def local(arrays: Inputs, rows: Results, cotangents: Results, call: Replicated) -> Inputs:
         # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
         arrays = jax.lax.optimization_barrier(arrays)
         cotangents = jax.tree.map(lambda array: bring_in(array, division), cotangents)
@@ -145,7 +128,7 @@ def _specs(place: Callable[[Any], PartitionSpec], arrays: Inputs) -> Any:
     return rest._replace(**{name: place(getattr(arrays, name)) for name in ("query", "key", "value")})
 
 
-def _row_shapes(arrays: Inputs, call: Call) -> Results:
+def _row_shapes(arrays: Inputs, call: Replicated) -> Results:
     """What there is per query, with a last axis."""
     rows = (*call.leading, arrays.query.shape[-2])
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.backends import tiled
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tiles import Layout
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
@@ -25,18 +25,30 @@ from regard.scores.score import Score
 
 
 @record
-class Call:
-    """What the call holds that it is not differentiated by; whole on every device."""
+class Replicated:
+    """What a call holds that is whole on every device, and that it is not differentiated by."""
 
-    mask: Mask | None
-    query_offset: Any
-    key_offset: Any
+    problem: Problem  # without the arrays that are divided or differentiated by
     seeds: Array | None  # of dropout, (2, *leading)
     scoring: Scoring | None
     leading: tuple[int, ...] = static()  # of the whole call, heads last
-    dropout_rate: float = static()
-    precision: Any = static()
     output_dtype: Any = static()  # in which the output travels
+
+    @classmethod
+    def of(cls, problem: Problem, output_dtype: Any, scoring: Scoring | None = None) -> Replicated:
+        """Take what is whole out of a call."""
+        leading = problem.leading or (1,)
+        seeds = None
+        if problem.dropout_rate:
+            assert problem.rng is not None  # canonicalize asks for it
+            seeds = dropout.head_seeds(problem.rng, leading)
+        divided = dict.fromkeys(("query", "key", "value", "bias", "scale", "sinks", "score", "rng"))
+        offsets = {
+            name: None if (offset := getattr(problem, name)) is None else jnp.asarray(offset, jnp.int32)
+            for name in ("query_offset", "key_offset")
+        }
+        whole = dataclasses.replace(problem, **divided, **offsets)
+        return cls(whole, seeds, scoring, leading, output_dtype)
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,13 @@ class Shard:
     """This device's share, inside shard_map."""
 
     division: Division
-    call: Call
+    call: Replicated
     member: Any  # of the ring
     first_batch: Any  # index of its first row on the first leading axis
     first_head: Any
 
     @classmethod
-    def here(cls, division: Division, call: Call) -> Shard:
+    def here(cls, division: Division, call: Replicated) -> Shard:
         """The share of the device that runs this."""
         heads = division.heads if division.exchange is None else (*division.heads, division.exchange)
 
@@ -84,6 +96,10 @@ class Shard:
                 data = jax.lax.dynamic_slice_in_dim(data, first, size, axis, allow_negative_indices=False)
         return data
 
+    def take_rows(self, data: Any) -> Any:
+        """Return this device's part of numbers per batch row or head; one number for all stays."""
+        return data if data is None or jnp.ndim(data) == 0 else self.take(data, 0)
+
     def owner(self, number: Any) -> Any:
         """Whose keys are here in a round."""
         ring = self.division.size(self.division.ring)
@@ -98,29 +114,21 @@ class Shard:
         if call.scoring is not None:
             head, batch = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
             score = Sharded(call.scoring.join(arrays.parameters), head, batch, self.num_heads)
-        query_offset, key_offset = (
-            offset if offset is None or jnp.ndim(offset) == 0 else self.take(offset, 0)
-            for offset in (call.query_offset, call.key_offset)
-        )
-        problem = Problem(
+        query_offset, key_offset = map(self.take_rows, (call.problem.query_offset, call.problem.key_offset))
+        problem = dataclasses.replace(
+            call.problem,
             query=arrays.query,
             key=arrays.key,
             value=arrays.value,
             mask=self._mask(first_query, first_key, query_offset, key_offset),
-            bias=None,
+            score=score,
             scale=arrays.scale,
             query_offset=query_offset + first_query,
             key_offset=first_key if key_offset is None else key_offset + first_key,
-            rng=None,
-            sinks=None,
-            score=score,
-            rows=None,
-            heads=None,
             dropout_rate=0.0,
             aux=(),
-            precision=call.precision,
         )
-        inputs, context, layout = tiled.prepare(problem)
+        inputs, context, layout = prepare(problem)
         if call.seeds is None:
             return inputs, context, layout
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
@@ -128,13 +136,13 @@ class Shard:
         words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
         query_words, key_words = ((one, other) for one, other in words)
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
-        return inputs, context, dataclasses.replace(layout, dropout_rate=call.dropout_rate)
+        return inputs, context, dataclasses.replace(layout, dropout_rate=call.problem.dropout_rate)
 
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
         """The mask of a piece; padding sees nothing and is seen by nobody."""
         queries, keys, axes = self.division.queries, self.division.keys, len(self.call.leading)
         rows, columns = Span(first_query, queries.chunk), Span(first_key, keys.chunk)
-        mask = self.call.mask
+        mask = self.call.problem.mask
         if mask is not None:
             if queries.padded == queries.length and keys.padded == keys.length:
                 grid = Grid.tile(rows, columns, query_offset, axes, key_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.parallel.division import Division
-from regard.parallel.shard import Call, Shard
+from regard.parallel.shard import Replicated, Shard
 
 
 def serves(problem: Problem, division: Division) -> bool:
@@ -27,36 +28,24 @@ def serves(problem: Problem, division: Division) -> bool:
 def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     leading = problem.leading or (1,)
-    call = Call(
-        problem.mask, problem.query_offset, problem.key_offset, None, None, leading, 0.0, problem.precision,
-        problem.query.dtype,
-    )  # fmt: skip
+    call = Replicated.of(problem, problem.query.dtype)
     arrays = tuple(map(problem.with_heads, (problem.query, problem.key, problem.value)))
     sinks = problem.sinks
     if sinks is not None:  # aligned with the last leading axes, where the rest is with the first
         sinks = sinks.reshape((*(1,) * (len(leading) - sinks.ndim), *sinks.shape))
 
-    def share(arrays: Any, call: Call, scale: Any, sinks: Any) -> Any:
-        shard = Shard.here(division, call)
-
-        def take(data: Any) -> Any:
-            return data if data is None or jnp.ndim(data) == 0 else shard.take(data, 0)
-
-        own = Problem(
-            *arrays,
-            mask=None if call.mask is None else call.mask.slice_batch(shard.take, len(leading)),
-            bias=None,
+    def share(arrays: Any, call: Replicated, scale: Any, sinks: Any) -> Any:
+        shard, (query, key, value), whole = Shard.here(division, call), arrays, call.problem
+        own = dataclasses.replace(
+            whole,
+            query=query,
+            key=key,
+            value=value,
+            mask=None if whole.mask is None else whole.mask.slice_batch(shard.take, len(leading)),
             scale=scale,
-            query_offset=take(call.query_offset),
-            key_offset=take(call.key_offset),
-            rng=None,
-            sinks=take(sinks),
-            score=None,
-            rows=None,
-            heads=None,
-            dropout_rate=0.0,
-            aux=problem.aux,
-            precision=problem.precision,
+            sinks=shard.take_rows(sinks),
+            query_offset=shard.take_rows(whole.query_offset),
+            key_offset=shard.take_rows(whole.key_offset),
         )
         return BACKENDS[choose(own).name].run(own)
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.backends.tiled import prepare
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tile_scores import score_tile
 from regard.engine.flash.tiles import Blocking, Layout, TileLoop, TileView
 from regard.readouts.accumulators import Plan

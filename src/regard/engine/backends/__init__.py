@@ -1,1 +1,1 @@
-"""Ways to run a call, one file each with `refuses(problem)` and `run(problem)`; sizes in `tuning`."""
+"""Ways to run a call, one file each with `refuses(problem)` and `run(problem)`."""

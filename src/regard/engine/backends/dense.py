@@ -177,7 +177,7 @@ def _zero_unless(used: Array, array: Array) -> Array:
 
 def _survivors(problem: Problem) -> Array:
     grid = problem.grid()
-    assert problem.rng is not None  # pose asks for it
+    assert problem.rng is not None  # canonicalize asks for it
     seeds = dropout.head_seeds(problem.rng, problem.leading)
     survivors = dropout.survivors(
         dropout.query_words(seeds, grid.query_position),

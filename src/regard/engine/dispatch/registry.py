@@ -11,8 +11,8 @@ import jax
 
 from regard.axes import Array
 from regard.engine.backends import cudnn, dense, splash_tpu, tiled
-from regard.engine.backends.tuning import load_tuning
 from regard.engine.call.problem import Problem
+from regard.engine.flash.tuning import load_tuning
 
 
 class Backend(Protocol):

@@ -1,0 +1,113 @@
+"""From a problem to what the passes over its tiles take: operands, context and layout."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from regard.engine.call.problem import Problem
+from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.sparsity import TileLists, classify_tiles, list_tiles
+from regard.engine.flash.tiles import Blocking, Layout, TileView
+from regard.engine.flash.tuning import load_tuning
+from regard.engine.softmax import dropout
+from regard.engine.softmax.scoring import Scoring
+from regard.masks import TileKind
+from regard.masks.grid import Grid, Span
+
+
+def prepare(
+    problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
+) -> tuple[Inputs, Context, Layout]:
+    """Return what a loop over the tiles of a call needs; no axis may have length 0."""
+    layout = _lay_out(problem, forward, backward)
+    arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
+    query, key, value, scale = map(problem.with_heads, arrays)
+    bias = None if problem.bias is None else problem.with_heads(problem.bias)
+    scoring, parameters = None, ()
+    if problem.score is not None:
+        scoring, parameters = Scoring.split(problem.score, layout.dtype)
+    inputs = Inputs(query, key, value, scale, bias, parameters)
+    return inputs, dataclasses.replace(_context(problem, layout), scoring=scoring), layout
+
+
+def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:
+    chosen = load_tuning().blocking(problem)
+    forward, backward = forward or chosen[0], backward or chosen[1]
+    heads = problem.key_heads if _heads_alike(problem) else 1
+    forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
+    stats = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
+    return Layout(
+        leading=(*problem.leading[:-1], problem.key_heads),
+        added=0,
+        mask_leading=problem.leading,
+        group=problem.group,
+        num_queries=problem.T,
+        num_keys=problem.S,
+        query_width=problem.D,
+        value_width=problem.E,
+        dtype=problem.accumulation,
+        matmul_dtype=problem.matmul_dtype,
+        precision=problem.precision,
+        dropout_rate=problem.dropout_rate,
+        forward=forward,
+        backward=backward,
+        masked=problem.mask is not None or bool(problem.S % forward.keys or problem.S % backward.keys),
+        stats=frozenset(stats[name] for name in problem.aux if name in stats),
+    )
+
+
+def _heads_alike(problem: Problem) -> bool:
+    """Whether one tile of the mask serves all heads."""
+    if problem.mask is None:
+        return True
+    mask, run = problem.mask, Span(0, 1)
+    cell = jax.eval_shape(
+        lambda: mask.keep(Grid.tile(run, run, problem.query_offset, len(problem.leading), problem.key_offset))
+    )
+    return not problem.leading or cell.shape[-3] == 1
+
+
+def _context(problem: Problem, layout: Layout) -> Context:
+    # A function that closes over arrays hands them over as leaves, once per shape of tile.
+    mask, offsets = problem.mask, (problem.query_offset, problem.key_offset)
+    forward_mask, backward_mask = (
+        None
+        if mask is None
+        else mask.closure_convert(TileView(layout, blocking, (0,) * len(layout.leading)).grid(offsets))
+        for blocking in (layout.forward, layout.backward)
+    )
+    query_words = key_words = None
+    if problem.dropout_rate:
+        assert problem.rng is not None  # canonicalize asks for it
+        grid = problem.grid()
+        seeds = dropout.head_seeds(problem.rng, problem.leading)
+        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
+        query_words, key_words = (
+            (problem.with_heads(one), problem.with_heads(other)) for one, other in words
+        )
+    by_query, by_key = _lists(problem, layout)
+    return Context(
+        forward_mask,
+        backward_mask,
+        offsets,
+        query_words,
+        key_words,
+        by_query,
+        by_key,
+    )
+
+
+def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
+    """Tiles by query, for the forward loop, and by key, for the backward loop."""
+    forward, backward = layout.forward, layout.backward
+    by_query = classify_tiles(problem, forward.queries, forward.keys)
+    by_key = jnp.swapaxes(classify_tiles(problem, backward.queries, backward.keys), -1, -2)
+    if problem.S % backward.keys:  # the last block overlaps the one before it
+        by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
+    return (
+        list_tiles(by_query, forward.keys, problem.S),
+        list_tiles(by_key, backward.queries, problem.T),
+    )
