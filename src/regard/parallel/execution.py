@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.engine.flash.operands import Inputs, Results
+from regard.engine.flash.operands import Operands, Results
 from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
 from regard.parallel import ring, unsharded_sequence
@@ -32,7 +32,7 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
     call = Replicated.of(problem, output_dtype, scoring)
     query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
-    arrays = Inputs(
+    arrays = Operands(
         division.pad(query, division.queries),
         division.pad(key, division.keys),
         division.pad(value, division.keys),
@@ -51,15 +51,17 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(division: Division, arrays: Inputs, call: Replicated) -> tuple[Array, Array, Array]:
+def _attend(division: Division, arrays: Operands, call: Replicated) -> tuple[Array, Array, Array]:
     """Output, log of the total and peak, (..., T, x) each; the peak counts as constant."""
     return _forward(division, arrays, call)[0]
 
 
-def _forward(division: Division, arrays: Inputs, call: Replicated) -> tuple[tuple[Array, Array, Array], Any]:
+def _forward(
+    division: Division, arrays: Operands, call: Replicated
+) -> tuple[tuple[Array, Array, Array], Any]:
     moved = division.size(division.exchange) > 1 or division.layout == "balanced"
 
-    def local(arrays: Inputs, call: Replicated) -> Any:
+    def local(arrays: Operands, call: Replicated) -> Any:
         arrays = _long(lambda array: bring_in(array, division), arrays)
         rows = _as_columns(ring.forward(Shard.here(division, call), arrays))
         if not moved:
@@ -79,12 +81,12 @@ def _forward(division: Division, arrays: Inputs, call: Replicated) -> tuple[tupl
     return (rows.output, rows.log_total, rows.peak), (kept or (arrays, rows), call)
 
 
-def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Inputs, None]:
+def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Operands, None]:
     (arrays, rows), call = residuals
     specs = _specs(division.inside, arrays)
     output_cotangent, log_cotangent, _ = cotangents
 
-    def local(arrays: Inputs, rows: Results, cotangents: Results, call: Replicated) -> Inputs:
+    def local(arrays: Operands, rows: Results, cotangents: Results, call: Replicated) -> Operands:
         # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
         arrays = jax.lax.optimization_barrier(arrays)
         cotangents = jax.tree.map(lambda array: bring_in(array, division), cotangents)
@@ -96,7 +98,7 @@ def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Inpu
             apart = tuple(axis for axis in division.along(placed[name]) if division.size(axis) > 1)
             grad = jax.lax.psum(grad, apart) if apart else grad
             grads[name] = grad.astype(named[name].dtype)
-        return _long(lambda grad: bring_out(grad, division), Inputs.from_named(grads))
+        return _long(lambda grad: bring_out(grad, division), Operands.from_named(grads))
 
     cotangents = Results(output_cotangent, log_cotangent)
     grads = jax.shard_map(
@@ -117,18 +119,18 @@ def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Inpu
 _attend.defvjp(_forward, _backward)
 
 
-def _long(function: Callable[[Any], Any], arrays: Inputs) -> Inputs:
+def _long(function: Callable[[Any], Any], arrays: Operands) -> Operands:
     """Apply a function to what is as long as the sequence."""
     return arrays._replace(**{name: function(getattr(arrays, name)) for name in ("query", "key", "value")})
 
 
-def _specs(place: Callable[[Any], PartitionSpec], arrays: Inputs) -> Any:
+def _specs(place: Callable[[Any], PartitionSpec], arrays: Operands) -> Any:
     """Where arrays lie: what is not long is whole on every device."""
     rest = jax.tree.map(lambda _: PartitionSpec(), arrays)
     return rest._replace(**{name: place(getattr(arrays, name)) for name in ("query", "key", "value")})
 
 
-def _row_shapes(arrays: Inputs, call: Replicated) -> Results:
+def _row_shapes(arrays: Operands, call: Replicated) -> Results:
     """What there is per query, with a last axis."""
     rows = (*call.leading, arrays.query.shape[-2])
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash import passes
-from regard.engine.flash.operands import Inputs, Results
+from regard.engine.flash.operands import Operands, Results
 from regard.engine.softmax.online_softmax import Running
 from regard.parallel.division import Division
 from regard.parallel.exchange import move
@@ -21,7 +21,7 @@ from regard.parallel.shard import Shard
 Body = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
-def forward(shard: Shard, arrays: Inputs) -> Results:
+def forward(shard: Shard, arrays: Operands) -> Results:
     """Attend from this device's queries to all keys; rows come as this device's sequence lies."""
     parts, dtype = shard.division.parts, _accumulation(arrays)
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
@@ -45,7 +45,7 @@ def forward(shard: Shard, arrays: Inputs) -> Results:
     return Results(_join(state.output(), -2), _join(state.log_total(), -1), peak=_join(state.peak, -1))
 
 
-def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results) -> dict[str, Array]:
+def backward(shard: Shard, arrays: Operands, results: Results, cotangents: Results) -> dict[str, Array]:
     """Compute the VJP in this device's arrays; of scale and parameters, this device's share of it."""
     parts, dtype = shard.division.parts, _accumulation(arrays)
     query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
@@ -70,13 +70,13 @@ def backward(shard: Shard, arrays: Inputs, results: Results, cotangents: Results
             pair_inputs = arrays._replace(
                 query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
             )
-            inputs, context, layout = shard.prepare(pair_inputs, pair, shard.owner(number))
+            inputs, context, config = shard.prepare(pair_inputs, pair, shard.owner(number))
             shapes = {name: array.shape for name, array in inputs.named().items()}
             own, own_cotangent = (
                 Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
                 for rows in (found, cotangent)
             )
-            grads = passes.backward(inputs, context, own, own_cotangent, shapes, layout)
+            grads = passes.backward(inputs, context, own, own_cotangent, shapes, config)
             query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])
             key_grads = tuple(
                 _put(all, pair[1], _take(all, pair[1]) + grads[name])
@@ -154,12 +154,12 @@ def _as_running(found: Results) -> Running:
     return Running(found.peak, total, found.output * total[..., None])
 
 
-def _accumulation(arrays: Inputs) -> Any:
+def _accumulation(arrays: Operands) -> Any:
     wide = any(array.dtype == jnp.float64 for array in (arrays.query, arrays.key, arrays.value))
     return jnp.float64 if wide else jnp.float32
 
 
-def _rows(arrays: Inputs) -> tuple[int, ...]:
+def _rows(arrays: Operands) -> tuple[int, ...]:
     """Leading axes of this device's output."""
     query, key, value = arrays.query.shape, arrays.key.shape, arrays.value.shape
     batch = jnp.broadcast_shapes(query[:-3], key[:-3], value[:-3])

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
-from regard.engine.flash.tiles import Layout
+from regard.engine.flash.tiles import TileConfig
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask, from_array, lengths
@@ -105,7 +105,9 @@ class Shard:
         ring = self.division.size(self.division.ring)
         return 0 if ring == 1 else jax.lax.rem(self.member - number + ring, jnp.int32(ring))
 
-    def prepare(self, arrays: Inputs, pair: tuple[Any, Any], owner: Any) -> tuple[Inputs, Context, Layout]:
+    def prepare(
+        self, arrays: Operands, pair: tuple[Any, Any], owner: Any
+    ) -> tuple[Operands, Context, TileConfig]:
         """A chunk of queries against a chunk of keys, as a call in tiles."""
         division, call = self.division, self.call
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
@@ -128,15 +130,15 @@ class Shard:
             dropout_rate=0.0,
             aux=(),
         )
-        inputs, context, layout = prepare(problem)
+        inputs, context, config = prepare(problem)
         if call.seeds is None:
-            return inputs, context, layout
+            return inputs, context, config
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
         grid = problem.grid()
         words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
         query_words, key_words = ((one, other) for one, other in words)
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
-        return inputs, context, dataclasses.replace(layout, dropout_rate=call.problem.dropout_rate)
+        return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)
 
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
         """The mask of a piece; padding sees nothing and is seen by nobody."""

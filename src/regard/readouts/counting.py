@@ -28,7 +28,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan) -> Found:
     """Visit every tile that is not EMPTY: once, if lse is given, else twice."""
     tiling = Tiling.prepare(problem, plan)
-    rows = tiling.layout.rows
+    rows = tiling.config.rows
     sinks = None if problem.sinks is None else sink_logits(problem).reshape(rows)
     certain = problem.bias is None and problem.score is None
     lse = None if lse is None else lse.reshape(rows)
@@ -63,16 +63,16 @@ class _Counting:
 
     def run(self, problem: Problem) -> Found:
         """The loops, and the arrays that they filled as the call's."""
-        tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
-        lead, group, dtype = layout.leading, layout.group, layout.dtype
+        tiling, config, plan = self.tiling, self.tiling.config, self.tiling.plan
+        lead, group, dtype = config.leading, config.group, config.dtype
         height, width = tiling.pyramid
         blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
-        distances = (*lead, group, layout.num_queries + tiling.width + 1)
+        distances = (*lead, group, config.num_queries + tiling.width + 1)
         columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
         real = len(Norm._fields) + len(PerQuery._fields) + plan.top_k
         start = (
-            jnp.zeros((*layout.rows, real), dtype),
-            jnp.zeros((*layout.rows, 1 + plan.top_k), jnp.int32),
+            jnp.zeros((*config.rows, real), dtype),
+            jnp.zeros((*config.rows, 1 + plan.top_k), jnp.int32),
             columns,
         )
         reals, whole, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
@@ -110,8 +110,8 @@ class _Counting:
         here = tiling.view(leading, number * np.int32(tiling.blocking.queries))
         row_block = self._start(here, number)
         size = row_block.norm.peak.size
-        zeros = jnp.zeros((size,), tiling.layout.dtype)
-        none = RunningTopK.none(plan.top_k, size, tiling.layout.dtype)
+        zeros = jnp.zeros((size,), tiling.config.dtype)
+        none = RunningTopK.none(plan.top_k, size, tiling.config.dtype)
         empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
         body = partial(self._count, row_block)
         rows, count, running_top, columns = tiling.loop.tiles(
@@ -129,7 +129,7 @@ class _Counting:
         )
 
     def _start(self, here: TileView, number: Any) -> _RowBlock:
-        tiling, layout, plan = self.tiling, self.tiling.layout, self.tiling.plan
+        tiling, config, plan = self.tiling, self.tiling.config, self.tiling.plan
         query = tiling.inputs.read_query(here)
         norm = self._normalise(here, number, query)
         rows = here.own_rows()
@@ -137,12 +137,12 @@ class _Counting:
         own_norm = norm if own is None else norm._replace(peak=jnp.where(own[None], norm.peak, -jnp.inf))
 
         def spread(row: Array) -> Array:
-            return jnp.broadcast_to(row, (layout.group, row.size)).reshape(-1)
+            return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
         row = here.row_span.members
         block = spread(block_of(row, plan.query_block) - block_of(here.first_query, plan.query_block))
-        head = jnp.repeat(np.arange(layout.group, dtype=np.int32), tiling.blocking.queries)
-        column = np.arange(layout.group * tiling.query_blocks, dtype=np.int32)
+        head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
+        column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
         membership = membership if own is None else membership & own[:, None]
         position = spread(here.grid(tiling.context.offsets).query_position.reshape(-1))
@@ -150,7 +150,7 @@ class _Counting:
         if self.tokens is not None:
             asked = here.rows(self.tokens.query[..., None]).reshape(-1)
             asked = asked if asked.size == norm.peak.size else spread(asked)
-        return _RowBlock(here, query, norm, own, own_norm, position, membership.astype(layout.dtype), asked)
+        return _RowBlock(here, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
 
     def _normalise(self, here: TileView, number: Any, query: Array) -> Norm:
         """Return what the scores of a row block are lessened by.
@@ -168,7 +168,7 @@ class _Counting:
             base = jnp.where(peak == -jnp.inf, 0, peak)
             return peak, running[1] * exp(running[0] - base) + exp(scores - base).sum(0, keepdims=True)
 
-        empty = jnp.zeros((1, query.shape[0]), self.tiling.layout.dtype)
+        empty = jnp.zeros((1, query.shape[0]), self.tiling.config.dtype)
         running = jnp.full_like(empty, -jnp.inf), empty
         if self.sinks is not None:
             sinks = here.row_vector(self.sinks)[None]
@@ -191,7 +191,7 @@ class _Counting:
 
         tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
         running_top = running_top.meet(scores, tops, start)
-        if self.certain and tiling.layout.masked:
+        if self.certain and tiling.config.masked:
             full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
             count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
         else:
@@ -242,7 +242,7 @@ class _Counting:
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
         """Sums and maxima over the queries of a tile."""
-        tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.layout.group
+        tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.config.group
         keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
         height = min(plan.key_block, keys)
         by_block = product(weights, row_block.membership, _EXACT).reshape((keys, group, across))

@@ -15,10 +15,10 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tile_scores import score_tile
-from regard.engine.flash.tiles import Blocking, Layout, TileLoop, TileView
+from regard.engine.flash.tiles import Blocking, TileConfig, TileLoop, TileView
 from regard.readouts.accumulators import Plan
 from regard.readouts.top_k import CHUNK
 
@@ -27,9 +27,9 @@ from regard.readouts.top_k import CHUNK
 class Tiling:
     """Tiles are padded to whole chunks and blocks of keys, and last ones begin where their own keys do."""
 
-    inputs: Inputs
+    inputs: Operands
     context: Context
-    layout: Layout
+    config: TileConfig
     plan: Plan
 
     @classmethod
@@ -41,11 +41,11 @@ class Tiling:
 
     @property
     def blocking(self) -> Blocking:
-        return self.layout.forward
+        return self.config.forward
 
     @property
     def loop(self) -> TileLoop:
-        return TileLoop(self.layout, self.blocking)
+        return TileLoop(self.config, self.blocking)
 
     @property
     def keys(self) -> int:
@@ -55,7 +55,7 @@ class Tiling:
 
     @property
     def key_tiles(self) -> int:
-        return -(-self.layout.num_keys // self.blocking.keys)
+        return -(-self.config.num_keys // self.blocking.keys)
 
     @property
     def width(self) -> int:
@@ -64,7 +64,7 @@ class Tiling:
 
     @property
     def row_blocks(self) -> int:
-        return -(-self.layout.num_queries // self.blocking.queries)
+        return -(-self.config.num_queries // self.blocking.queries)
 
     @property
     def query_blocks(self) -> int:
@@ -85,16 +85,16 @@ class Tiling:
         )
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
-        return TileView(self.layout, self.blocking, leading, first_query, first_key)
+        return TileView(self.config, self.blocking, leading, first_query, first_key)
 
     def scores(self, query: Array, view: TileView, partly: Any) -> Array:
         """A tile of scores (C, G * R) as the softmax sees them."""
-        key = view.columns(self.inputs.key).astype(self.layout.matmul_dtype)
+        key = view.columns(self.inputs.key).astype(self.config.matmul_dtype)
         return score_tile(query, key, self.inputs, self.context, view, partly, across=True).scores
 
     def align(self, tile: Array, view: TileView, fill: Any) -> Array:
         """Keys from the first that belongs to the tile, and padding; those not its own go last."""
-        if self.layout.num_keys % self.blocking.keys:
+        if self.config.num_keys % self.blocking.keys:
             shift = view.first_key - view.column_span.start
             tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
         rest = [(0, 0)] * (tile.ndim - 1)
@@ -102,7 +102,7 @@ class Tiling:
 
     def align_rows(self, tile: Array, view: TileView) -> Array:
         """The same for queries, on the last axis, padded with 0 to whole blocks."""
-        if self.layout.num_queries % self.blocking.queries:
+        if self.config.num_queries % self.blocking.queries:
             tile = _roll(tile, view.first_query - view.row_span.start, tile.ndim - 1)
         block = min(self.plan.query_block, self.blocking.queries)
         more = self.query_blocks * block - self.blocking.queries

@@ -13,9 +13,9 @@ from regard.engine.backends import dense
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
-from regard.engine.flash.operands import Inputs
+from regard.engine.flash.operands import Operands
 from regard.engine.flash.preparation import prepare
-from regard.engine.flash.tiles import Blocking, Layout
+from regard.engine.flash.tiles import Blocking, TileConfig
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, remove_pairs
@@ -37,13 +37,13 @@ def run(
     """Compute the output and what `problem.aux` names, in tiles of the given sizes."""
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
-    inputs, context, layout = prepare(problem, forward, backward)
-    results = primitives.run(inputs, context, layout)
+    inputs, context, config = prepare(problem, forward, backward)
+    results = primitives.run(inputs, context, config)
 
     peak = jax.lax.stop_gradient(results.peak)
     rows = {
         "lse": lambda: peak + results.log_total,
-        "max_score": lambda: _largest(problem, inputs, layout, peak, results.argmax),
+        "max_score": lambda: _largest(problem, inputs, config, peak, results.argmax),
         "argmax": lambda: results.argmax,
         "entropy": lambda: results.entropy,
     }
@@ -84,19 +84,19 @@ def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 
 
-def _largest(problem: Problem, inputs: Inputs, layout: Layout, peak: Array, argmax: Any) -> Array:
+def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array, argmax: Any) -> Array:
     """The largest score, differentiable through its first occurrence: that one score is computed again."""
     alive = argmax >= 0
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
-    key_head = index[-2] // layout.group
+    key_head = index[-2] // config.group
 
     def pick(array: Array, indices: list[Array]) -> Array:
         sizes = array.shape[: len(indices)]
         indices = [jnp.zeros_like(i) if n == 1 else i for i, n in zip(indices, sizes, strict=True)]
-        return array[tuple(indices)].astype(layout.dtype)
+        return array[tuple(indices)].astype(config.dtype)
 
-    rows = inputs.query.astype(layout.dtype), pick(inputs.key, [*index[:-2], key_head, place])
+    rows = inputs.query.astype(config.dtype), pick(inputs.key, [*index[:-2], key_head, place])
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)

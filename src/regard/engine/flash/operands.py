@@ -11,14 +11,14 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash.sparsity import TileLists
-from regard.engine.flash.tiles import Layout, Offsets, TileView
+from regard.engine.flash.tiles import Offsets, TileConfig, TileView
 from regard.engine.softmax.scoring import Scoring, scale_early
 from regard.masks import Mask
 
 PARAMETER = "parameter "
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """What attention is differentiated by."""
 
     query: Array  # (*batch, H, T, D)
@@ -35,26 +35,26 @@ class Inputs(NamedTuple):
         return {name: array for name, array in plain.items() if array is not None} | parameters
 
     @classmethod
-    def from_named(cls, arrays: Mapping[str, Array]) -> Inputs:
+    def from_named(cls, arrays: Mapping[str, Array]) -> Operands:
         """The inverse of `named`."""
         plain = {name: array for name, array in arrays.items() if not name.startswith(PARAMETER)}
         return cls(**plain, parameters=tuple(array for name, array in arrays.items() if name not in plain))
 
     def read_query(self, view: TileView) -> Array:
         """A tile of queries, to be multiplied; scaled unless `scale_late` does it."""
-        query = view.rows(self.query).astype(view.layout.matmul_dtype)
-        return scale_early(query, view.cells(self.scale), view.layout.low_precision)
+        query = view.rows(self.query).astype(view.config.matmul_dtype)
+        return scale_early(query, view.cells(self.scale), view.config.low_precision)
 
     def read_keys(self, view: TileView) -> tuple[Array, Array]:
         """A tile of keys and one of values, to be multiplied."""
         key, value = (
-            view.columns(array).astype(view.layout.matmul_dtype) for array in (self.key, self.value)
+            view.columns(array).astype(view.config.matmul_dtype) for array in (self.key, self.value)
         )
         return key, value
 
-    def has_nonfinite(self, layout: Layout) -> Array | None:
+    def has_nonfinite(self, config: TileConfig) -> Array | None:
         """Whether some key or value is NaN or inf; None where every query attends to all of them anyway."""
-        if not layout.masked and self.bias is None:
+        if not config.masked and self.bias is None:
             return None
         # Extremes show it, and finding them needs no array of the inputs' size.
         arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value)]

@@ -21,83 +21,83 @@ from typing import Any
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.flash.operands import Context, Inputs, Results
+from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_unattended
-from regard.engine.flash.tiles import Layout, TileLoop, TileView
+from regard.engine.flash.tiles import TileConfig, TileLoop, TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running, product
 from regard.engine.softmax.scoring import scale_early, scale_late
 
 
-def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:
+def forward(inputs: Operands, context: Context, config: TileConfig, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
-    loop, has_nonfinite = TileLoop(layout, layout.forward, reversible), inputs.has_nonfinite(layout)
+    loop, has_nonfinite = TileLoop(config, config.forward, reversible), inputs.has_nonfinite(config)
 
     def row_block(leading: Any, number: Any, results: Results) -> Results:
-        first = number * layout.forward.queries
-        here = TileView(layout, layout.forward, leading, first)
+        first = number * config.forward.queries
+        here = TileView(config, config.forward, leading, first)
         query = inputs.read_query(here)
 
         def body(start: Any, partial: Any, running: Running) -> Running:
-            view = TileView(layout, layout.forward, leading, first, start)
+            view = TileView(config, config.forward, leading, first, start)
             key, value = inputs.read_keys(view)
             finished = score_tile(query, key, inputs, context, view, partial)
             (value,) = zero_unattended(has_nonfinite, finished, -2, value)
             return running.block(
-                finished.scores, value, surviving(context, view), view.column_span.start, layout.precision
+                finished.scores, value, surviving(context, view), view.column_span.start, config.precision
             )
 
         empty = Running.empty(
             query.shape[:-1],
-            layout.value_width,
-            layout.dtype,
-            moment="entropy" in layout.stats,
-            argmax="argmax" in layout.stats,
+            config.value_width,
+            config.dtype,
+            moment="entropy" in config.stats,
+            argmax="argmax" in config.stats,
         )
         end = loop.tiles(context.by_query, leading, number, body, empty)
         found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.peak}
-        if "entropy" in layout.stats:
+        if "entropy" in config.stats:
             found["entropy"] = end.entropy()
-        if "argmax" in layout.stats:
+        if "argmax" in config.stats:
             found["argmax"] = end.argmax
         found = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
-        output = here.put_rows(results.output, end.output() / (1 - layout.dropout_rate))
+        output = here.put_rows(results.output, end.output() / (1 - config.dropout_rate))
         return results._replace(output=output, **found)
 
-    zeros = jnp.zeros(layout.rows, layout.dtype)
+    zeros = jnp.zeros(config.rows, config.dtype)
     empty = Results(
-        jnp.zeros((*layout.rows, layout.value_width), layout.dtype),
+        jnp.zeros((*config.rows, config.value_width), config.dtype),
         zeros,
-        zeros if "entropy" in layout.stats else None,
+        zeros if "entropy" in config.stats else None,
         zeros,
-        jnp.zeros(layout.rows, jnp.int32) if "argmax" in layout.stats else None,
+        jnp.zeros(config.rows, jnp.int32) if "argmax" in config.stats else None,
     )
-    return loop.blocks(-(-layout.num_queries // layout.forward.queries), row_block, empty)
+    return loop.blocks(-(-config.num_queries // config.forward.queries), row_block, empty)
 
 
 def tangent(
-    inputs: Inputs,
+    inputs: Operands,
     context: Context,
     results: Results,
     tangents: Mapping[str, Array],
-    layout: Layout,
+    config: TileConfig,
     *,
     reversible: bool = False,
 ) -> Results:
     """Compute the JVP: tangents of output, lse and entropy from those of the named inputs."""
-    loop, has_nonfinite = TileLoop(layout, layout.forward, reversible), inputs.has_nonfinite(layout)
-    low_precision = layout.low_precision
+    loop, has_nonfinite = TileLoop(config, config.forward, reversible), inputs.has_nonfinite(config)
+    low_precision = config.low_precision
 
     def row_block(leading: Any, number: Any, found: Results) -> Results:
-        first = number * layout.forward.queries
-        here = TileView(layout, layout.forward, leading, first)
+        first = number * config.forward.queries
+        here = TileView(config, config.forward, leading, first)
         query, scale = inputs.read_query(here), here.cells(inputs.scale)
         row_tangents = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in tangents:
-            query_tangent = here.rows(tangents["query"]).astype(layout.matmul_dtype)
+            query_tangent = here.rows(tangents["query"]).astype(config.matmul_dtype)
             row_tangents.append((scale_early(query_tangent, scale, low_precision), scale))
         if "scale" in tangents:
-            row = here.rows(inputs.query).astype(layout.matmul_dtype)
+            row = here.rows(inputs.query).astype(config.matmul_dtype)
             scale_tangent = here.cells(tangents["scale"])
             row_tangents.append((scale_early(row, scale_tangent, low_precision), scale_tangent))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
@@ -105,7 +105,7 @@ def tangent(
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
         def body(start: Any, partial: Any, sums: Any) -> Any:
-            view = TileView(layout, layout.forward, leading, first, start)
+            view = TileView(config, config.forward, leading, first, start)
             key, value = inputs.read_keys(view)
             finished = score_tile(query, key, inputs, context, view, partial)
             (value,) = zero_unattended(has_nonfinite, finished, -2, value)
@@ -113,23 +113,23 @@ def tangent(
             weights = exp(logs)
             change = jnp.zeros_like(finished.scores)
             for row_tangent, late in row_tangents:
-                part = product(row_tangent, key, layout.precision, (-1, -1))
+                part = product(row_tangent, key, config.precision, (-1, -1))
                 change = change + scale_late(part, late, low_precision)
             if "key" in tangents:
-                key_tangent = view.columns(tangents["key"]).astype(layout.matmul_dtype)
-                part = product(query, key_tangent, layout.precision, (-1, -1))
+                key_tangent = view.columns(tangents["key"]).astype(config.matmul_dtype)
+                part = product(query, key_tangent, config.precision, (-1, -1))
                 change = change + scale_late(part, scale, low_precision)
             change = finished.jvp(change, tangents)
             if "bias" in tangents:
-                change = change + view.cells(tangents["bias"]).astype(layout.dtype)
+                change = change + view.cells(tangents["bias"]).astype(config.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = surviving(context, view)
             through_scores, lse_tangent, entropy_tangent, through_values = sums
-            through_scores = through_scores + product(drop(change, survivors), value, layout.precision)
+            through_scores = through_scores + product(drop(change, survivors), value, config.precision)
             if "value" in tangents:
-                value_tangent = view.columns(tangents["value"]).astype(layout.matmul_dtype)
+                value_tangent = view.columns(tangents["value"]).astype(config.matmul_dtype)
                 through_values = through_values + product(
-                    drop(weights, survivors), value_tangent, layout.precision
+                    drop(weights, survivors), value_tangent, config.precision
                 )
             lse_tangent = lse_tangent + change.sum(-1)
             if entropy is not None:
@@ -142,7 +142,7 @@ def tangent(
         through_scores, lse_tangent, entropy_tangent, through_values = loop.tiles(
             context.by_query, leading, number, body, sums
         )
-        grown = (through_scores + through_values) / (1 - layout.dropout_rate)
+        grown = (through_scores + through_values) / (1 - config.dropout_rate)
         found = found._replace(
             output=here.put_rows(found.output, grown - lse_tangent[..., None] * output),
             log_total=here.put_row_vector(found.log_total, lse_tangent),
@@ -151,38 +151,38 @@ def tangent(
             found = found._replace(entropy=here.put_row_vector(found.entropy, entropy_tangent))
         return found
 
-    zeros = jnp.zeros(layout.rows, layout.dtype)
-    outputs = jnp.zeros((*layout.rows, layout.value_width), layout.dtype)
+    zeros = jnp.zeros(config.rows, config.dtype)
+    outputs = jnp.zeros((*config.rows, config.value_width), config.dtype)
     start = Results(outputs, zeros, None if results.entropy is None else zeros)
-    return loop.blocks(-(-layout.num_queries // layout.forward.queries), row_block, start)
+    return loop.blocks(-(-config.num_queries // config.forward.queries), row_block, start)
 
 
 def backward(
-    inputs: Inputs,
+    inputs: Operands,
     context: Context,
     results: Results,
     cotangents: Results,
     shapes: Mapping[str, tuple[int, ...]],
-    layout: Layout,
+    config: TileConfig,
     *,
     reversible: bool = False,
 ) -> dict[str, Array]:
     """Compute the VJP: cotangents of the inputs named in `shapes` from those of output, lse and entropy."""
-    loop, has_nonfinite = TileLoop(layout, layout.backward, reversible), inputs.has_nonfinite(layout)
-    low_precision = layout.low_precision
-    grow = 1 / (1 - layout.dropout_rate)
+    loop, has_nonfinite = TileLoop(config, config.backward, reversible), inputs.has_nonfinite(config)
+    low_precision = config.low_precision
+    grow = 1 / (1 - config.dropout_rate)
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
 
     def column_block(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
-        first = number * layout.backward.keys
-        here = TileView(layout, layout.backward, leading, 0, first)
+        first = number * config.backward.keys
+        here = TileView(config, config.backward, leading, 0, first)
         tiles = inputs.read_keys(here)
         scale = here.cells(inputs.scale)
 
         def body(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
-            view = TileView(layout, layout.backward, leading, start, first)
+            view = TileView(config, config.backward, leading, start, first)
             key, value = tiles
             peak = view.row_vector(results.peak)
             # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
@@ -191,7 +191,7 @@ def backward(
             # All that is the same along a row of scores.
             row_cotangent = jnp.sum(cotangent * view.rows(results.output), -1)
             row_cotangent = row_cotangent - view.row_vector(cotangents.log_total)
-            cotangent = (cotangent * grow).astype(layout.matmul_dtype)
+            cotangent = (cotangent * grow).astype(config.matmul_dtype)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
@@ -200,10 +200,10 @@ def backward(
             weights = exp(logs)
             survivors = surviving(context, view, across=True)
             if value_grad is not None:
-                value_grad = value_grad + product(drop(weights, survivors), cotangent, layout.precision)
+                value_grad = value_grad + product(drop(weights, survivors), cotangent, config.precision)
             if want_scores:
                 change = (
-                    drop(product(value, cotangent, layout.precision, (-1, -1)), survivors)
+                    drop(product(value, cotangent, config.precision, (-1, -1)), survivors)
                     - row_cotangent[..., None, :]
                 )
                 if cotangents.entropy is not None:
@@ -221,18 +221,18 @@ def backward(
                     if name in shapes:
                         grads = grads | {name: view.add_parameter(grads[name], grad)}
                 if key_grad is not None:
-                    key_grad = key_grad + product(change, query, layout.precision)
+                    key_grad = key_grad + product(change, query, config.precision)
                 if want_rows:
                     rows = view.add_rows_across(
-                        grads["query"], product(key, change, layout.precision, (-2, -2))
+                        grads["query"], product(key, change, config.precision, (-2, -2))
                     )
                     grads = grads | {"query": rows}
             return grads, key_grad, value_grad
 
         sums = (
             grads,
-            None if "key" not in shapes else jnp.zeros(tiles[0].shape, layout.dtype),
-            None if "value" not in shapes else jnp.zeros(tiles[1].shape, layout.dtype),
+            None if "key" not in shapes else jnp.zeros(tiles[0].shape, config.dtype),
+            None if "value" not in shapes else jnp.zeros(tiles[1].shape, config.dtype),
         )
         grads, key_grad, value_grad = loop.tiles(context.by_key, leading, number, body, sums)
         if key_grad is not None:
@@ -243,21 +243,21 @@ def backward(
         return grads
 
     totals = {
-        name: jnp.zeros(shape, layout.dtype)
+        name: jnp.zeros(shape, config.dtype)
         for name, shape in shapes.items()
         if name not in ("query", "scale")
     }
     if want_rows:
-        *heads, length = layout.rows
-        totals["query"] = jnp.zeros((*heads, layout.query_width, length), layout.dtype)
-    totals = loop.blocks(-(-layout.num_keys // layout.backward.keys), column_block, totals)
+        *heads, length = config.rows
+        totals["query"] = jnp.zeros((*heads, config.query_width, length), config.dtype)
+    totals = loop.blocks(-(-config.num_keys // config.backward.keys), column_block, totals)
     rows = totals.pop("query", None)
     if rows is not None:
         rows = jnp.swapaxes(rows, -1, -2)  # sum_s ds k
         alive = (results.peak != -jnp.inf)[..., None]
         rows = jnp.where(alive, rows, 0)
         if "scale" in shapes:
-            query = jnp.where(alive, inputs.query.astype(layout.dtype), 0)
+            query = jnp.where(alive, inputs.query.astype(config.dtype), 0)
             totals["scale"] = _sum_to(rows * query, shapes["scale"])
         if "query" in shapes:
             totals["query"] = _sum_to(rows * inputs.scale, shapes["query"])

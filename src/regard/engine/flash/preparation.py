@@ -1,4 +1,4 @@
-"""From a problem to what the passes over its tiles take: operands, context and layout."""
+"""From a problem to what the passes over its tiles take: operands, context and config."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.engine.call.problem import Problem
-from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.sparsity import TileLists, classify_tiles, list_tiles
-from regard.engine.flash.tiles import Blocking, Layout, TileView
+from regard.engine.flash.tiles import Blocking, TileConfig, TileView
 from regard.engine.flash.tuning import load_tuning
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
@@ -20,26 +20,26 @@ from regard.masks.grid import Grid, Span
 
 def prepare(
     problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
-) -> tuple[Inputs, Context, Layout]:
+) -> tuple[Operands, Context, TileConfig]:
     """Return what a loop over the tiles of a call needs; no axis may have length 0."""
-    layout = _lay_out(problem, forward, backward)
+    config = _configure(problem, forward, backward)
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
     scoring, parameters = None, ()
     if problem.score is not None:
-        scoring, parameters = Scoring.split(problem.score, layout.dtype)
-    inputs = Inputs(query, key, value, scale, bias, parameters)
-    return inputs, dataclasses.replace(_context(problem, layout), scoring=scoring), layout
+        scoring, parameters = Scoring.split(problem.score, config.dtype)
+    inputs = Operands(query, key, value, scale, bias, parameters)
+    return inputs, dataclasses.replace(_context(problem, config), scoring=scoring), config
 
 
-def _lay_out(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> Layout:
+def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> TileConfig:
     chosen = load_tuning().blocking(problem)
     forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
     forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
     stats = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
-    return Layout(
+    return TileConfig(
         leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
         mask_leading=problem.leading,
@@ -70,14 +70,14 @@ def _heads_alike(problem: Problem) -> bool:
     return not problem.leading or cell.shape[-3] == 1
 
 
-def _context(problem: Problem, layout: Layout) -> Context:
+def _context(problem: Problem, config: TileConfig) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offsets = problem.mask, (problem.query_offset, problem.key_offset)
     forward_mask, backward_mask = (
         None
         if mask is None
-        else mask.closure_convert(TileView(layout, blocking, (0,) * len(layout.leading)).grid(offsets))
-        for blocking in (layout.forward, layout.backward)
+        else mask.closure_convert(TileView(config, blocking, (0,) * len(config.leading)).grid(offsets))
+        for blocking in (config.forward, config.backward)
     )
     query_words = key_words = None
     if problem.dropout_rate:
@@ -88,7 +88,7 @@ def _context(problem: Problem, layout: Layout) -> Context:
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
-    by_query, by_key = _lists(problem, layout)
+    by_query, by_key = _lists(problem, config)
     return Context(
         forward_mask,
         backward_mask,
@@ -100,9 +100,9 @@ def _context(problem: Problem, layout: Layout) -> Context:
     )
 
 
-def _lists(problem: Problem, layout: Layout) -> tuple[TileLists, TileLists]:
+def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
     """Tiles by query, for the forward loop, and by key, for the backward loop."""
-    forward, backward = layout.forward, layout.backward
+    forward, backward = config.forward, config.backward
     by_query = classify_tiles(problem, forward.queries, forward.keys)
     by_key = jnp.swapaxes(classify_tiles(problem, backward.queries, backward.keys), -1, -2)
     if problem.S % backward.keys:  # the last block overlaps the one before it

@@ -26,8 +26,8 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
 from regard.engine.flash import passes
-from regard.engine.flash.operands import Context, Inputs, Results
-from regard.engine.flash.tiles import Layout
+from regard.engine.flash.operands import Context, Operands, Results
+from regard.engine.flash.tiles import TileConfig
 
 Leaves = Sequence[Any]
 
@@ -37,13 +37,13 @@ class Spec:
     """What a bind knows besides its arrays; static.
 
     Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
-    context are arrays with the layout's leading axes, but for parameters, which only have those vmap added.
+    context are arrays with the config's leading axes, but for parameters, which only have those vmap added.
     """
 
-    layout: Layout
-    present: tuple[str, ...]  # of Inputs
+    config: TileConfig
+    present: tuple[str, ...]  # of Operands
     context: Any  # tree structure
-    linear: tuple[str, ...] = ()  # of Inputs for tangent, of Results for backward
+    linear: tuple[str, ...] = ()  # of Operands for tangent, of Results for backward
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the gradients backward returns
     of: str = ""  # for second: the primitive that is differentiated
     moving: tuple[int, ...] = ()  # for second: by which of its operands
@@ -51,7 +51,7 @@ class Spec:
     @property
     def results(self) -> tuple[str, ...]:
         """Results that have tangents."""
-        return ("output", "log_total", "entropy")[: 3 if "entropy" in self.layout.stats else 2]
+        return ("output", "log_total", "entropy")[: 3 if "entropy" in self.config.stats else 2]
 
     @property
     def residuals(self) -> tuple[str, ...]:
@@ -61,21 +61,21 @@ class Spec:
     @property
     def found(self) -> tuple[str, ...]:
         """Results that forward returns."""
-        return (*self.residuals, "argmax") if "argmax" in self.layout.stats else self.residuals
+        return (*self.residuals, "argmax") if "argmax" in self.config.stats else self.residuals
 
     def laid_out(self, name: str) -> int:
-        """How many operands lead with the layout's axes."""
+        """How many operands lead with the config's axes."""
         if name == "second":
             return self.laid_out(self.of)
         residuals = 0 if name == "forward" else len(self.residuals)
         return len(self.present) + residuals + len(self.linear)
 
 
-def run(inputs: Inputs, context: Context, layout: Layout) -> Results:
+def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
     """Attend; differentiable in the inputs."""
     named = inputs.named()
     leaves, structure = jax.tree.flatten(context)
-    spec = Spec(layout, tuple(named), structure)
+    spec = Spec(config, tuple(named), structure)
     found = forward_p.bind(*named.values(), *leaves, spec=spec)
     return Results(**dict(zip(spec.found, found, strict=True)))
 
@@ -83,23 +83,23 @@ def run(inputs: Inputs, context: Context, layout: Layout) -> Results:
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
     """What a primitive computes, as ordinary JAX code."""
     rest = iter(operands)
-    inputs = Inputs.from_named({name: next(rest) for name in spec.present})
+    inputs = Operands.from_named({name: next(rest) for name in spec.present})
     residuals = None
     if name != "forward":
         residuals = Results(**{result: next(rest) for result in spec.residuals})
     linear = {field: next(rest) for field in spec.linear}
     context = jax.tree.unflatten(spec.context, list(rest))
     if name == "forward":
-        found = passes.forward(inputs, context, spec.layout, reversible=reversible)
+        found = passes.forward(inputs, context, spec.config, reversible=reversible)
         return [getattr(found, result) for result in spec.found]
     assert residuals is not None
     if name == "tangent":
-        found = passes.tangent(inputs, context, residuals, linear, spec.layout, reversible=reversible)
+        found = passes.tangent(inputs, context, residuals, linear, spec.config, reversible=reversible)
         return [getattr(found, result) for result in spec.results]
     cotangents = Results(**linear)
     shapes = dict(spec.shapes)
     grads = passes.backward(
-        inputs, context, residuals, cotangents, shapes, spec.layout, reversible=reversible
+        inputs, context, residuals, cotangents, shapes, spec.config, reversible=reversible
     )
     return [grads[wanted] for wanted in shapes]
 
@@ -128,16 +128,16 @@ def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
 
 def _shapes(name: str, spec: Spec) -> list[ShapedArray]:
     """What a primitive returns."""
-    layout = spec.layout
-    rows = layout.rows
-    kinds = {"output": (*rows, layout.value_width)}
+    config = spec.config
+    rows = config.rows
+    kinds = {"output": (*rows, config.value_width)}
     if name == "second":
         name = spec.of
     if name == "backward":
-        return [ShapedArray(shape, layout.dtype) for _, shape in spec.shapes]
+        return [ShapedArray(shape, config.dtype) for _, shape in spec.shapes]
     names = spec.found if name == "forward" else spec.results
     return [
-        ShapedArray(kinds.get(look, rows), np.int32 if look == "argmax" else layout.dtype) for look in names
+        ShapedArray(kinds.get(look, rows), np.int32 if look == "argmax" else config.dtype) for look in names
     ]
 
 
@@ -260,11 +260,11 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
         operand if end <= place < tail else _lead(operand, axis, size if place in alike else 1)
         for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
     ]
-    layout = dataclasses.replace(
-        spec.layout, leading=(size, *spec.layout.leading), added=spec.layout.added + 1
+    config = dataclasses.replace(
+        spec.config, leading=(size, *spec.config.leading), added=spec.config.added + 1
     )
     shapes = tuple((wanted, (size, *shape)) for wanted, shape in spec.shapes)
-    found = primitive.bind(*operands, spec=dataclasses.replace(spec, layout=layout, shapes=shapes))
+    found = primitive.bind(*operands, spec=dataclasses.replace(spec, config=config, shapes=shapes))
     return found, [0] * len(found)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.flash.operands import PARAMETER, Context, Inputs
+from regard.engine.flash.operands import PARAMETER, Context, Operands
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax import dropout
 from regard.engine.softmax.online_softmax import product
@@ -47,7 +47,7 @@ class TileScores(NamedTuple):
 def score_tile(
     query: Array,
     key: Array,
-    inputs: Inputs,
+    inputs: Operands,
     context: Context,
     view: TileView,
     partial: Any,
@@ -58,10 +58,10 @@ def score_tile(
 
     Only PARTIAL tiles evaluate the mask.
     """
-    layout = view.layout
+    config = view.config
     sides = (key, query) if across else (query, key)
-    scores = product(*sides, layout.precision, (-1, -1))
-    scores = scale_late(scores, view.cells(inputs.scale), layout.low_precision)
+    scores = product(*sides, config.precision, (-1, -1))
+    scores = scale_late(scores, view.cells(inputs.scale), config.low_precision)
     mask = context.backward_mask if across else context.forward_mask
 
     def turn(tile: Array) -> Array:
@@ -73,7 +73,7 @@ def score_tile(
         return remove_pairs(turn(keep))(scores)
 
     def remove_where_partial(scores: Array) -> Array:
-        return jax.lax.cond(partial, remove, lambda scores: scores, scores) if layout.masked else scores
+        return jax.lax.cond(partial, remove, lambda scores: scores, scores) if config.masked else scores
 
     bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
     remove_some = remove_where_partial if bias is None else remove
@@ -117,7 +117,7 @@ def surviving(context: Context, view: TileView, *, across: bool = False) -> Arra
     """Which weights dropout spares; None where it is off."""
     if context.query_words is None or context.key_words is None:
         return None
-    rate = view.layout.dropout_rate
+    rate = view.config.dropout_rate
     query, key = (
         (view.slice_cells(words[0]), view.slice_cells(words[1]))
         for words in (context.query_words, context.key_words)

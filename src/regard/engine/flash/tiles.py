@@ -47,7 +47,7 @@ class Blocking:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TileConfig:
     """Sizes of a call and of its tiles; static."""
 
     leading: tuple[int, ...]  # batch axes, key heads
@@ -85,9 +85,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class TileView:
-    """One tile of the score matrix; `leading` is its first position on each of the layout's leading axes."""
+    """One tile of the score matrix; `leading` is its first position on each of the config's leading axes."""
 
-    layout: Layout
+    config: TileConfig
     blocking: Blocking
     leading: Sequence[Any]
     first_query: Any = 0
@@ -98,17 +98,17 @@ class TileView:
 
     @property
     def row_span(self) -> Span:
-        return _place(self.first_query, self.blocking.queries, self.layout.num_queries)
+        return _place(self.first_query, self.blocking.queries, self.config.num_queries)
 
     @property
     def column_span(self) -> Span:
-        return _place(self.first_key, self.blocking.keys, self.layout.num_keys)
+        return _place(self.first_key, self.blocking.keys, self.config.num_keys)
 
     # Tiles out of arrays.
 
     def rows(self, array: Array) -> Array:
         """Query-side rows (*batch, H, T, x) as (heads, G * queries, x)."""
-        return self._matrix(self._slice(array, self.layout.group, self.row_span, None))
+        return self._matrix(self._slice(array, self.config.group, self.row_span, None))
 
     def columns(self, array: Array) -> Array:
         """Key-side rows (*batch, K, S, x) as (heads, keys, x)."""
@@ -124,36 +124,36 @@ class TileView:
 
     def slice_cells(self, array: Array) -> Array:
         """The same as (heads * G | 1, queries | 1, keys | 1)."""
-        return self._slice(array, self.layout.group, self.row_span, self.column_span)
+        return self._slice(array, self.config.group, self.row_span, self.column_span)
 
     def own_rows(self) -> Array | bool:
         """Which rows (G * queries) belong to this tile."""
-        if self.layout.num_queries % self.blocking.queries == 0:
+        if self.config.num_queries % self.blocking.queries == 0:
             return True
         own = self.row_span.members >= self.first_query
-        return jnp.broadcast_to(own, (self.layout.group, own.size)).reshape(-1)
+        return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
 
     def grid(self, offsets: Offsets) -> Grid:
         """The tile's cells, for one leading position."""
-        rank = len(self.layout.mask_leading)
+        rank = len(self.config.mask_leading)
         query, key = (None if offset is None else self._take(offset, 0) for offset in offsets)
         return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
         """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
-        rank = len(self.layout.mask_leading)
+        rank = len(self.config.mask_leading)
         grid = self.grid(offsets)
         keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
-        if keep is None or self.layout.num_keys % self.blocking.keys:
+        if keep is None or self.config.num_keys % self.blocking.keys:
             own = grid.key_index >= self.first_key
             keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
     def pairs(self, offsets: Offsets, *, across: bool = False) -> Block:
         """The tile's cells for score functions; `across`, where scores lie keys by queries."""
-        layout, rank = self.layout, len(self.layout.mask_leading)
-        first = self.leading[layout.added] if rank > 1 else 0
-        heads = Span(self.leading[-1] * layout.group, self.blocking.heads * layout.group)
+        config, rank = self.config, len(self.config.mask_leading)
+        first = self.leading[config.added] if rank > 1 else 0
+        heads = Span(self.leading[-1] * config.group, self.blocking.heads * config.group)
 
         def lay(array: Array) -> Array:
             array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
@@ -166,23 +166,23 @@ class TileView:
 
     def parameter(self, array: Array) -> Array:
         """This leading position's parameter, in the dtype of sums."""
-        added, own = self.layout.added, array.shape[self.layout.added :]
-        array = array.astype(self.layout.dtype)
+        added, own = self.config.added, array.shape[self.config.added :]
+        array = array.astype(self.config.dtype)
         if not added:
             return array
         return _cut(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
 
     def add_parameter(self, array: Array, change: Array) -> Array:
         """Add to this leading position's parameter."""
-        if not self.layout.added:
+        if not self.config.added:
             return array + change
         starts = self._added_starts(array)
-        change = change.reshape((*(1,) * self.layout.added, *change.shape))
+        change = change.reshape((*(1,) * self.config.added, *change.shape))
         change = change + _cut(array, starts, change.shape)
         return jax.lax.dynamic_update_slice(array, change, starts, allow_negative_indices=False)
 
     def _added_starts(self, array: Array) -> list[Array]:
-        added = self.layout.added
+        added = self.config.added
         starts = [
             0 if n == 1 else start for n, start in zip(array.shape[:added], self.leading[:added], strict=True)
         ]
@@ -191,11 +191,11 @@ class TileView:
     def _take(self, data: Any, trailing: int) -> Array:
         """This tile's part of a mask's data, whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
-        starts = self.leading[self.layout.added :]
+        starts = self.leading[self.config.added :]
         for axis in range(data.ndim - trailing):
             if data.shape[axis] > 1:
-                heads = axis == len(self.layout.mask_leading) - 1
-                unit, size = (self.layout.group, self.layout.group * self.blocking.heads) if heads else (1, 1)
+                heads = axis == len(self.config.mask_leading) - 1
+                unit, size = (self.config.group, self.config.group * self.blocking.heads) if heads else (1, 1)
                 data = jax.lax.dynamic_slice_in_dim(
                     data, starts[axis] * unit, size, axis, allow_negative_indices=False
                 )
@@ -203,7 +203,7 @@ class TileView:
 
     def _slice(self, array: Array, group: int, rows: Span, columns: Span | None) -> Array:
         """This tile of an array, as (heads * group | 1, ...); None takes a whole axis, an axis of 1 stays."""
-        # Fewer leading axes than the layout has: vmap added some that do not concern the array.
+        # Fewer leading axes than the config has: vmap added some that do not concern the array.
         *batch, heads = self.leading[2 - array.ndim :]
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
         places.append((rows.start, rows.size))
@@ -224,7 +224,7 @@ class TileView:
     def over_scores(self, tile: Array) -> Array:
         """(heads * G | 1, queries | 1, keys | 1) so that it broadcasts against a tile of scores."""
         count, length, width = tile.shape
-        heads, group = self.blocking.heads, self.layout.group
+        heads, group = self.blocking.heads, self.config.group
         if group > 1 and (count > 1 or length > 1):
             # Rows of a group differ: spell them all out.
             shape = (1 if count == 1 else heads, group, self.blocking.queries, width)
@@ -237,10 +237,10 @@ class TileView:
     def put_rows(self, array: Array, tile: Array) -> Array:
         """Overwrite query-side rows (*batch, H, T, x) that belong to this tile."""
         tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
-        if self.layout.num_queries % self.blocking.queries:
+        if self.config.num_queries % self.blocking.queries:
             own = (self.row_span.members >= self.first_query)[None, :, None]
-            tile = jnp.where(own, tile, self._slice(array, self.layout.group, self.row_span, None))
-        return self._update(array, tile, self.layout.group, (self.row_span.start, 0), add=False)
+            tile = jnp.where(own, tile, self._slice(array, self.config.group, self.row_span, None))
+        return self._update(array, tile, self.config.group, (self.row_span.start, 0), add=False)
 
     def put_row_vector(self, array: Array, tile: Array) -> Array:
         """Overwrite one number per query (*batch, H, T)."""
@@ -256,7 +256,7 @@ class TileView:
 
         That way round, the product that makes the tile is two to three times as fast on the CPU.
         """
-        group, width = self.layout.group, tile.shape[-2]
+        group, width = self.config.group, tile.shape[-2]
         tile = tile.reshape((-1, width, group, self.blocking.queries))
         if group > 1:
             tile = jnp.swapaxes(tile, 1, 2)
@@ -270,7 +270,7 @@ class TileView:
         tile = tile.sum(alike, keepdims=True)
         row = 0 if array.shape[-2] == 1 else self.row_span.start
         column = 0 if array.shape[-1] == 1 else self.column_span.start
-        return self._update(array, tile, self.layout.group, (row, column), add=True)
+        return self._update(array, tile, self.config.group, (row, column), add=True)
 
     def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
         """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
@@ -320,13 +320,13 @@ class TileLoop:
     than one block of tiles because each is recomputed.
     """
 
-    layout: Layout
+    config: TileConfig
     blocking: Blocking
     reversible: bool = False
 
     def blocks(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
         """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry)."""
-        *batch, key_heads = self.layout.leading
+        *batch, key_heads = self.config.leading
         sizes = (*batch, key_heads // self.blocking.heads)
 
         def step(number: Any, carry: Carry) -> Carry:
@@ -350,7 +350,7 @@ class TileLoop:
         carry: Carry,
     ) -> Carry:
         """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry)."""
-        place = (*leading[self.layout.added :], block)
+        place = (*leading[self.config.added :], block)
         place = [0 if n == 1 else start for n, start in zip(lists.full.shape, place, strict=True)]
         ones = (1,) * len(place)
         count = lists.starts.shape[-1]
