@@ -23,6 +23,8 @@ WRONG = {
         {"query": array(2, 3, 5, 0), "key": array(2, 3, 11, 0)},
     ),
     "rank": (ValueError, r"query: expected at least 2 axes .* got shape \(7,\)", {"query": array(7)}),
+    "flag of another library": (TypeError, r"is_causal: expected an option among mask, .*write mask=masks\.causal\(\)", {"is_causal": True}),
+    "misspelt option": (TypeError, "droput_rate: expected an option .*did you mean 'dropout_rate'", {"droput_rate": 0.1}),
     "integers": (TypeError, "query: expected a floating-point array, got int32", {"query": array(2, 3, 5, 7, dtype=jnp.int32)}),
     "complex": (TypeError, "key: expected a floating-point array, got complex64", {"key": K.astype(jnp.complex64)}),
     "text": (TypeError, "value: expected a floating-point array, got str", {"value": "v"}),

@@ -662,3 +662,18 @@ def test_scores_print_as_the_code_that_makes_them():
         explain(x, x, x, score=[scores.softcap(2), scores.alibi(2)])
     )
     assert "score" not in str(explain(x, x, x)).split()
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_one_unbatched_head_finds_its_largest_score(backend):
+    """Rank 2: positions have no axis for heads to broadcast against."""
+    query, key, _ = (np.asarray(array[0, 0]) for array in draw(np.float32))
+    slope = scores.alibi(1).slopes
+    options = {"score": scores.alibi(1), "query_offset": OFFSET, "key_offset": 2, "aux": ("max_score",)}
+    _, aux = attend(query, key, key, backend=backend, **options)
+    distance = np.abs(np.arange(S)[None] + 2 - (np.arange(T)[:, None] + OFFSET))
+    truth = (
+        query.astype(np.float64) @ key.T.astype(np.float64) / np.sqrt(D)
+        - float(np.asarray(slope)[0]) * distance
+    )
+    np.testing.assert_allclose(aux["max_score"], truth.max(-1), rtol=1e-5)

@@ -28,7 +28,7 @@ _ORDINARY = (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT)
 
 @functools.cache
 def find_capability() -> tuple[int, int] | str:
-    """The GPU's compute capability, 9.0 for Hopper; or why none serves."""
+    """Return the GPU's compute capability, 9.0 for Hopper, or why none serves."""
     if jax.default_backend() != "gpu":
         return f"it needs an NVIDIA GPU, and JAX computes on {jax.default_backend()} here"
     device = jax.devices()[0]
@@ -43,7 +43,7 @@ def find_capability() -> tuple[int, int] | str:
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why cuDNN, or JAX's way to it, gives other numbers than the contract's, or none."""
+    """Return why cuDNN or JAX's wrapper of it cannot serve this call, or None."""
     capability = find_capability()
     if isinstance(capability, str):
         return capability
@@ -132,7 +132,7 @@ class Cudnn:
     before: int | None
 
     def call(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
-        """The output, by cuDNN; 0 where there is no key, and without a look at keys beyond the length."""
+        """Compute the output by cuDNN; 0 where there is no key; keys beyond the length are not read."""
         if not lengths:
             return self._attention(query, key, value, None)
         count = lengths[0]
@@ -146,7 +146,7 @@ class Cudnn:
         return _library()(query, key, value, lengths, self.scale, self.causal, self.before)
 
     def reference(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
-        """The same by Regard's tiles."""
+        """Compute the same by Regard's tiles."""
         keep = [masks.lengths(lengths[0])] if lengths else []
         keep += [masks.causal()] if self.causal else []
         keep += [masks.sliding_window(self.before)] if self.before is not None else []
@@ -159,7 +159,7 @@ Library = Callable[[Array, Array, Array, Array | None, float, bool, int | None],
 
 @functools.cache
 def _library() -> Library:
-    """JAX's wrapper: the inner one where it takes heads first, as Regard does, for it copies nothing."""
+    """Return JAX's wrapper: the inner one where it takes heads first, as that copies nothing."""
     try:
         from jax._src.cudnn import fused_attention_stablehlo as inner
 
@@ -210,7 +210,7 @@ def call_public(
     before: int | None,
     implementation: Any = "cudnn",
 ) -> Array:
-    """By `jax.nn.dot_product_attention`, whose arrays have heads after the length."""
+    """Call `jax.nn.dot_product_attention`, whose arrays have heads after the length."""
     # A window without is_causal would let queries attend to keys after them (jax PR 39576).
     output = jax.nn.dot_product_attention(
         *(jnp.swapaxes(array, 1, 2) for array in (query, key, value)),

@@ -23,7 +23,7 @@ _FEW_ROWS = 4
 
 
 def refuses(problem: Problem) -> str | None:
-    """The definition serves every call."""
+    """Refuse nothing: the definition serves every call."""
     del problem
     return None
 
@@ -46,7 +46,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 @jax.custom_jvp
 def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
-    """The same; only where the output shows NaN or inf are unreachable keys and values zeroed, in a copy."""
+    """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
     found = _attend(problem, problem.keep(), *_inputs(problem))
     return jax.lax.cond(jnp.isfinite(found[0]).all(), lambda: found, lambda: _define(problem))
 
@@ -110,7 +110,7 @@ def _attend(
 
 
 def score_matrix(problem: Problem) -> Array:
-    """The T x S scores, -inf where a query may not attend."""
+    """Compute the T x S scores, -inf where a query may not attend."""
     keep = problem.keep()
     query, key, _ = _reachable(problem, keep)
     return problem.spread(_scores(problem, query, key, keep), problem.T, problem.S)
@@ -137,7 +137,7 @@ def _cells(problem: Problem) -> Block:
 
 
 def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
-    """A matrix product of factors of one dtype, summed in float32 at least."""
+    """Multiply matrices of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
     if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
         a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
@@ -146,14 +146,14 @@ def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
 
 
 def _inputs(problem: Problem) -> tuple[Array, Array, Array]:
-    """Query, key and value in the dtype of products."""
+    """Return query, key and value in the dtype of products."""
     arrays = (problem.query, problem.key, problem.value)
     query, key, value = (problem.with_heads(array).astype(problem.matmul_dtype) for array in arrays)
     return query, key, value
 
 
 def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
-    """Inputs in the dtype of products, zero where no pair uses them.
+    """Return query, key and value in the dtype of products, zero where no pair uses them.
 
     What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
     still reach outputs and gradients.
@@ -194,12 +194,12 @@ def _argmax(scores: Array) -> Array:
 
 
 def _pick(scores: Array, alive: Array) -> Array:
-    """The largest score, differentiable through its first occurrence."""
+    """Return the largest score, differentiable through its first occurrence."""
     if scores.shape[-1] == 0:
         return jnp.full((*scores.shape[:-1], 1), -jnp.inf, scores.dtype)
     return jnp.where(alive, jnp.take_along_axis(scores, _argmax(scores), axis=-1), -jnp.inf)
 
 
 def _expectation(weights: Array, shifted: Array) -> Array:
-    """Sum of the shifted scores times their weights; a weight of 0 contributes 0."""
+    """Sum the shifted scores times their weights; a weight of 0 contributes 0."""
     return jnp.sum(weights * jnp.where(weights > 0, shifted, 0), axis=-1, keepdims=True)

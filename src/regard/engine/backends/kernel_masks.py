@@ -1,4 +1,4 @@
-"""What libraries' kernels know of a call: a band, lengths, segments; arrays of four axes."""
+"""Masks as libraries' kernels know them: a band, lengths, segments; and arrays of four axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard.masks.positional import Causal, SlidingWindow
 
 @dataclass(frozen=True)
 class KernelMask:
-    """Which keys a query may attend to, counted by rows: query t reads keys t - before to t + after."""
+    """A mask counted by rows: query t reads keys t - before to t + after."""
 
     before: int | None = None  # None: all keys before; negative, none closer than that
     after: int | None = None
@@ -30,12 +30,12 @@ class KernelMask:
 
     @property
     def plain(self) -> bool:
-        """Whether every query may attend to every key."""
+        """True where every query may attend to every key."""
         return all(part is None for part in (self.before, self.after, self.bound, self.segments))
 
 
 def read_kernel_mask(problem: Problem) -> KernelMask | str:
-    """The call's mask as a kernel_mask, or which part of it is none."""
+    """Read the call's mask as a kernel mask, or say which part of it is none."""
     found = KernelMask()
     for part in [] if problem.mask is None else _parts(problem.mask):
         if isinstance(part, Causal):
@@ -66,7 +66,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def _by_rows(kernel_mask: KernelMask, problem: Problem) -> KernelMask | str:
-    """Positions as indices of rows, which kernels count by."""
+    """Turn positions into indices of rows, which kernels count by."""
     if kernel_mask.plain:
         return kernel_mask
     offsets = (problem.query_offset, problem.key_offset or 0)
@@ -84,7 +84,7 @@ def _by_rows(kernel_mask: KernelMask, problem: Problem) -> KernelMask | str:
 
 
 def row_bounds(kernel_mask: KernelMask, problem: Problem) -> Array | str | None:
-    """The keys' bound as one number per batch row, all axes before heads taken together."""
+    """Return the keys' bound as one number per batch row, all axes before heads taken together."""
     if kernel_mask.bound is None:
         return None
     batch = problem.leading[:-1]
@@ -96,7 +96,7 @@ def row_bounds(kernel_mask: KernelMask, problem: Problem) -> Array | str | None:
 
 
 def four_axes(array: Array, batch: tuple[int, ...]) -> Array:
-    """(..., heads, length, width) with all batch axes as one."""
+    """Reshape (..., heads, length, width) to four axes, all batch axes as one."""
     heads = array.shape[-3] if array.ndim > 2 else 1
     full = jnp.broadcast_to(array, (*batch, heads, *array.shape[-2:]))
     return full.reshape((-1, heads, *array.shape[-2:]))

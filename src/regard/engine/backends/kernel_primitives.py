@@ -32,17 +32,17 @@ class Kernel(Protocol):
     """One kind of call of a library, hashable; `data` are arrays that nothing is differentiated by."""
 
     def call(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """The output, by the library, which knows its gradient in query, key and value."""
+        """Compute the output by the library, which knows its gradient in query, key and value."""
         ...
 
     def reference(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """The same, by code that knows every derivative."""
+        """Compute the same by code that knows every derivative."""
         ...
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a bind knows besides its arrays; static."""
+    """The static parameters of a bind."""
 
     kernel: Kernel
     saved: int = 0  # how many arrays the kernel's gradient needs
@@ -50,7 +50,7 @@ class Spec:
 
 
 def call_kernel(kernel: Kernel, query: Array, key: Array, value: Array, *data: Array) -> Array:
-    """Call the kernel; differentiable in query, key and value, in every way and to any order."""
+    """Call the kernel, differentiably in query, key and value, in every way and to any order."""
     return plain_p.bind(query, key, value, *data, spec=Spec(kernel))[0]
 
 
@@ -59,7 +59,7 @@ def call_kernel(kernel: Kernel, query: Array, key: Array, value: Array, *data: A
 
 
 def _vjp(kernel: Kernel, operands: Leaves) -> tuple[Array, Any]:
-    """The output and, as a pytree, the kernel's gradient."""
+    """Return the output and, as a pytree, the kernel's gradient."""
     data = operands[3:]
     return jax.vjp(lambda *arrays: kernel.call(*arrays, *data), *operands[:3])
 
@@ -170,7 +170,7 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
 
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
-    """One more axis in front of every operand."""
+    """Batch a primitive: one more axis in front of every operand."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     leading = [
         jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)

@@ -28,7 +28,7 @@ _INTERPRET = False  # True in tests: the kernel then runs anywhere, slowly
 
 
 def refuses(problem: Problem) -> str | None:
-    """Why the kernel, or what it was checked for, does not cover the call; or None."""
+    """Return why the kernel, or what it was checked for, does not cover the call, or None."""
     if jax.default_backend() != "tpu" and not _INTERPRET:
         return f"it needs a TPU, and JAX computes on {jax.default_backend()} here"
     return _refuses_options(problem) or _refuses_mask(problem)
@@ -111,7 +111,7 @@ class Splash:
     interpret: bool
 
     def call(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """The output, by the kernel; 0 where there is no key, and without a look at keys beyond a length."""
+        """Compute the output by the kernel; 0 where there is no key; keys beyond a length are not read."""
         batch, _, num_queries, _ = query.shape
         num_keys, value_width = value.shape[2:]
         query_ids = jnp.zeros((batch, num_queries), jnp.int32)
@@ -176,7 +176,7 @@ class Splash:
         return jax.vmap(attention)(query, key, value, kernel.SegmentIds(*ids))
 
     def reference(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """The same by Regard's tiles."""
+        """Compute the same by Regard's tiles."""
         keep: list[masks.Mask] = []
         if self.before is not None or self.after is not None:
             keep += [masks.sliding_window(self.before, self.after)]
@@ -191,6 +191,6 @@ def _tile(length: int) -> int:
 
 
 def _pad(array: Array, rows: int, lanes: int) -> Array:
-    """Zeros after the rows and columns of (batch, heads, length, width), to whole tiles."""
+    """Pad the rows and columns of (batch, heads, length, width) with zeros to whole tiles."""
     after = ((0, -size % whole) for size, whole in zip(array.shape[2:], (rows, lanes), strict=True))
     return jnp.pad(array, ((0, 0), (0, 0), *after))

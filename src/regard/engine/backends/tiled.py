@@ -25,7 +25,7 @@ from regard.scores.cells import Picks
 
 
 def refuses(problem: Problem) -> str | None:
-    """Every call can be tiled."""
+    """Refuse nothing: every call can be tiled."""
     del problem
     return None
 
@@ -71,13 +71,13 @@ def run(
 
 
 def _scores(problem: Problem) -> Array:
-    """The T x S scores, or the rows and heads of them that are asked for."""
+    """Compute the T x S scores, or the rows and heads of them that are asked for."""
     whole = problem.rows is None and problem.heads is None
     return score_matrix(problem) if whole else score_chosen_rows(problem)
 
 
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
-    """The T x S weights, which nobody gets without asking, or the rows and heads that are asked for."""
+    """Compute the T x S weights, or the rows and heads of them that are asked for."""
     per_row = (*problem.leading, problem.T, 1)
     peak, log_total = (take_chosen_rows(problem, array.reshape(per_row)) for array in (peak, log_total))
     alive = peak != -jnp.inf
@@ -85,7 +85,7 @@ def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
 
 
 def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array, argmax: Any) -> Array:
-    """The largest score, differentiable through its first occurrence: that one score is computed again."""
+    """Compute the largest score again, differentiable through its first occurrence."""
     alive = argmax >= 0
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
@@ -100,8 +100,13 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)
-    position = problem.grid().query_position[..., 0], place + offset_column(problem.key_offset, axes)[..., 0]
-    cells = Picks(*position, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0]))
+    query_position, offset = (
+        problem.with_heads(column)[..., 0]
+        for column in (problem.grid().query_position, offset_column(problem.key_offset, axes))
+    )
+    cells = Picks(
+        query_position, place + offset, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0])
+    )
     bias = None if inputs.bias is None else pick(inputs.bias, [*index, place])
     score = finish_scores(score, remove_pairs(None), score=problem.score, cells=cells, bias=bias).scores
     derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score

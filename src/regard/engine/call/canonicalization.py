@@ -64,7 +64,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
 
 
 def _split_metric(score: Chain | None) -> tuple[Bilinear | None, Chain | None]:
-    """A bilinear score, which stands where the product does, and those after it."""
+    """Split off a bilinear score, which stands where the product does, from those after it."""
     if score is None:
         return None, None
     first = score.parts[0]
@@ -84,7 +84,7 @@ def _transform(metric: Bilinear, query: Any) -> Any:
 
 
 def float_array(name: str, array: Any, least_rank: int) -> Any:
-    """An array, or its shape and dtype, of floating point and of some rank."""
+    """Return an array, or its shape and dtype, checked to be of floating point and of some rank."""
     if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         try:
             array = jnp.asarray(array)

@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What the scores of a call depend on besides queries and keys."""
+    """Options that the scores of a call depend on."""
 
     mask: Mask | ArrayLike | None
     bias: ArrayLike | None

@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def matmul_dtype(self) -> np.dtype:
-        """What matrix products multiply: bfloat16 if every input is, unless more is asked for."""
+        """The dtype that matrix products multiply: bfloat16 if every input is, unless more is asked for."""
         is_bfloat16 = all(array.dtype == jnp.bfloat16 for array in (self.query, self.key, self.value))
         precision = self.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
         if is_bfloat16 and precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT):
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def low_precision(self) -> bool:
-        """Whether products multiply numbers of fewer digits than they sum."""
+        """True where products multiply numbers of fewer digits than they sum."""
         return self.matmul_dtype != self.accumulation
 
     # Grouped heads, without repeating a key: the query heads of a group become rows of one matrix. An axis of
@@ -97,26 +97,26 @@ class Problem:
         return self.leading[-1] // self.key_heads if self.leading else 1
 
     def with_heads(self, array: Array) -> Array:
-        """An array over queries, keys or pairs with all leading axes, heads included, if of size 1."""
+        """Give an array over queries, keys or pairs all leading axes, of size 1 if need be."""
         missing = max(len(self.leading), 1) + 2 - array.ndim
         return array.reshape((*(1,) * missing, *array.shape))
 
     def fold(self, array: Array) -> Array:
-        """(..., H, T, x) as (..., K, G * T, x); an array with one head for all stays."""
+        """Reshape (..., H, T, x) to (..., K, G * T, x); an array with one head for all stays."""
         if self.group == 1 or array.shape[-3] == 1:
             return array
         *batch, heads, length, width = array.shape
         return array.reshape((*batch, heads // self.group, self.group * length, width))
 
     def unfold(self, array: Array) -> Array:
-        """(..., K, G * T, x) as (..., H, T, x)."""
+        """Reshape (..., K, G * T, x) to (..., H, T, x)."""
         if self.group == 1:
             return array
         *batch, heads, rows, width = array.shape
         return array.reshape((*batch, heads * self.group, rows // self.group, width))
 
     def sink_column(self) -> Array:
-        """The sinks, one per head, to be combined with one number per query (..., H, T, 1)."""
+        """Return the sinks, one per head, to be combined with one number per query (..., H, T, 1)."""
         assert self.sinks is not None
         return self.with_heads(self.sinks[..., None, None])
 
@@ -126,11 +126,11 @@ class Problem:
         return jnp.broadcast_to(array, shape).reshape((*self.leading, *rest))
 
     def grid(self) -> Grid:
-        """All cells of the score matrix."""
+        """Return all cells of the score matrix."""
         return Grid.cover(self.T, self.S, self.query_offset, len(self.leading), self.key_offset)
 
     def keep(self) -> Array | None:
-        """Which query may attend to which key: mask and -inf biases together. None means all."""
+        """Return which query may attend to which key, mask and -inf biases together; None means all."""
         keep = None
         if self.mask is not None:
             keep = self.with_heads(self.mask.keep(self.grid()))
@@ -147,7 +147,7 @@ def accumulation_dtype(*arrays: Any) -> np.dtype:
 
 
 def broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
-    """The leading axes of the output; the last one, heads, may be a multiple of that of key and value."""
+    """Return the output's leading axes; the last, heads, may be a multiple of that of key and value."""
     try:
         pair = np.broadcast_shapes(tuple(key), tuple(value))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a call will do, in words and numbers."""
+"""Explanations of what a call will do, in words and numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_TILES = 2048  # along an axis: counting more would take gigabytes
 
 @dataclass(frozen=True)
 class TileCensus:
-    """How many square tiles of the score matrix a mask leaves empty, partly and fully kept.
+    """The number of square tiles of the score matrix that a mask leaves empty, partly and fully kept.
 
     Counted once per distinct leading index of the mask. `side` is 128, or more for very long sequences.
     """
@@ -29,14 +29,14 @@ class TileCensus:
 
     @property
     def kept(self) -> float:
-        """Share of tiles with something to compute."""
+        """The share of tiles with something to compute."""
         total = self.empty + self.partial + self.full
         return (self.partial + self.full) / total if total else 0.0
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `attend` would do; print it to read it."""
+    """An account of what `attend` would do; print it to read it."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
@@ -116,7 +116,7 @@ def _census(problem: Problem) -> TileCensus | None:
 
 
 def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
-    """`TileKind` codes of the call's mask, whose arrays are known, and the side of the tiles."""
+    """Return `TileKind` codes of the call's mask, whose arrays are known, and the side of the tiles."""
     assert problem.mask is not None
     side = TILE
     while max(problem.T, problem.S) > side * MOST_TILES:

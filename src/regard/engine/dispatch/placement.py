@@ -1,4 +1,4 @@
-"""Where calls run: on one device, or as an enclosing context says. The compiled program depends on it."""
+"""Placements: calls run on one device, or as an enclosing context says, which programs depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Placement(Protocol):
     """A way to run calls, hashable, as it is part of what `jax.jit` remembers programs by."""
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """The output and what `problem.aux` names."""
+        """Compute the output and what `problem.aux` names."""
         ...
 
 
@@ -23,12 +23,12 @@ _context: Any = None
 
 
 def active() -> Placement | None:
-    """The placement of the innermost context, or None."""
+    """Return the placement of the innermost context, or None."""
     return None if _context is None else _context.value
 
 
 def within(placement: Placement | None) -> AbstractContextManager[Any]:
-    """A context in which calls run as the placement says."""
+    """Return a context in which calls run as the placement says."""
     # Made when first needed: with a new context, JAX compiles anew what it had compiled before.
     global _context
     if _context is None:

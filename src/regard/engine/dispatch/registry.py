@@ -19,11 +19,11 @@ class Backend(Protocol):
     """One way to compute attention."""
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why it cannot serve this call, or None."""
+        """Return why it cannot serve this call, or None."""
         ...
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """The output and what `problem.aux` names."""
+        """Compute the output and what `problem.aux` names."""
         ...
 
 
@@ -42,7 +42,7 @@ class Choice:
 
 
 def choose(problem: Problem, name: str | None = None) -> Choice:
-    """The named backend, or the fastest that serves; an error carries every refusal."""
+    """Choose the named backend, or the fastest that serves; an error carries every refusal."""
     if name is not None:
         if name not in BACKENDS:
             nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)

@@ -1,4 +1,4 @@
-"""What a call in tiles takes and gives: what it is differentiated by, what it is not, and results."""
+"""Arguments of a call in tiles: operands, which it is differentiated by, context, and its results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMETER = "parameter "
 
 
 class Operands(NamedTuple):
-    """What attention is differentiated by."""
+    """The arrays that attention is differentiated by."""
 
     query: Array  # (*batch, H, T, D)
     key: Array  # (*batch, K, S, D)
@@ -29,31 +29,31 @@ class Operands(NamedTuple):
     parameters: tuple[Array, ...] = ()  # of the score, (*added, ...)
 
     def named(self) -> dict[str, Array]:
-        """The arrays there are, by name; parameters by number."""
+        """Return the arrays that there are by name, parameters by number."""
         plain = {name: array for name, array in self._asdict().items() if name != "parameters"}
         parameters = {f"{PARAMETER}{number}": array for number, array in enumerate(self.parameters)}
         return {name: array for name, array in plain.items() if array is not None} | parameters
 
     @classmethod
     def from_named(cls, arrays: Mapping[str, Array]) -> Operands:
-        """The inverse of `named`."""
+        """Invert `named`."""
         plain = {name: array for name, array in arrays.items() if not name.startswith(PARAMETER)}
         return cls(**plain, parameters=tuple(array for name, array in arrays.items() if name not in plain))
 
     def read_query(self, view: TileView) -> Array:
-        """A tile of queries, to be multiplied; scaled unless `scale_late` does it."""
+        """Read a tile of queries, to be multiplied; scaled unless `scale_late` does it."""
         query = view.rows(self.query).astype(view.config.matmul_dtype)
         return scale_early(query, view.cells(self.scale), view.config.low_precision)
 
     def read_keys(self, view: TileView) -> tuple[Array, Array]:
-        """A tile of keys and one of values, to be multiplied."""
+        """Read a tile of keys and one of values, to be multiplied."""
         key, value = (
             view.columns(array).astype(view.config.matmul_dtype) for array in (self.key, self.value)
         )
         return key, value
 
     def has_nonfinite(self, config: TileConfig) -> Array | None:
-        """Whether some key or value is NaN or inf; None where every query attends to all of them anyway."""
+        """Tell whether a key or value is NaN or inf; None where every query attends to all of them anyway."""
         if not config.masked and self.bias is None:
             return None
         # Extremes show it, and finding them needs no array of the inputs' size.
@@ -65,7 +65,7 @@ class Operands(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Context:
-    """What it is not differentiated by."""
+    """All else that the tiles of a call need."""
 
     forward_mask: Mask | None
     backward_mask: Mask | None
@@ -78,7 +78,7 @@ class Context:
 
 
 class Results(NamedTuple):
-    """What the forward pass found; the first three have tangents, for which the peak counts as constant."""
+    """Results of the forward pass; the first three have tangents, for which the peak counts as constant."""
 
     output: Array  # (*batch, H, T, E)
     log_total: Array  # (*batch, H, T)

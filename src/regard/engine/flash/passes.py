@@ -133,8 +133,8 @@ def tangent(
                 )
             lse_tangent = lse_tangent + change.sum(-1)
             if entropy is not None:
-                surprise = jnp.where(weights > 0, logs, 0) + entropy[..., None]
-                entropy_tangent = entropy_tangent - jnp.sum(change * surprise, -1)
+                log_plus_entropy = jnp.where(weights > 0, logs, 0) + entropy[..., None]
+                entropy_tangent = entropy_tangent - jnp.sum(change * log_plus_entropy, -1)
             return through_scores, lse_tangent, entropy_tangent, through_values
 
         zeros = jnp.zeros_like(log_total)
@@ -207,10 +207,10 @@ def backward(
                     - row_cotangent[..., None, :]
                 )
                 if cotangents.entropy is not None:
-                    surprise = (
+                    log_plus_entropy = (
                         jnp.where(weights > 0, logs, 0) + view.row_vector(results.entropy)[..., None, :]
                     )
-                    change = change - view.row_vector(cotangents.entropy)[..., None, :] * surprise
+                    change = change - view.row_vector(cotangents.entropy)[..., None, :] * log_plus_entropy
                 change = weights * change
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
@@ -270,5 +270,5 @@ def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _unreached(peak: Array) -> Array:
-    """+inf where a query attends to nothing, so that e^(s - peak) is 0 there."""
+    """Put +inf where a query attends to nothing, so that e^(s - peak) is 0 there."""
     return jnp.where(peak == -jnp.inf, jnp.inf, peak)

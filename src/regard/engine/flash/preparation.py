@@ -60,7 +60,7 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
 
 
 def _heads_alike(problem: Problem) -> bool:
-    """Whether one tile of the mask serves all heads."""
+    """Tell whether one tile of the mask serves all heads."""
     if problem.mask is None:
         return True
     mask, run = problem.mask, Span(0, 1)
@@ -101,7 +101,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
 
 
 def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
-    """Tiles by query, for the forward loop, and by key, for the backward loop."""
+    """List the tiles by query, for the forward loop, and by key, for the backward loop."""
     forward, backward = config.forward, config.backward
     by_query = classify_tiles(problem, forward.queries, forward.keys)
     by_key = jnp.swapaxes(classify_tiles(problem, backward.queries, backward.keys), -1, -2)

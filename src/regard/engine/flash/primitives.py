@@ -34,7 +34,7 @@ Leaves = Sequence[Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """What a bind knows besides its arrays; static.
+    """The static parameters of a bind.
 
     Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
     context are arrays with the config's leading axes, but for parameters, which only have those vmap added.
@@ -64,7 +64,7 @@ class Spec:
         return (*self.residuals, "argmax") if "argmax" in self.config.stats else self.residuals
 
     def laid_out(self, name: str) -> int:
-        """How many operands lead with the config's axes."""
+        """Count the operands that lead with the config's axes."""
         if name == "second":
             return self.laid_out(self.of)
         residuals = 0 if name == "forward" else len(self.residuals)
@@ -81,7 +81,7 @@ def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
 
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
-    """What a primitive computes, as ordinary JAX code."""
+    """Compute a primitive in ordinary JAX code."""
     rest = iter(operands)
     inputs = Operands.from_named({name: next(rest) for name in spec.present})
     residuals = None
@@ -127,7 +127,7 @@ def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
 
 
 def _shapes(name: str, spec: Spec) -> list[ShapedArray]:
-    """What a primitive returns."""
+    """Return the shapes of a primitive's results."""
     config = spec.config
     rows = config.rows
     kinds = {"output": (*rows, config.value_width)}
@@ -183,7 +183,7 @@ def _linear_jvp(name: str, operands: Leaves, tangents: Leaves, spec: Spec) -> tu
 
 
 def _second_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    """Third derivatives go through scans, which JAX can differentiate in every direction."""
+    """Compute third derivatives through scans, which JAX can differentiate in every direction."""
     varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def function(*varying: Array) -> list[Array]:
@@ -247,7 +247,7 @@ def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[An
 
 
 def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
-    """One more leading axis in front; where the context differs along it, a loop."""
+    """Put one more leading axis in front; where the context differs along it, loop."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     end = spec.laid_out(name)
     tail = len(operands) - len(spec.moving)
@@ -269,7 +269,7 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
 
 
 def _lead(operand: Array, axis: int | None, size: int) -> Array:
-    """The operand with the batch in front, or with `size` copies of it."""
+    """Return the operand with the batch in front, or with `size` copies of it."""
     if axis is None:
         return jnp.broadcast_to(operand, (size, *operand.shape))
     return jnp.moveaxis(operand, axis, 0)

@@ -57,7 +57,7 @@ def _agree(codes: Array, axis: int) -> Array:
 
 
 def list_tiles(codes: Int[Array, "*b blocks tiles"], tile: int, length: int) -> TileLists:
-    """Lists along the last axis, in O(tiles log tiles); a last tile that sticks out is at most PARTIAL."""
+    """List tiles along the last axis, in O(tiles log tiles); one that sticks out is at most PARTIAL."""
     count = codes.shape[-1]
     if length % tile:
         codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))

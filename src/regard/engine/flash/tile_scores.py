@@ -98,7 +98,7 @@ def score_tile(
 def zero_unattended(
     has_nonfinite: Array | None, finished: TileScores, queries: int, *tiles: Array
 ) -> tuple[Array, ...]:
-    """Keys or values of a tile, 0 where none of its queries, on that axis of the scores, may attend to them.
+    """Zero keys or values of a tile that none of its queries, on that axis of the scores, may attend to.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
     outputs and gradients.
@@ -114,7 +114,7 @@ def zero_unattended(
 
 
 def surviving(context: Context, view: TileView, *, across: bool = False) -> Array | None:
-    """Which weights dropout spares; None where it is off."""
+    """Return which weights dropout spares; None where it is off."""
     if context.query_words is None or context.key_words is None:
         return None
     rate = view.config.dropout_rate
@@ -127,5 +127,5 @@ def surviving(context: Context, view: TileView, *, across: bool = False) -> Arra
 
 
 def drop(tile: Array, survivors: Array | None) -> Array:
-    """0 where dropout takes a weight."""
+    """Zero what dropout takes."""
     return tile if survivors is None else jnp.where(survivors, tile, 0)

@@ -29,14 +29,14 @@ Offsets = tuple[Any, Any]  # positions of the first query and of the first key
 
 @dataclass(frozen=True)
 class Blocking:
-    """How large a tile is."""
+    """The size of a tile."""
 
     queries: int
     keys: int
     heads: int = 1
 
     def fit(self, num_queries: int, num_keys: int, key_heads: int) -> Blocking:
-        """No larger than the arrays; heads must divide."""
+        """Return a blocking no larger than the arrays, whose heads divide theirs."""
         return Blocking(
             max(1, min(self.queries, num_queries)),
             max(1, min(self.keys, num_keys)),
@@ -69,7 +69,7 @@ class TileConfig:
 
     @property
     def low_precision(self) -> bool:
-        """Whether products multiply numbers of fewer digits than they sum."""
+        """True where products multiply numbers of fewer digits than they sum."""
         return self.matmul_dtype != self.dtype
 
     @property
@@ -107,40 +107,40 @@ class TileView:
     # Tiles out of arrays.
 
     def rows(self, array: Array) -> Array:
-        """Query-side rows (*batch, H, T, x) as (heads, G * queries, x)."""
+        """Read query-side rows (*batch, H, T, x) as (heads, G * queries, x)."""
         return self._matrix(self._slice(array, self.config.group, self.row_span, None))
 
     def columns(self, array: Array) -> Array:
-        """Key-side rows (*batch, K, S, x) as (heads, keys, x)."""
+        """Read key-side rows (*batch, K, S, x) as (heads, keys, x)."""
         return self._matrix(self._slice(array, 1, self.column_span, None))
 
     def row_vector(self, array: Array) -> Array:
-        """One number per query (*batch, H, T) as (heads, G * queries)."""
+        """Read one number per query (*batch, H, T) as (heads, G * queries)."""
         return self.rows(array[..., None])[..., 0]
 
     def cells(self, array: Array) -> Array:
-        """An array over pairs (*batch, H, T, S), to be combined with a tile of scores."""
+        """Read an array over pairs (*batch, H, T, S), to be combined with a tile of scores."""
         return self.over_scores(self.slice_cells(array))
 
     def slice_cells(self, array: Array) -> Array:
-        """The same as (heads * G | 1, queries | 1, keys | 1)."""
+        """Read the same as (heads * G | 1, queries | 1, keys | 1)."""
         return self._slice(array, self.config.group, self.row_span, self.column_span)
 
     def own_rows(self) -> Array | bool:
-        """Which rows (G * queries) belong to this tile."""
+        """Return which rows (G * queries) belong to this tile."""
         if self.config.num_queries % self.blocking.queries == 0:
             return True
         own = self.row_span.members >= self.first_query
         return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
 
     def grid(self, offsets: Offsets) -> Grid:
-        """The tile's cells, for one leading position."""
+        """Return the tile's cells, for one leading position."""
         rank = len(self.config.mask_leading)
         query, key = (None if offset is None else self._take(offset, 0) for offset in offsets)
         return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
-        """Which query of the tile may attend to which of its keys, to be combined with a tile of scores."""
+        """Return which query of the tile may attend to which of its keys, to be combined with its scores."""
         rank = len(self.config.mask_leading)
         grid = self.grid(offsets)
         keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
@@ -150,7 +150,7 @@ class TileView:
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
     def pairs(self, offsets: Offsets, *, across: bool = False) -> Block:
-        """The tile's cells for score functions; `across`, where scores lie keys by queries."""
+        """Return the tile's cells for score functions; `across`, where scores lie keys by queries."""
         config, rank = self.config, len(self.config.mask_leading)
         first = self.leading[config.added] if rank > 1 else 0
         heads = Span(self.leading[-1] * config.group, self.blocking.heads * config.group)
@@ -165,7 +165,7 @@ class TileView:
     # Parameters have axes of their own after those that vmap added.
 
     def parameter(self, array: Array) -> Array:
-        """This leading position's parameter, in the dtype of sums."""
+        """Read this leading position's parameter, in the dtype of sums."""
         added, own = self.config.added, array.shape[self.config.added :]
         array = array.astype(self.config.dtype)
         if not added:
@@ -189,7 +189,7 @@ class TileView:
         return [jnp.asarray(start, jnp.int32) for start in (*starts, *[0] * (array.ndim - added))]
 
     def _take(self, data: Any, trailing: int) -> Array:
-        """This tile's part of a mask's data, whose leading axes are the first of the call's."""
+        """Take this tile's part of a mask's data, whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
         starts = self.leading[self.config.added :]
         for axis in range(data.ndim - trailing):
@@ -202,7 +202,7 @@ class TileView:
         return data
 
     def _slice(self, array: Array, group: int, rows: Span, columns: Span | None) -> Array:
-        """This tile of an array, as (heads * group | 1, ...); None takes a whole axis, an axis of 1 stays."""
+        """Slice this tile out of an array, as (heads * group | 1, ...); an axis of size 1 stays."""
         # Fewer leading axes than the config has: vmap added some that do not concern the array.
         *batch, heads = self.leading[2 - array.ndim :]
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
@@ -213,7 +213,7 @@ class TileView:
         return _cut(array, starts, sizes).reshape(sizes[-3:])
 
     def _matrix(self, tile: Array) -> Array:
-        """(heads * group | 1, length, x) with the group in the rows, and no axis for a single head."""
+        """Put the group of (heads * group | 1, length, x) in the rows, and drop the axis of a single head."""
         count, length, width = tile.shape
         if self.blocking.heads == 1:
             return tile.reshape((count * length, width))
@@ -222,7 +222,7 @@ class TileView:
         return tile.reshape((self.blocking.heads, -1, width))
 
     def over_scores(self, tile: Array) -> Array:
-        """(heads * G | 1, queries | 1, keys | 1) so that it broadcasts against a tile of scores."""
+        """Make (heads * G | 1, queries | 1, keys | 1) broadcast against a tile of scores."""
         count, length, width = tile.shape
         heads, group = self.blocking.heads, self.config.group
         if group > 1 and (count > 1 or length > 1):
@@ -300,7 +300,7 @@ def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _cut_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Array:
-    """A slice of bfloat16 numbers taken as integers: XLA's CPU would first make the whole array float32."""
+    """Slice bfloat16 numbers as integers: XLA's CPU would first make the whole array float32."""
     bits = jax.lax.bitcast_convert_type(array, jnp.uint16)
     bits = jax.lax.dynamic_slice(bits, starts, sizes, allow_negative_indices=False)
     return jax.lax.bitcast_convert_type(bits, array.dtype)

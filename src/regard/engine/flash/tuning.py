@@ -1,4 +1,4 @@
-"""What was measured about a device: when dense wins, and how large tiles should be."""
+"""Measurements of a device: when dense wins, and how large tiles should be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tuning:
     backward_cells: int = 1 << 19
 
     def favours_dense(self, problem: Problem) -> str | None:
-        """Why the definition is faster than tiles, or None."""
+        """Return why the definition is faster than tiles, or None."""
         heads = 1
         for size in problem.leading:
             heads *= size
@@ -65,32 +65,32 @@ class Tuning:
 
 
 def _divide(length: int, side: int) -> int:
-    """The least size of as few tiles as `side` allows: a tile half empty costs as much as a full one."""
+    """Return the least size of as few tiles as `side` allows: half empty ones cost as much as full ones."""
     length, side = max(length, 1), max(side, 1)
     size = -(-length // -(-length // side))
     return min(-(-size // _LANES) * _LANES, length, side)
 
 
 def cache_file() -> Path:
-    """Where `regard bench tune` keeps what it measured: under XDG_CACHE_HOME or ~/.cache."""
+    """Return the file of `regard tune`'s measurements, under XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "regard" / "tuning.json"
 
 
 def device_key() -> str:
-    """What measurements hold for: the kind of the default device, and the version of jax that compiles."""
+    """Name what measurements hold for: the kind of the default device, and the jax that compiles."""
     device = jax.devices()[0]
     return f"{device.platform} {device.device_kind}, {os.cpu_count()} cores, jax {jax.__version__}"
 
 
 @functools.cache
 def load_tuning() -> Tuning:
-    """This machine's measurements, or the defaults; read once in a process."""
+    """Load this machine's measurements, or the defaults; once in a process."""
     return read_tuning(cache_file())
 
 
 def read_tuning(path: Path) -> Tuning:
-    """The entry for this device; what is missing or damaged is ignored, the latter with a warning."""
+    """Read the entry for this device; what is missing or damaged is ignored, the latter with a warning."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def write_tuning(path: Path, found: Tuning) -> None:
 
 
 def _checked(entry: Any) -> Tuning:
-    """Numbers as they must be, or ValueError."""
+    """Return numbers as they must be, or raise ValueError."""
     known = {field.name for field in dataclasses.fields(Tuning)}
     if not isinstance(entry, dict) or set(entry) - known:
         raise ValueError(f"expected an object with {', '.join(sorted(known))}; got {str(entry)[:80]}")

@@ -21,7 +21,7 @@ _QUERY, _KEY = 0xFFFF0001, 0xFFFF0002  # second counter word: apart from the lea
 
 
 def head_seeds(rng: Array, leading: tuple[int, ...]) -> Words:
-    """Two words of seed per leading index, `(2, *B)`.
+    """Draw two words of seed per leading index, `(2, *B)`.
 
     Axis by axis, so that the seeds of a smaller call are a corner of a larger one's; an absent batch or head
     axis counts as index 0.
@@ -35,17 +35,17 @@ def head_seeds(rng: Array, leading: tuple[int, ...]) -> Words:
 
 
 def query_words(seeds: Words, position: Int[Array, "*#B T 1"]) -> Words:
-    """Two words per query, `(2, *B, T, 1)`."""
+    """Draw two words per query, `(2, *B, T, 1)`."""
     return _draw(seeds[..., None, None], position.astype(jnp.uint32), _QUERY)
 
 
 def key_words(seeds: Words, position: Int[Array, "*#B 1 S"]) -> Words:
-    """Two words per key, `(2, *B, 1, S)`."""
+    """Draw two words per key, `(2, *B, 1, S)`."""
     return _draw(seeds[..., None, None], position.astype(jnp.uint32), _KEY)
 
 
 def survivors(query: Words | Pair, key: Words | Pair, rate: float) -> Bool[Array, "*B T S"]:
-    """True where a weight survives."""
+    """Return True where a weight survives."""
     # Multipliers and shifts of the finaliser `lowbias32` (C. Wellons, hash-prospector, 2018).
     bits = query[0] + key[0]
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -56,7 +56,7 @@ def survivors(query: Words | Pair, key: Words | Pair, rate: float) -> Bool[Array
 
 
 def _draw(words: Words, counter: Array, stream: int) -> Words:
-    """Threefry under the key `words` at (counter, stream)."""
+    """Draw Threefry under the key `words` at (counter, stream)."""
     # Every operand depends on both: under vmap, Threefry wants all of them batched or none.
     counter = counter + (words[0] - words[0])
     zero = counter - counter

@@ -18,7 +18,7 @@ _MAGIC = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 
 @jax.custom_jvp
 def exp(x: Array) -> Array:
-    """exp(x) for x up to about 80, 0 at -inf, NaN at NaN; below 2^-126 it is 0.
+    """Compute e^x for x up to about 80, 0 at -inf, NaN at NaN; below 2^-126 it is 0.
 
     The relative error in float32 is about 2e-7 + 1e-7 |x|: weights far below the largest are less exact.
 

@@ -17,7 +17,7 @@ from regard.engine.softmax.exponential import exp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Running:
-    """What some keys contribute to each query, shifted by the largest score among them.
+    """Sums over some keys for each query, shifted by the largest score among them.
 
     total = sum_s e^(score_s - peak), weighted = sum_s e^(score_s - peak) value_s,
     moment = sum_s e^(score_s - peak) (score_s - peak), argmax = the first key whose score is peak.
@@ -32,7 +32,7 @@ class Running:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], width: int, dtype: Any, *, moment: bool, argmax: bool) -> Running:
-        """No keys yet."""
+        """Return the sums over no keys."""
         zeros = jnp.zeros(shape, dtype)
         return cls(
             jnp.full(shape, -jnp.inf, dtype),
@@ -45,7 +45,7 @@ class Running:
     def block(
         self, scores: Array, value: Array, survivors: Array | None, first_key: Any, precision: Any
     ) -> Running:
-        """This and a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum."""
+        """Add a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum."""
         block_peak = scores.max(-1)
         peak = jnp.maximum(self.peak, block_peak)
         base = jnp.where(peak == -jnp.inf, 0, peak)
@@ -56,9 +56,9 @@ class Running:
         ones = jnp.ones((*scores.shape[:-2], scores.shape[-1], 1), scores.dtype)
         moment, argmax = self.moment, self.argmax
         if moment is not None:
-            fall = self._fall(base)
+            shift = self._shift(base)
             spread = jnp.sum(weights * jnp.where(weights > 0, shifted, 0), -1)
-            moment = shrink * (moment + fall * self.total) + spread
+            moment = shrink * (moment + shift * self.total) + spread
         if argmax is not None:
             argmax = _first_largest(self.peak, argmax, block_peak, scores, first_key)
         kept = weights if survivors is None else jnp.where(survivors, weights, 0)
@@ -71,7 +71,7 @@ class Running:
         )
 
     def merge(self, other: Running) -> Running:
-        """This and the keys of another."""
+        """Add the keys of another."""
         peak = jnp.maximum(self.peak, other.peak)
         base = jnp.where(peak == -jnp.inf, 0, peak)
         mine, theirs = self._onto(base), other._onto(base)
@@ -84,34 +84,34 @@ class Running:
         return Running(peak, mine.total + theirs.total, mine.weighted + theirs.weighted, moment, argmax)
 
     def _onto(self, base: Array) -> Running:
-        """The same sums, shifted by `base` instead."""
-        fall = self._fall(base)
+        """Shift the sums by `base` instead."""
+        shift = self._shift(base)
         shrink = exp(self.peak - base)
-        moment = None if self.moment is None else shrink * (self.moment + fall * self.total)
+        moment = None if self.moment is None else shrink * (self.moment + shift * self.total)
         return dataclasses.replace(
             self, total=self.total * shrink, weighted=self.weighted * shrink[..., None], moment=moment
         )
 
-    def _fall(self, base: Array) -> Array:
-        """peak - base where there is something to shift; finite, as totals and then 0 multiply it."""
+    def _shift(self, base: Array) -> Array:
+        """Return peak - base where there is something to shift; finite, as totals and then 0 multiply it."""
         return jnp.where(self.total > 0, jnp.maximum(self.peak - base, -1e30), 0)
 
     @property
     def alive(self) -> Array:
-        """Which queries have met a key."""
+        """True for queries that have met a key."""
         return self.peak != -jnp.inf
 
     def output(self) -> Array:
-        """The weighted mean; 0 without keys."""
+        """Return the weighted mean; 0 without keys."""
         total = jnp.where(self.alive, self.total, 1)
         return jnp.where(self.alive[..., None], self.weighted / total[..., None], 0)
 
     def log_total(self) -> Array:
-        """The log of the sum of exponentials less the peak; 0 without keys."""
+        """Return the log of the sum of exponentials less the peak; 0 without keys."""
         return jnp.log(jnp.where(self.alive, self.total, 1))
 
     def entropy(self) -> Array:
-        """In nats; 0 without keys."""
+        """Return the entropy in nats, log total - moment / total; 0 without keys."""
         assert self.moment is not None
         total = jnp.where(self.alive, self.total, 1)
         return jnp.where(self.alive, jnp.log(total) - self.moment / total, 0)
@@ -125,7 +125,7 @@ def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array,
 
 
 def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
-    """Matrix product over the named axes, one of the last two each; axes before those are a batch.
+    """Multiply matrices over the named axes, one of the last two each; axes before those are a batch.
 
     What multiplies a narrower factor is rounded to its dtype first; sums are float32 at least.
     """

@@ -18,7 +18,7 @@ from regard.scores.score import compose
 
 
 def take_chosen_rows(problem: Problem, array: Array) -> Array:
-    """The chosen rows and heads of an array (*B, T, x)."""
+    """Take the chosen rows and heads of an array (*B, T, x)."""
     if problem.rows is not None:
         array = jnp.take(array, problem.rows, axis=-2)
     if problem.heads is not None:
@@ -27,7 +27,7 @@ def take_chosen_rows(problem: Problem, array: Array) -> Array:
 
 
 def score_chosen_rows(problem: Problem) -> Array:
-    """Scores (*B, R, S) of the chosen rows and heads, -inf where a query may not attend."""
+    """Compute scores (*B, R, S) of the chosen rows and heads, -inf where a query may not attend."""
     rows = _all(problem.T) if problem.rows is None else jnp.asarray(problem.rows)
     heads = _all(problem.leading[-1] if problem.leading else 1)
     heads = heads if problem.heads is None else jnp.asarray(problem.heads)
@@ -35,7 +35,7 @@ def score_chosen_rows(problem: Problem) -> Array:
 
 
 def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
-    """Scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
+    """Compute scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
     chosen = _gather(problem, rows, columns, heads)
     query = scale_early(chosen.query, problem.scale, problem.low_precision)
     scores = product(query, chosen.key, problem.precision, (-1, -1))
@@ -47,7 +47,7 @@ def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Arr
 
 
 def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> list[Array]:
-    """The same, one step at a time: products, scaled, after each score, with bias, kept by the mask.
+    """Compute the same a step at a time: products, scaled, after each score, with bias, kept by the mask.
 
     A stage that the call lacks is left out.
     """
@@ -66,7 +66,7 @@ def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Ar
 
 
 class _Chosen(NamedTuple):
-    """What the chosen cells are scored from; leading axes are all the call's, but for `keep` and `bias`."""
+    """Arrays that the chosen cells are scored from; all but `keep` and `bias` have all leading axes."""
 
     query: Array
     key: Array
@@ -102,7 +102,7 @@ def _gather(problem: Problem, rows: Array, columns: Array | None, heads: Array) 
 
 
 def _choose(array: Array, axis: int, index: Array | None) -> Array:
-    """Entries along an axis; the one of an axis of size 1 serves all."""
+    """Take entries along an axis; the one of an axis of size 1 serves all."""
     return array if index is None or array.shape[axis] == 1 else jnp.take(array, index, axis)
 
 

@@ -73,7 +73,7 @@ def scale_late(scores: Array, scale: Any, low_precision: bool) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scoring:
-    """What is left of a score when its floating-point leaves, which a call is differentiated by, are out."""
+    """A score without its floating-point leaves, which a call is differentiated by."""
 
     structure: Any = dataclasses.field(metadata={"static": True})
     places: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # of parameters among the leaves

@@ -11,7 +11,7 @@ from regard.axes import Array
 
 
 class Sunk(NamedTuple):
-    """What sinks leave to the keys."""
+    """The part of the softmax that sinks leave to the keys."""
 
     share: Array  # of the weight; 1 - share is the sink's
     lse: Array  # of keys and sink together
@@ -40,10 +40,10 @@ def sink(sinks: Array, lse: Array, entropy: Array) -> Sunk:
     some = peak != -jnp.inf
     total = jnp.where(some, keys + rest, 1)
     share, rest = keys / total, rest / total
-    entropy = share * entropy + _surprise(share) + _surprise(rest)
+    entropy = share * entropy + _entropy_term(share) + _entropy_term(rest)
     return Sunk(share, jnp.where(some, base + jnp.log(total), -jnp.inf), entropy)
 
 
-def _surprise(part: Array) -> Array:
-    """-p log p, 0 at 0."""
+def _entropy_term(part: Array) -> Array:
+    """Compute -p log p, 0 at 0."""
     return -part * jnp.log(jnp.where(part > 0, part, 1))
