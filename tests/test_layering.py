@@ -51,7 +51,8 @@ FOLDERS = {
     " placements calls",
     "planning": "amounts chips host links candidates workload estimates reports planner",
     "linear": "features halving state inputs chunks attention",
-    "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
+    "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward residual"
+    " blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets meshes membership metrics progress processes compilation scans corpora"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.interop.families import FAMILIES
+from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
 
 # Fields without a say where positions are of another kind.
@@ -78,10 +78,8 @@ def read_config(
     Reference: the configuration classes of transformers 5.23, and the spellings of releases before 5.
     """
     settings = read_settings(source)
-    kind = settings.get("model_type")
-    if kind not in FAMILIES:
-        near = difflib.get_close_matches(str(kind), FAMILIES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"model_type: expected one of {', '.join(FAMILIES)}; got {kind!r} (nearest: {near})")
+    kind: Any = settings.get("model_type")
+    check_choice("model_type", kind, FAMILIES)
     if settings.get("quantization_config"):
         raise ValueError(
             "quantization_config: expected weights of floating point, got quantized ones; load a checkpoint"
@@ -102,8 +100,7 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
         ValueError: an unknown kind, or a config that it cannot describe: the fields that would come back
             different are listed.
     """
-    if kind not in FAMILIES:
-        raise ValueError(f"kind: expected one of {', '.join(FAMILIES)}; got {kind!r}")
+    check_choice("kind", kind, FAMILIES)
     family = FAMILIES[kind]
     settings = {
         **family.assumed,

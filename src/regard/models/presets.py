@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flax import nnx
 
+from regard.layers.choices import check_choice
 from regard.models.classifier import Classifier
 from regard.models.config import TransformerConfig
 from regard.models.decoder import Decoder
@@ -72,10 +72,8 @@ def preset(name: str) -> Preset:
         >>> mistral.config.num_key_heads, mistral.config.windows
         (8, (4095,))
     """
-    if name in PRESETS:
-        return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-    raise KeyError(f"preset: expected one of {', '.join(PRESETS)}; got {name!r} (nearest: {near})")
+    check_choice("preset", name, PRESETS, KeyError)
+    return PRESETS[name]
 
 
 # What all models of a family have in common, and what their configurations mean by saying nothing.
