@@ -65,7 +65,7 @@ FOLDERS = {
     " explorer.server explorer"
     " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec traces.trace"
     " traces.owners traces.sequences traces.captures traces",
-    "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
+    "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps"
     " families.family families.rotary families.windows families.bert families.vit families.gpt2"
     " families.llama families.mistral families.qwen families.gemma2 families.t5 families"

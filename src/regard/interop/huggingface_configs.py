@@ -13,16 +13,6 @@ from regard.interop.families import FAMILIES
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
 
-# Fields without a say where positions are of another kind.
-_READ_ONLY_BY = {
-    "rotary_base": "rotary",
-    "rotary_width": "rotary",
-    "rotary_scaling": "rotary",
-    "relative_buckets": "relative",
-    "relative_max_distance": "relative",
-}
-_NOT_WRITTEN = ("dropout_rate", "attention_dropout_rate")
-
 
 def read_settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json as a dict, from a folder, a file or a dict.
@@ -116,10 +106,11 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
         raise ValueError(
             f"config: expected one that a config.json of {kind} can describe; {error}"
         ) from error
+    ours, theirs = _resolve(config), _resolve(found)
     faults = [
-        f"{field.name} = {getattr(config, field.name)!r}, read as {getattr(found, field.name)!r}"
-        for field in dataclasses.fields(config)
-        if _meaning(config, field.name) != _meaning(found, field.name)
+        f"{name} = {getattr(config, name)!r}, read as {getattr(found, name)!r}"
+        for name in ours
+        if ours[name] != theirs[name]
     ]
     if faults:
         raise ValueError(
@@ -129,21 +120,23 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
     return settings
 
 
-def _meaning(config: TransformerConfig, name: str) -> Any:
-    """Return a field with its defaults worked out, None where it has no say."""
-    if name in _NOT_WRITTEN or config.positions != _READ_ONLY_BY.get(name, config.positions):
-        return None
-    match name:
-        case "max_length":
-            return None if config.positions == "relative" else config.max_length
-        case "num_key_heads":
-            return config.num_key_heads or config.num_heads
-        case "head_dim":
-            return config.head_width
-        case "output_bias":
-            return config.attention_bias if config.output_bias is None else config.output_bias
-        case "attention_scale":
-            return config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
-        case "windows":
-            return [config.window(layer) for layer in range(config.num_layers)]
-    return getattr(config, name)
+def _resolve(config: TransformerConfig) -> dict[str, Any]:
+    """Return the fields that shape a model, with what None stands for."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    silent = {"dropout_rate", "attention_dropout_rate"}  # a config.json is read without them
+    if config.positions == "relative":
+        silent.add("max_length")
+    silent |= {
+        name
+        for kind in ("rotary", "relative")
+        for name in fields
+        if name.startswith(f"{kind}_") and config.positions != kind
+    }
+    fields |= {
+        "num_key_heads": config.num_key_heads or config.num_heads,
+        "head_dim": config.head_width,
+        "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
+        "attention_scale": config.attention_scale or config.head_width**-0.5,
+        "windows": [config.window(layer) for layer in range(config.num_layers)],
+    }
+    return {name: value for name, value in fields.items() if name not in silent}

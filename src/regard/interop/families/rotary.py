@@ -9,7 +9,20 @@ from typing import Any
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_TRAINED = {"factor": "factor", "original_max_position_embeddings": "trained_length"}
+_SHARPNESS = {"beta_fast": "fast_turns", "beta_slow": "slow_turns", "attention_factor": "sharpness"}
+# The `rope_type` of each rule, and its entries beside.
+_WRITTEN: dict[Any, tuple[str, dict[str, str]]] = {
+    type(None): ("default", {}),
+    Linear: ("linear", {"factor": "factor"}),
+    DynamicNTK: ("dynamic", {"factor": "factor"}),
+    Llama3: (
+        "llama3",
+        {**_TRAINED, "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"},
+    ),
+    YaRN: ("yarn", {**_TRAINED, **_SHARPNESS, "truncate": "whole_features"}),
+}
+KINDS = tuple(kind for kind, _ in _WRITTEN.values())
 
 
 def read_rotary(
@@ -116,33 +129,11 @@ def write_rotary(base: float, width: int | None, scaling: Scaling | None, head_w
     Raises:
         ValueError: a rule that config.json has no word for.
     """
-    match scaling:
-        case None:
-            rules: dict[str, Any] = {"rope_type": "default"}
-        case Linear(factor):
-            rules = {"rope_type": "linear", "factor": factor}
-        case DynamicNTK(factor):
-            rules = {"rope_type": "dynamic", "factor": factor}
-        case Llama3(factor, trained, low, high):
-            rules = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": trained,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-            }
-        case YaRN(factor, trained, fast, slow, sharpness, whole):
-            rules = {
-                "rope_type": "yarn",
-                "factor": factor,
-                "original_max_position_embeddings": trained,
-                "beta_fast": fast,
-                "beta_slow": slow,
-                "truncate": whole,
-                **({} if sharpness is None else {"attention_factor": sharpness}),
-            }
-        case _:
-            raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
+    kind, names = _WRITTEN.get(type(scaling), ("", {}))
+    if not kind:
+        raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
+    said = {name: getattr(scaling, field) for name, field in names.items()}
+    rules = {"rope_type": kind, **{name: value for name, value in said.items() if value is not None}}
     share = {} if width is None else {"partial_rotary_factor": width / head_width}
     scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
     return {"rope_parameters": {**rules, **share, "rope_theta": base}, "rope_theta": base, **share, **scaled}
