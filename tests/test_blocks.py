@@ -102,7 +102,7 @@ def test_positions_turn_nothing_in_a_memory():
 
 
 def test_unknown_norms_are_refused():
-    with pytest.raises(ValueError, match=r"norm: expected 'pre', 'post' or 'both', got 'sandwich'"):
+    with pytest.raises(ValueError, match=r"norm: expected one of pre, post, both; got 'sandwich'"):
         EncoderBlock(M, H, F, norm="sandwich", attention={"head_dim": D}, rngs=nnx.Rngs(0))
 
 

@@ -23,6 +23,7 @@ from regard import (
 )
 from regard.inspection import figures
 from regard.interop import flax, huggingface, jax_nn, onnx_ops, sentence_embeddings, torch_sdpa
+from regard.interop.families import vit
 from regard.models import sampling
 from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
 
@@ -34,7 +35,7 @@ OWN = (huggingface, sentence_embeddings)
 
 def public_names():
     adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
-    found = {f"{value.__module__}.{value.__name__}": value for value in adapters}
+    found = {f"{value.__module__}.{value.__name__}": value for value in (*adapters, vit.cut_patches)}
     for module in (*FOLDERS, *MODULES, *OWN):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
@@ -72,7 +73,7 @@ PUBLISHED = {
     "regard.explain_einsum": ("Einstein",),
     "regard.KVCache": ("Shazeer",),
     "regard.PagedKVCache": ("Kwon",),
-    "regard.interop.huggingface.cut_patches": ("Dosovitskiy",),
+    "regard.interop.families.vit.cut_patches": ("Dosovitskiy",),
     "regard.interop.huggingface.find_minilm": ("MiniLM",),
     "regard.interop.onnx_ops.rotary_embedding": ("Su et al.",),
     "regard.interop.sentence_embeddings.embed": ("Sentence-BERT",),

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ from flax import nnx
 
 import drawn_weights
 from regard.interop import huggingface
-from regard.interop.huggingface_exports import parameter_paths, write_settings
+from regard.interop.families import FAMILIES
+from regard.interop.families.family import Family
+from regard.interop.huggingface_configs import write_settings
 from regard.interop.weight_files import WeightFileError, open_weights, write_weights
-from regard.interop.weight_maps import choose_table, plan_tensors
+from regard.interop.weight_maps import Pair, WeightMap, linear, name_tensors, norm, parameter_paths
 from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
@@ -102,6 +105,16 @@ def test_rotary_bases_widths_and_rules_are_read():
         read(rope_scaling={"type": "longrope", "short_factor": [], "long_factor": []})
     with pytest.raises(ValueError, match="rope_scaling: expected the entry factor for linear"):
         read(rope_scaling={"type": "linear"})
+
+
+def test_two_rotary_rules_must_agree():
+    """As files written for old and new releases have them; where they differ, neither is chosen silently."""
+    old = {"type": "linear", "factor": 2.0}
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    assert read(rope_parameters=new, rope_scaling=old, rope_theta=5e5).rotary_scaling == Linear(2.0)
+    for rules in ({"rope_type": "default", "rope_theta": 5e5}, {**new, "factor": 4.0}):
+        with pytest.raises(ValueError, match=r"rope_scaling: expected the same rule as in rope_parameters"):
+            read(rope_parameters=rules, rope_scaling=old, rope_theta=5e5)
 
 
 def test_windows_and_biases_are_those_of_each_kind():
@@ -331,9 +344,9 @@ def test_no_second_copy_in_memory(tmp_path):
 import json, resource, sys
 import jax.numpy as jnp, numpy as np
 from regard.interop import huggingface
-from regard.interop.weight_files import Planned, write_weights
-from regard.interop.weight_maps import choose_table, plan_tensors
-from regard.interop.huggingface_exports import parameter_paths
+from regard.interop.families.llama import Llama
+from regard.interop.weight_files import write_weights
+from regard.interop.weight_maps import name_tensors, parameter_paths
 from regard.models import Decoder
 from flax import nnx
 settings = {{"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1024,
@@ -344,7 +357,7 @@ shapes = {{path: (leaf.shape, np.dtype(np.float32)) for path, leaf in parameter_
 zeros = lambda path: np.zeros(shapes[path][0], np.float32)
 folder = {str(tmp_path)!r}
 open(folder + "/config.json", "w").write(json.dumps(settings))
-write_weights(folder + "/model.safetensors", plan_tensors(choose_table("llama"), shapes, zeros, settings))
+write_weights(folder + "/model.safetensors", name_tensors(Llama.weights, shapes, zeros, settings))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 jnp.zeros(3).block_until_ready()
 before = peak()
@@ -395,7 +408,7 @@ def test_presets_have_a_config_and_a_name_for_every_tensor(name):
     assert settings["architectures"][0].lower().startswith(kind)
     leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
     sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
-    plans = plan_tensors(choose_table(kind), sizes, lambda path: np.empty(0), settings)
+    plans = name_tensors(FAMILIES[kind].weight_map(preset.config), sizes, lambda path: np.empty(0), settings)
     count = lambda shapes: sum(math.prod(shape) for shape in shapes)
     assert count(plan.shape for plan in plans.values()) == count(shape for shape, _ in sizes.values())
 
@@ -420,6 +433,73 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"kind: expected one of bert, .*; got 'gpt3'"):
         huggingface.save(model, tmp_path / "second", "gpt3")
     assert not (tmp_path / "second").exists()
+
+
+# Families.
+
+
+class Toy(Family):
+    """A decoder without feed-forward biases, whose config.json spells it in words of its own."""
+
+    kind = "toy"
+    architecture = "ToyForCausalLM"
+    sizes: ClassVar = {
+        "width": "d_model",
+        "heads": "num_heads",
+        "inner": "d_ff",
+        "depth": "num_layers",
+        "words": "vocab_size",
+    }
+    entries: ClassVar = {"eps": "norm_epsilon", "act": "activation"}
+    choices: ClassVar = {
+        "positions": "none",
+        "activation": "relu",
+        "feed_forward_bias": False,
+        "head_bias": False,
+    }
+    required: ClassVar = {"dialect": "plain"}
+    assumed: ClassVar = {"note": "a toy"}
+    weights = WeightMap(
+        pairs=(
+            Pair("words", "trunk.embedding.entry.table.embedding"),
+            *(
+                pair
+                for name in ("query", "key", "value", "output")
+                for pair in linear(
+                    f"at.{{n}}.{name}", f"trunk.stack.blocks.{{n}}.attention.{name}_projection"
+                )
+            ),
+            *norm("at.{n}.norm", "trunk.stack.blocks.{n}.attention_residual.norm"),
+            *linear("ff.{n}.up", "trunk.stack.blocks.{n}.feed_forward.widen"),
+            *linear("ff.{n}.down", "trunk.stack.blocks.{n}.feed_forward.narrow"),
+            *norm("ff.{n}.norm", "trunk.stack.blocks.{n}.feed_forward_residual.norm"),
+            *norm("last", "trunk.stack.final_norm"),
+            *linear("head", "head"),
+        ),
+        prefix="toy.",
+        writes_prefix=True,
+    )
+
+
+def test_a_family_is_one_class_and_one_entry(tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "toy", Toy())
+    sizes = {"width": 6, "heads": 3, "inner": 11, "depth": 2, "words": 13}
+    kind, config = huggingface.read_config({"model_type": "toy", **sizes, "act": "silu"})
+    assert (kind, config.activation, config.positions, config.d_ff) == ("toy", "silu", "none", 11)
+    assert huggingface.read_config({"model_type": "toy", **sizes})[1].activation == "relu"
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    huggingface.save(model, tmp_path, "toy")
+    assert {"toy.words", "toy.at.1.query.weight", "head.weight"} <= {*open_weights(tmp_path)}
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["architectures"], written["width"], written["note"]) == (["ToyForCausalLM"], 6, "a toy")
+    pretrained = huggingface.load(tmp_path)
+    assert (pretrained.kind, pretrained.config) == ("toy", config)
+    tokens = jnp.array([[1, 2, 3]])
+    np.testing.assert_array_equal(pretrained.model(tokens), model(tokens))
+    with pytest.raises(ValueError, match="dialect: expected 'plain' for toy, got 'broad'; not supported"):
+        huggingface.read_config({"model_type": "toy", **sizes, "dialect": "broad"})
+    with pytest.raises(ValueError, match="it cannot say\n  gated = True, read as False"):
+        write_settings("toy", dataclasses.replace(config, gated=True))
 
 
 # Tokenizers and patches.

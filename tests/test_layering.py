@@ -56,7 +56,8 @@ FOLDERS = {
     " placements calls",
     "planning": "amounts chips host links candidates workload estimates reports planner",
     "linear": "features halving state inputs chunks attention",
-    "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
+    "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward residual"
+    " blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
@@ -69,9 +70,11 @@ FOLDERS = {
     " explorer.server explorer"
     " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec traces.trace"
     " traces.owners traces.sequences traces.captures traces",
-    "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
-    " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
-    " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
+    "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
+    " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps"
+    " families.family families.rotary families.windows families.bert families.vit families.gpt2"
+    " families.llama families.mistral families.qwen families.gemma2 families.t5 families"
+    " huggingface_configs tokenizer_files huggingface sentence_embeddings",
     "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",

@@ -15,9 +15,9 @@ from flax import nnx
 import drawn_weights
 from regard import masks, positions
 from regard.interop import huggingface
-from regard.interop.huggingface_exports import parameter_paths
+from regard.interop.families import FAMILIES
 from regard.interop.weight_files import write_weights
-from regard.interop.weight_maps import choose_table, plan_tensors
+from regard.interop.weight_maps import name_tensors, parameter_paths
 from regard.layers import MultiHeadAttention
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2")
@@ -124,7 +124,7 @@ def take_loss_gradients(name, pretrained, arrays, wanted):
     loss, grads = jax.jit(jax.value_and_grad(measure))(state)
     grads = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(grads)}
     sizes = {path: (leaf.shape, leaf.dtype) for path, leaf in grads.items()}
-    plans = plan_tensors(choose_table(name), sizes, grads.get, pretrained.settings)
+    plans = name_tensors(FAMILIES[name].weights, sizes, grads.get, pretrained.settings)
     shift = "" if name == "bert" else "model."
     named = {key if key.startswith(shift) else shift + key: plan for key, plan in plans.items()}
     found = {f"gradient {key}": named[key].compute() for key in wanted}

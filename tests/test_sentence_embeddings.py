@@ -85,7 +85,7 @@ def test_what_cannot_be_embedded_is_explained(folder):
     with pytest.raises(TypeError, match="sentences: expected a sequence of strings, got one string"):
         embed(pretrained, "hello")
     with pytest.raises(ValueError, match=r"pretrained: expected an encoder of tokens \(bert\), got vit"):
-        embed(dataclasses.replace(pretrained, kind="vit"), ["hello"])
+        embed(dataclasses.replace(pretrained, kind="vit", model=None), ["hello"])
     with pytest.raises(ValueError, match=r"expected a tokenizer in .*found neither"):
         embed(dataclasses.replace(pretrained, tokenizer=None), ["hello"])
 

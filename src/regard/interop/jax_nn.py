@@ -9,7 +9,7 @@ import numpy as np
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
-from regard.interop import layouts
+from regard.interop import arguments
 from regard.masks import Mask
 
 
@@ -89,36 +89,36 @@ def dot_product_attention(
             " backend of Regard's, call regard.attend(..., backend=)"
         )
     unbatched = np.ndim(query) == 3
-    query, key, value = layouts.heads_first(query, key, value, range(3, 5))
+    query, key, value = arguments.heads_first(query, key, value, range(3, 5))
     batch, heads, num_queries, _ = query.shape
     num_keys = key.shape[-2]
     full = (batch, heads, num_queries, num_keys)
-    parts = [layouts.align_mask("mask", mask, full)]
+    parts = [arguments.align_mask("mask", mask, full)]
     if is_causal:
         parts.append(masks.causal())
     if local_window_size is not None:
         parts.append(_window(local_window_size))
     if key_value_seq_lengths is not None:
-        lengths = layouts.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
+        lengths = arguments.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
         parts.append(masks.lengths(lengths))
     if query_seq_lengths is not None:
-        lengths = layouts.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
+        lengths = arguments.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
         real = jnp.arange(num_queries)[None] < jnp.asarray(lengths)[:, None]
         parts.append(masks.from_array(real[:, None, :, None]))
     result = attend(
         query,
         key,
         value,
-        mask=layouts.all_of(parts),
-        bias=layouts.align_bias("bias", bias, full),
+        mask=arguments.all_of(parts),
+        bias=arguments.align_bias("bias", bias, full),
         scale=scale,
         query_offset=0,
         aux=("lse",) if return_residual else (),
     )
     if not return_residual:
-        out = layouts.swap_heads(result)
+        out = arguments.swap_heads(result)
         return out[0] if unbatched else out
-    out, residual = layouts.swap_heads(result[0]), jnp.swapaxes(result[1]["lse"], -2, -1)
+    out, residual = arguments.swap_heads(result[0]), jnp.swapaxes(result[1]["lse"], -2, -1)
     return (out[0], residual[0]) if unbatched else (out, residual)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from regard import linear
 from regard.axes import Array, ArrayLike
-from regard.interop.onnx_layout import join_heads, split_heads, tensor
+from regard.interop.onnx_tensors import join_heads, split_heads, tensor
 
 # What each rule reads beside query, key and value.
 _READS = {"linear": (), "gated": ("decay",), "delta": ("beta",), "gated_delta": ("decay", "beta")}

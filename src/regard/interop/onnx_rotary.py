@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.interop.onnx_layout import tensor
+from regard.interop.onnx_tensors import join_heads, split_heads, tensor
 from regard.positions.rotation import rotate
 
 
@@ -54,41 +54,23 @@ def rotary_embedding(
     """
     features = tensor("features", features, (3, 4))
     packed = features.ndim == 3
-    if packed and (num_heads is None or num_heads < 1 or features.shape[-1] % num_heads):
-        raise ValueError(
-            "num_heads: expected a number of heads that divides the last axis of the features"
-            f" {features.shape}, because heads are packed; got {num_heads}"
-        )
-    if not packed and num_heads not in (None, 0, features.shape[1]):
-        raise ValueError(
-            f"num_heads: expected None or the heads on axis 1 of the features, {features.shape[1]};"
-            f" got {num_heads}"
-        )
-    batch, length = features.shape[0], features.shape[1 if packed else 2]
-    cosine, sine = (
-        _per_token(name, cache, position_ids, (batch, length))
-        for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache))
-    )
-    heads = num_heads if packed and num_heads else features.shape[1]
-    width = features.shape[-1] // heads if packed else features.shape[-1]
+    features = split_heads("features", features, "num_heads", num_heads or None)
+    batch, _, length, width = features.shape
     turned = rotary_embedding_dim or width
-    for name, cache in (("cos_cache", cosine), ("sin_cache", sine)):
-        if 2 * cache.shape[-1] != turned:
+    caches = []
+    for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        caches.append(_per_token(name, cache, position_ids, (batch, length)))
+        if 2 * caches[-1].shape[-1] != turned:
             raise ValueError(
                 f"{name}: expected half of the {turned} features that are turned on the last axis, got"
-                f" {cache.shape[-1]}"
+                f" {caches[-1].shape[-1]}"
             )
-    interleaved = bool(interleaved)
-    if not packed:
-        return rotate(features, cosine, sine, interleaved=interleaved)
-    # Heads stand where rows would: all of a token turn by the same angles.
-    cosine, sine = (cache.reshape((batch * length, 1, cache.shape[-1])) for cache in (cosine, sine))
-    split = features.reshape((batch * length, heads, width))
-    return rotate(split, cosine, sine, interleaved=interleaved).reshape(features.shape)
+    result = rotate(features, *caches, interleaved=bool(interleaved))
+    return join_heads(result) if packed else result
 
 
 def _per_token(name: str, cache: ArrayLike, position_ids: ArrayLike | None, rows: tuple[int, int]) -> Array:
-    """Angles of each token, (batch, T, F)."""
+    """Return the cosines or sines of each token, (batch, T, F)."""
     array = tensor(name, cache, (3,) if position_ids is None else (2,))
     array = array.astype(np.promote_types(array.dtype, np.float32))
     if position_ids is None:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from regard import attend, masks, scores
 from regard.axes import Array, ArrayLike
-from regard.interop import layouts
-from regard.interop.onnx_layout import join_heads, split_heads, tensor, working_dtype
+from regard.interop import arguments
 from regard.interop.onnx_subgraphs import cell_function, spread_over
+from regard.interop.onnx_tensors import join_heads, split_heads, tensor, working_dtype
 from regard.masks import Mask
 
 
@@ -117,7 +117,7 @@ def attention(
             raise ValueError(
                 "nonpad_kv_seqlen: expected None together with past_key, whose keys are all real"
             )
-        lengths = layouts.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0])
+        lengths = arguments.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0])
         offset = lengths - num_queries
         parts.append(masks.lengths(lengths))
     if is_causal:
@@ -146,7 +146,7 @@ def attention(
     )
     whole = functools.partial(
         capped,
-        mask=layouts.all_of(parts),
+        mask=arguments.all_of(parts),
         bias=bias,
         query_offset=offset,
     )

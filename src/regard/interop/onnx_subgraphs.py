@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.interop.onnx_layout import FLOATS
+from regard.interop.onnx_tensors import FLOATS
 
 _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One entry of a tensor of this shape that follows from the scores or their places."""
+    """One entry of a tensor of this shape, which follows from the scores or their places."""
 
     entry: Array
     shape: tuple[int, ...]
@@ -32,14 +32,14 @@ Value = Spread | np.ndarray
 
 @dataclass(frozen=True)
 class Cell:
-    """Where one score stands in the tensor of scores."""
+    """The place of one score in the tensor of scores."""
 
     place: tuple[Array, ...]  # batch, head, query, key
     shape: tuple[int, ...]
     dtype: Any
 
     def entry(self, value: Value) -> Array:
-        """The entry that meets this score when the tensor broadcasts against the scores."""
+        """Return the entry that meets this score when the tensor broadcasts against the scores."""
         if isinstance(value, Spread):
             return value.entry
         if not _fits(value.shape, self.shape):
@@ -60,13 +60,13 @@ class Cell:
         return jnp.asarray(value)[tuple(index)]
 
     def kind(self, dtype: np.dtype) -> Any:
-        """Floating-point numbers have the dtype of the scores, whole ones that of positions."""
+        """Return the dtype to compute in: that of the scores, or of positions for integers."""
         if np.issubdtype(dtype, np.bool_):
             return dtype
         return self.dtype if jnp.issubdtype(dtype, jnp.floating) else np.int32
 
     def _on_a_line(self, values: np.ndarray, place: Array) -> Array | None:
-        """first + step * place where the values are such: a range needs no look-up."""
+        """Return first + step * place where the values are such a range, which needs no look-up."""
         first, step = values[0], values[1] - values[0]
         line = first + step * np.arange(len(values)).astype(values.dtype)
         if not np.array_equal(line, values):
@@ -81,7 +81,7 @@ def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def cell_function(name: str, graph: Any, shape: Sequence[int]) -> Callable[..., Array]:
-    """A graph from scores to scores of a shape as `fn(score, batch, head, query, key)`.
+    """Compile a graph from scores to scores into `fn(score, batch, head, query, key)`.
 
     The same graph gives the same function object, so that it is compiled once.
 
@@ -152,7 +152,7 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
-    """An operator from `function(library, *entries)`, where the library is NumPy or jax.numpy."""
+    """Make an operator of `function(library, *entries)`, where the library is NumPy or jax.numpy."""
 
     def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
         given = [argument for argument in arguments if argument is not None]
@@ -183,16 +183,8 @@ def _divide(library: ModuleType, a: Any, b: Any) -> Any:
     return library.sign(a) * library.sign(b) * (abs(a) // abs(b))
 
 
-def _power(library: ModuleType, a: Any, b: Any) -> Any:
-    return library.power(a, b.astype(a.dtype))
-
-
 def _remainder(library: ModuleType, a: Any, b: Any, fmod: int = 0) -> Any:
     return library.fmod(a, b) if fmod else library.mod(a, b)
-
-
-def _sigmoid(library: ModuleType, a: Any) -> Any:
-    return 0.5 + 0.5 * library.tanh(0.5 * a)
 
 
 def _clip(library: ModuleType, a: Any, low: Any = None, high: Any = None) -> Any:
@@ -211,7 +203,7 @@ def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
 
 
 def _known(function: Callable[..., Any]) -> Callable[..., Value]:
-    """An operator on what is known before the scores."""
+    """Make an operator on tensors that are known before the scores are."""
 
     def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
         del cell
@@ -239,58 +231,45 @@ def _reshape(data: np.ndarray, shape: np.ndarray, allowzero: int = 0) -> np.ndar
     return data.reshape(sizes)
 
 
-def _squeeze(data: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return data.squeeze(None if axes is None else tuple(axes.tolist()))
-
-
 # Element types of tensors, numbered as in onnx.proto.
 _ELEMENTS = FLOATS | {6: np.dtype(np.int32), 7: np.dtype(np.int64), 9: np.dtype(bool)}
 
+# Operators that NumPy and jax.numpy have under the same name in small letters, and under another name.
+_SAME = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
+_SAME += ("Round", "Sign", "Sin", "Sqrt", "Tanh", "Where")
+_RENAMED = {
+    "And": "logical_and",
+    "GreaterOrEqual": "greater_equal",
+    "LessOrEqual": "less_equal",
+    "Mul": "multiply",
+    "Neg": "negative",
+    "Not": "logical_not",
+    "Or": "logical_or",
+    "Sub": "subtract",
+    "Xor": "logical_xor",
+}
 _OPERATORS: dict[str, Callable[..., Value]] = {
-    "Abs": _named("abs"),
-    "Add": _named("add"),
-    "And": _named("logical_and"),
+    **{operator: _named(operator.lower()) for operator in _SAME},
+    **{operator: _named(name) for operator, name in _RENAMED.items()},
     "Cast": _cast,
-    "Ceil": _named("ceil"),
     "Clip": _elementwise(_clip),
     "Concat": _known(lambda *parts, axis: np.concatenate(parts, axis)),
     "Constant": _known(_constant),
-    "Cos": _named("cos"),
     "Div": _elementwise(_divide),
-    "Equal": _named("equal"),
-    "Exp": _named("exp"),
-    "Floor": _named("floor"),
     "Gather": _known(lambda data, indices, axis=0: np.take(data, indices, axis)),
-    "Greater": _named("greater"),
-    "GreaterOrEqual": _named("greater_equal"),
     "Identity": _elementwise(lambda _, a: a),
-    "Less": _named("less"),
-    "LessOrEqual": _named("less_equal"),
-    "Log": _named("log"),
     "Max": _folded("maximum"),
     "Min": _folded("minimum"),
     "Mod": _elementwise(_remainder),
-    "Mul": _named("multiply"),
-    "Neg": _named("negative"),
-    "Not": _named("logical_not"),
-    "Or": _named("logical_or"),
-    "Pow": _elementwise(_power),
+    "Pow": _elementwise(lambda library, a, b: library.power(a, b.astype(a.dtype))),
     "Range": _known(np.arange),
     "Reciprocal": _elementwise(lambda _, a: 1 / a),
     "Relu": _elementwise(lambda library, a: library.maximum(a, a.dtype.type(0))),
     "Reshape": _known(_reshape),
-    "Round": _named("round"),
     "Shape": _shape,
-    "Sigmoid": _elementwise(_sigmoid),
-    "Sign": _named("sign"),
-    "Sin": _named("sin"),
-    "Sqrt": _named("sqrt"),
-    "Squeeze": _known(_squeeze),
-    "Sub": _named("subtract"),
-    "Tanh": _named("tanh"),
+    "Sigmoid": _elementwise(lambda library, a: 0.5 + 0.5 * library.tanh(0.5 * a)),
+    "Squeeze": _known(lambda data, axes=None: data.squeeze(None if axes is None else tuple(axes.tolist()))),
     "Unsqueeze": _known(lambda data, axes: np.expand_dims(data, tuple(axes.tolist()))),
-    "Where": _named("where"),
-    "Xor": _named("logical_xor"),
 }
 
 

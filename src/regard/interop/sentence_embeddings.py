@@ -13,6 +13,7 @@ from flax import nnx
 
 from regard.axes import Array, Float
 from regard.interop.huggingface import Pretrained
+from regard.models import Encoder
 
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 
@@ -58,7 +59,7 @@ def embed(
     """
     if isinstance(sentences, str):
         raise TypeError("sentences: expected a sequence of strings, got one string; put it in a list")
-    if pretrained.kind != "bert":
+    if not isinstance(pretrained.model, Encoder) or pretrained.config.vocab_size is None:
         raise ValueError(f"pretrained: expected an encoder of tokens (bert), got {pretrained.kind}")
     if pretrained.tokenizer is None:
         raise ValueError(

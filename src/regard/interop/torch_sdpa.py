@@ -11,7 +11,7 @@ from regard import attend, masks
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import broadcast_leading
-from regard.interop import layouts
+from regard.interop import arguments
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
 
@@ -78,7 +78,7 @@ def scaled_dot_product_attention(
     mask, bias = _read(attn_mask, full)
     return attend(
         *arrays,
-        mask=layouts.all_of([mask, masks.causal() if is_causal else None]),
+        mask=arguments.all_of([mask, masks.causal() if is_causal else None]),
         bias=bias,
         scale=scale,
         dropout_rate=rate,
@@ -123,9 +123,9 @@ def _read(attn_mask: Any, full: tuple[int, ...]) -> tuple[Mask | None, Array | N
         return attn_mask, None
     array = attn_mask if hasattr(attn_mask, "dtype") else np.asarray(attn_mask)
     if array.dtype == bool:
-        return layouts.align_mask("attn_mask", array, full), None
+        return arguments.align_mask("attn_mask", array, full), None
     if jnp.issubdtype(array.dtype, jnp.floating):
-        return None, layouts.align_bias("attn_mask", array, full)
+        return None, arguments.align_bias("attn_mask", array, full)
     raise TypeError(
         f"attn_mask: expected booleans (True = may attend) or floating-point numbers to add, got"
         f" {array.dtype}; write attn_mask != 0 if nonzero means may attend"

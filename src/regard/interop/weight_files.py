@@ -201,7 +201,7 @@ def _open_shards(index: Path) -> WeightFiles:
 
 
 @dataclass(frozen=True)
-class Planned:
+class LazyTensor:
     """A tensor to write: its shape and dtype are known before it is computed."""
 
     shape: tuple[int, ...]
@@ -211,7 +211,7 @@ class Planned:
 
 def write_weights(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, np.ndarray | Planned],
+    tensors: Mapping[str, np.ndarray | LazyTensor],
     *,
     force: bool = False,
     shard_bytes: int | None = None,
@@ -223,7 +223,7 @@ def write_weights(
 
     Args:
         path: the file, ending in `.safetensors`; its folder is created when missing.
-        tensors: arrays by name, or `Planned` ones that are computed when their turn comes.
+        tensors: arrays by name, or `LazyTensor` ones that are computed when their turn comes.
         force: whether an existing file may be replaced.
         shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
             than that has a file of its own. None writes one file.
@@ -277,11 +277,11 @@ def write_weights(
     return targets[-1]
 
 
-def _plan(name: str, tensor: np.ndarray | Planned) -> Planned:
+def _plan(name: str, tensor: np.ndarray | LazyTensor) -> LazyTensor:
     """The tensor as a plan whose dtype can be written."""
-    if not isinstance(tensor, Planned):
+    if not isinstance(tensor, LazyTensor):
         array = np.asarray(tensor)
-        tensor = Planned(array.shape, array.dtype, lambda: array)
+        tensor = LazyTensor(array.shape, array.dtype, lambda: array)
     if np.dtype(tensor.dtype) not in _CODES:
         raise WeightFileError(
             f"tensors: expected dtypes {', '.join(str(dtype) for dtype in _CODES)}; {name} has {tensor.dtype}"
@@ -289,13 +289,13 @@ def _plan(name: str, tensor: np.ndarray | Planned) -> Planned:
     return tensor
 
 
-def _size(plan: Planned) -> int:
+def _size(plan: LazyTensor) -> int:
     return math.prod(plan.shape) * np.dtype(plan.dtype).itemsize
 
 
-def _divide(plans: Mapping[str, Planned], most: int | None) -> list[dict[str, Planned]]:
+def _divide(plans: Mapping[str, LazyTensor], most: int | None) -> list[dict[str, LazyTensor]]:
     """Consecutive tensors, as many to a file as fit."""
-    shards: list[dict[str, Planned]] = [{}]
+    shards: list[dict[str, LazyTensor]] = [{}]
     filled = 0
     for name, plan in plans.items():
         if most is not None and shards[-1] and filled + _size(plan) > most:
@@ -306,7 +306,7 @@ def _divide(plans: Mapping[str, Planned], most: int | None) -> list[dict[str, Pl
     return shards
 
 
-def _write_file(path: Path, plans: Mapping[str, Planned], metadata: Mapping[str, str]) -> None:
+def _write_file(path: Path, plans: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
     """One file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import ArrayLike, Hidden
+from regard.layers.choices import check_choice
 from regard.layers.dropout import build_dropout
 from regard.layers.multi_head import check_features
 
@@ -77,7 +77,7 @@ class FeedForward(nnx.Module):
         for name, size in (("d_model", d_model), ("d_ff", d_ff)):
             if size < 1:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
-        check_activation(activation)
+        check_choice("activation", activation, ACTIVATIONS)
         self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
         linear = functools.partial(
             nnx.Linear,
@@ -109,14 +109,3 @@ class FeedForward(nnx.Module):
         x, activate = check_features("x", x, self.d_model), ACTIVATIONS[self.activation]
         hidden = activate(self.widen(x)) if self.gate is None else activate(self.gate(x)) * self.widen(x)
         return self.narrow(self.dropout(hidden))
-
-
-def check_activation(name: str) -> None:
-    """Raise ValueError for an activation that has no one meaning here."""
-    if name in ACTIVATIONS:
-        return
-    near = difflib.get_close_matches(name, ACTIVATIONS, n=1, cutoff=0.0)
-    hint = f"did you mean '{near[0]}'?" if near else "choose one of them"
-    if name == "gelu":
-        hint = "'gelu' has two meanings: choose 'gelu_tanh' (the approximation) or 'gelu_erf' (exact)"
-    raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got '{name}'; {hint}")

@@ -1,4 +1,4 @@
-"""The axis of heads: how the width of a layer is cut into it, and how masks and biases step around it."""
+"""The axis of heads: widths are split into it and joined again, masks and biases are given one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_leading_axes(x: Array, rank: int) -> Array:
 
 
 def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
-    """A raw array as a mask, unless its shape has two readings."""
+    """Return a raw array as a mask, unless its shape has two readings."""
     if mask is None or isinstance(mask, masks.Mask):
         return mask
     stored = masks.from_array(mask)
@@ -42,7 +42,7 @@ def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask
 
 
 def place_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
-    """The mask with a heads axis in every stored array, so that no example's mask lands on a head."""
+    """Return the mask with a heads axis in every stored array, so that no example's mask lands on a head."""
 
     def place(node: Any) -> Any:
         return masks.from_array(_insert_heads(node.array, leading)) if isinstance(node, FromArray) else node
@@ -52,7 +52,7 @@ def place_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mas
 
 
 def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
-    """The bias, which must say its heads axis: between batch and heads there is no natural reading."""
+    """Return the bias, which must say its heads axis: between batch and heads there is no natural reading."""
     if bias is None:
         return None
     bias = jnp.asarray(bias)
@@ -66,7 +66,7 @@ def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
 
 
 def _insert_heads(array: Any, leading: tuple[int, ...]) -> Any:
-    """(T, S) and (*B, T, S) serve every head and get a heads axis of 1; (*B, H, T, S) has its own."""
+    """Give (*B, T, S), which serves every head, a heads axis of 1; (T, S) and (*B, H, T, S) need none."""
     extra = array.ndim - 2
     if extra not in (0, len(leading), len(leading) + 1):
         raise ValueError(
@@ -75,9 +75,4 @@ def _insert_heads(array: Any, leading: tuple[int, ...]) -> Any:
         )
     if extra == len(leading) > 0:
         return array.reshape((*array.shape[:-2], 1, *array.shape[-2:]))
-    return _fit_unbatched(array, leading)
-
-
-def _fit_unbatched(array: Any, leading: tuple[int, ...]) -> Any:
-    """One unbatched example runs as a batch of 1, so its (H, T, S) becomes (1, H, T, S)."""
-    return array[None] if array.ndim == 3 and not leading else array
+    return array

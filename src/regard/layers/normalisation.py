@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax.numpy as jnp
 from flax import nnx
 
-EPSILON = 1e-6
+from regard.layers.choices import NormKind, check_choice
 
-NormKind = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post", "both"]
+EPSILON = 1e-6
 
 
 def build_norm(
@@ -22,11 +21,10 @@ def build_norm(
     param_dtype: Any = jnp.float32,
     rngs: nnx.Rngs,
 ) -> nnx.LayerNorm | nnx.RMSNorm:
-    """LayerNorm ("layer"), or RMSNorm ("rms"), which neither subtracts the mean nor has a bias."""
+    """Build a LayerNorm ("layer"), or an RMSNorm ("rms"), which neither subtracts the mean nor has a bias."""
+    check_choice("norm_kind", kind, get_args(NormKind))
     options = {"epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
     if kind == "rms":
         return nnx.RMSNorm(width, **options)
-    if kind != "layer":
-        raise ValueError(f"norm_kind: expected 'layer' or 'rms', got {kind!r}")
     # flax's default, E[x^2] - E[x]^2, cancels when a residual stream has drifted far from 0.
     return nnx.LayerNorm(width, use_fast_variance=False, **options)

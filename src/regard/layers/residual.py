@@ -1,4 +1,4 @@
-"""Residual connections: where a branch leaves the stream, and how it comes back."""
+"""Residual connections around the branches of a block."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array
+from regard.layers.choices import NormPlace, check_choice
 from regard.layers.dropout import build_dropout
-from regard.layers.normalisation import EPSILON, NormPlace, build_norm
+from regard.layers.normalisation import EPSILON, build_norm
 
 
 class Residual(nnx.Module):
-    """The way around a branch, by where it normalises.
+    """Residual connection around a branch, with its norms and dropout.
 
     "pre":   x + dropout(branch(norm(x)))
     "post":  norm(x + dropout(branch(x)))
@@ -32,8 +33,7 @@ class Residual(nnx.Module):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if place not in get_args(NormPlace):
-            raise ValueError(f"norm: expected 'pre', 'post' or 'both', got {place!r}")
+        check_choice("norm", place, get_args(NormPlace))
         options = {"epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.place = place
         self.norm = build_norm(d_model, kind, **options)
@@ -41,10 +41,10 @@ class Residual(nnx.Module):
         self.dropout = build_dropout(dropout_rate, rngs)
 
     def enter(self, x: Array) -> Array:
-        """What the branch reads."""
+        """Return what the branch reads."""
         return x if self.place == "post" else self.norm(x)
 
     def leave(self, x: Array, branch: Array) -> Array:
-        """The residual stream with the branch's result added."""
+        """Return the residual stream with the branch's result added."""
         x = x + self.dropout(branch if self.branch_norm is None else self.branch_norm(branch))
         return self.norm(x) if self.place == "post" else x

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from regard.layers.normalisation import EPSILON, NormKind, NormPlace
+from regard.layers.choices import NormKind, NormPlace, check_choice
+from regard.layers.normalisation import EPSILON
 from regard.positions import Rotary, Scaling
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
@@ -133,7 +133,7 @@ class TransformerConfig:
         self._check_sizes()
         self._check_heads()
         for name, choices in CHOICES.items():
-            _check_choice(name, getattr(self, name), get_args(choices))
+            check_choice(name, getattr(self, name), get_args(choices))
         for name in RATES:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name}: expected a rate in [0, 1), got {getattr(self, name)}")
@@ -202,14 +202,3 @@ class TransformerConfig:
             raise ValueError("class_token: expected real vectors, input_width; tokens have one of their own")
         if self.num_token_types and self.vocab_size is None:
             raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise ValueError for a choice that is not on the list, naming the nearest."""
-    if value in choices:
-        return
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
-    hint = f"nearest: {near[0]}"
-    if value == "gelu":
-        hint = "'gelu' has two meanings: choose gelu_tanh, the approximation, or gelu_erf, the exact one"
-    raise ValueError(f"{name}: expected one of {', '.join(choices)}; got {value!r} ({hint})")

@@ -1,8 +1,7 @@
-"""From one vector per position to one per example."""
+"""Poolings: one vector per example from one per position."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any
 
@@ -11,11 +10,10 @@ from flax import nnx
 
 from regard.axes import Array
 from regard.layers import MultiHeadAttention
+from regard.layers.choices import check_choice
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, mask_padding
-
-POOLINGS = ("mean", "attention", "first")
 
 
 class MeanPooling(nnx.Module):
@@ -62,21 +60,16 @@ class AttentionPooling(nnx.Module):
         return pooled[..., 0, :], seen
 
 
-Pooling = MeanPooling | FirstPooling | AttentionPooling
+POOLINGS = {
+    "mean": lambda config, rngs: MeanPooling(),
+    "attention": lambda config, rngs: AttentionPooling(config, rngs=rngs),
+    "first": lambda config, rngs: FirstPooling(),
+}
 
 
-def build_pooling(name: str | None, config: TransformerConfig, rngs: nnx.Rngs) -> Pooling | None:
-    """The named pooling; None for a prediction per position."""
-    match name:
-        case None:
-            return None
-        case "mean":
-            return MeanPooling()
-        case "first":
-            return FirstPooling()
-        case "attention":
-            return AttentionPooling(config, rngs=rngs)
-    near = difflib.get_close_matches(str(name), POOLINGS, n=1, cutoff=0.0)[0]
-    raise ValueError(
-        f"pooling: expected one of {', '.join(POOLINGS)}, or None; got {name!r} (nearest: {near})"
-    )
+def build_pooling(name: str | None, config: TransformerConfig, rngs: nnx.Rngs) -> Any:
+    """Build the named pooling; None for a prediction per position."""
+    if name is None:
+        return None
+    check_choice("pooling, if not None", name, POOLINGS)
+    return POOLINGS[name](config, rngs)

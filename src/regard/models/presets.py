@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flax import nnx
 
+from regard.layers.choices import check_choice
 from regard.models.classifier import Classifier
 from regard.models.config import TransformerConfig
 from regard.models.decoder import Decoder
@@ -72,54 +72,38 @@ def preset(name: str) -> Preset:
         >>> mistral.config.num_key_heads, mistral.config.windows
         (8, (4095,))
     """
-    if name in PRESETS:
-        return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-    raise KeyError(f"preset: expected one of {', '.join(PRESETS)}; got {name!r} (nearest: {near})")
+    check_choice("preset", name, PRESETS, KeyError)
+    return PRESETS[name]
 
 
-def _bert(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    return TransformerConfig(
-        d_model=d_model,
-        num_heads=num_heads,
-        d_ff=4 * d_model,
-        num_layers=num_layers,
-        vocab_size=30_522,
-        max_length=512,
-        positions="learned",
-        norm="post",
-        norm_epsilon=1e-12,
-        activation="gelu_erf",
-        scale_embedding=False,
-        embedding_norm=True,
-        num_token_types=2,
-        dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-    )
-
-
-def _gpt2(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    return TransformerConfig(
-        d_model=d_model,
-        num_heads=num_heads,
-        d_ff=4 * d_model,
-        num_layers=num_layers,
-        vocab_size=50_257,
-        max_length=1024,
-        positions="learned",
-        norm_epsilon=1e-5,
-        scale_embedding=False,
-        tied_output=True,
-        head_bias=False,
-        dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-    )
-
-
-# What Llama, Mistral and Qwen have in common.
-_LLAMA: dict[str, Any] = {
+# What all models of a family have in common, and what their configurations mean by saying nothing.
+BERT: dict[str, Any] = {
+    "positions": "learned",
+    "norm": "post",
+    "norm_epsilon": 1e-12,
+    "activation": "gelu_erf",
+    "scale_embedding": False,
+    "embedding_norm": True,
+    "num_token_types": 2,
+}
+VIT: dict[str, Any] = {
+    "positions": "learned",
+    "norm_epsilon": 1e-12,
+    "activation": "gelu_erf",
+    "scale_embedding": False,
+    "class_token": True,
+}
+GPT2: dict[str, Any] = {
+    "positions": "learned",
+    "norm_epsilon": 1e-5,
+    "scale_embedding": False,
+    "tied_output": True,
+    "head_bias": False,
+}
+LLAMA: dict[str, Any] = {
     "positions": "rotary",
     "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
     "activation": "silu",
     "gated": True,
     "attention_bias": False,
@@ -127,55 +111,64 @@ _LLAMA: dict[str, Any] = {
     "scale_embedding": False,
     "head_bias": False,
 }
+GEMMA2: dict[str, Any] = {
+    **LLAMA,
+    "norm": "both",
+    "activation": "gelu_tanh",
+    "attention_softcap": 50.0,
+    "scale_embedding": True,
+    "tied_output": True,
+    "output_softcap": 30.0,
+}
+T5: dict[str, Any] = {
+    "positions": "relative",
+    "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
+    "activation": "relu",
+    "attention_bias": False,
+    "attention_scale": 1.0,
+    "feed_forward_bias": False,
+    "scale_embedding": False,
+    "shared_embedding": True,
+    "tied_output": True,
+    "head_bias": False,
+}
+
+
+def _scale(d_model: int, num_heads: int, num_layers: int, **choices: Any) -> TransformerConfig:
+    """Build a config whose feed-forward branches are four times as wide as the model."""
+    sizes = {"d_model": d_model, "num_heads": num_heads, "num_layers": num_layers}
+    return TransformerConfig(**sizes, d_ff=4 * d_model, **choices)
+
+
+_DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
+
+
+def _bert(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    return _scale(d_model, num_heads, num_layers, vocab_size=30_522, max_length=512, **BERT, **_DROPOUT)
+
+
+def _gpt2(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    return _scale(d_model, num_heads, num_layers, vocab_size=50_257, max_length=1024, **GPT2, **_DROPOUT)
+
+
+def _t5(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
+    sizes = {"vocab_size": 32_128, "head_dim": 64, "output_scale": d_model**-0.5}
+    return _scale(d_model, num_heads, num_layers, **sizes, **T5, **_DROPOUT)
+
+
+def _vit(d_model: int, num_heads: int, num_layers: int, patch: int) -> TransformerConfig:
+    sizes = {"input_width": 3 * patch**2, "max_length": (224 // patch) ** 2 + 1}
+    return _scale(d_model, num_heads, num_layers, **sizes, **VIT)
+
 
 _LLAMA_7B = TransformerConfig(
-    d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, norm_epsilon=1e-6, **_LLAMA
+    d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, **LLAMA
 )
 
 _MISTRAL_7B = dataclasses.replace(
     _LLAMA_7B, d_ff=14_336, num_key_heads=8, head_dim=128, windows=(4095,), norm_epsilon=1e-5
 )
-
-
-def _t5(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    return TransformerConfig(
-        d_model=d_model,
-        num_heads=num_heads,
-        d_ff=4 * d_model,
-        num_layers=num_layers,
-        vocab_size=32_128,
-        head_dim=64,
-        positions="relative",
-        norm_kind="rms",
-        activation="relu",
-        attention_bias=False,
-        attention_scale=1.0,
-        feed_forward_bias=False,
-        scale_embedding=False,
-        shared_embedding=True,
-        tied_output=True,
-        head_bias=False,
-        output_scale=d_model**-0.5,
-        dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-    )
-
-
-def _vit(d_model: int, num_heads: int, num_layers: int, patch: int) -> TransformerConfig:
-    return TransformerConfig(
-        d_model=d_model,
-        num_heads=num_heads,
-        d_ff=4 * d_model,
-        num_layers=num_layers,
-        input_width=3 * patch**2,
-        max_length=(224 // patch) ** 2 + 1,
-        positions="learned",
-        norm_epsilon=1e-12,
-        activation="gelu_erf",
-        scale_embedding=False,
-        class_token=True,
-    )
-
 
 _BERT_PAPER = "Devlin et al., BERT, 2019, section 3"
 _GPT2_PAPER = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019, table 2"
@@ -227,7 +220,7 @@ PRESETS: dict[str, Preset] = {
             rotary_base=1_000_000.0,
             query_key_norm=True,
             tied_output=True,
-            **_LLAMA,
+            **LLAMA,
         ),
         "Yang et al., Qwen3 Technical Report, 2025, table 1; widths from the released configuration",
     ),
@@ -241,19 +234,9 @@ PRESETS: dict[str, Preset] = {
             d_ff=9216,
             num_layers=26,
             vocab_size=256_000,
-            positions="rotary",
-            norm="both",
-            norm_kind="rms",
-            activation="gelu_tanh",
-            gated=True,
-            attention_bias=False,
             attention_scale=256**-0.5,
-            attention_softcap=50.0,
             windows=(4095, None),
-            feed_forward_bias=False,
-            tied_output=True,
-            head_bias=False,
-            output_softcap=30.0,
+            **GEMMA2,
         ),
         "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
     ),

@@ -9,13 +9,26 @@ from typing import Any
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_TRAINED = {"factor": "factor", "original_max_position_embeddings": "trained_length"}
+_SHARPNESS = {"beta_fast": "fast_turns", "beta_slow": "slow_turns", "attention_factor": "sharpness"}
+# The `rope_type` of each rule, and its entries beside.
+_WRITTEN: dict[Any, tuple[str, dict[str, str]]] = {
+    type(None): ("default", {}),
+    Linear: ("linear", {"factor": "factor"}),
+    DynamicNTK: ("dynamic", {"factor": "factor"}),
+    Llama3: (
+        "llama3",
+        {**_TRAINED, "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"},
+    ),
+    YaRN: ("yarn", {**_TRAINED, **_SHARPNESS, "truncate": "whole_features"}),
+}
+KINDS = tuple(kind for kind, _ in _WRITTEN.values())
 
 
 def read_rotary(
     settings: Mapping[str, Any], head_width: int, max_length: int, length: int | None
 ) -> dict[str, Any]:
-    """The rotary fields of a TransformerConfig.
+    """Return the rotary fields of a TransformerConfig.
 
     Args:
         settings: config.json; `rope_parameters`, or `rope_theta` with `rope_scaling`.
@@ -24,15 +37,34 @@ def read_rotary(
         length: tokens to serve, which "dynamic" depends on; None means `max_length`.
 
     Raises:
-        ValueError: a kind of scaling that is not supported.
+        ValueError: a kind of scaling that is not supported; two rules that differ.
     """
-    rules = {**(settings.get("rope_parameters") or settings.get("rope_scaling") or {})}
+    found = [
+        _read_rule(settings, rules, head_width, max_length, length)
+        for rules in (settings.get("rope_parameters"), settings.get("rope_scaling"))
+        if rules
+    ]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ValueError(
+            "rope_scaling: expected the same rule as in rope_parameters, where both are given; got"
+            f" {settings['rope_scaling']} beside {settings['rope_parameters']}; leave out the wrong one"
+        )
+    return found[0] if found else _read_rule(settings, {}, head_width, max_length, length)
+
+
+def _read_rule(
+    settings: Mapping[str, Any],
+    rules: Mapping[str, Any],
+    head_width: int,
+    max_length: int,
+    length: int | None,
+) -> dict[str, Any]:
+    """Return the fields that one of the two spellings says, with what stands beside it in config.json."""
     if any(isinstance(value, Mapping) for value in rules.values()):
         raise ValueError("rope_parameters: expected one rule for all layers, got one per kind of layer")
-    base = float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0)
     share = rules.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
     return {
-        "rotary_base": base,
+        "rotary_base": float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0),
         "rotary_width": None if share in (None, 1, 1.0) else int(head_width * share),
         "rotary_scaling": _read_scaling(settings, rules, max_length, length),
     }
@@ -41,6 +73,7 @@ def read_rotary(
 def _read_scaling(
     settings: Mapping[str, Any], rules: Mapping[str, Any], max_length: int, length: int | None
 ) -> Scaling | None:
+    """Return the rule by which positions serve longer sequences; None for none."""
     kind = rules.get("rope_type") or rules.get("type") or "default"
     trained = int(
         settings.get("original_max_position_embeddings")
@@ -72,7 +105,7 @@ def _read_scaling(
 
 
 def _number(rules: Mapping[str, Any], name: str) -> float:
-    """An entry that the rule cannot do without."""
+    """Return an entry that the rule cannot do without."""
     if rules.get(name) is None:
         kind = rules.get("rope_type") or rules.get("type")
         raise ValueError(f"rope_scaling: expected the entry {name} for {kind}, got {', '.join(rules)}")
@@ -80,7 +113,7 @@ def _number(rules: Mapping[str, Any], name: str) -> float:
 
 
 def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
-    """What sines and cosines are multiplied by; None for YaRN's own formula."""
+    """Return the factor of sines and cosines; None for YaRN's own formula."""
     if rules.get("attention_factor") is not None:
         return float(rules["attention_factor"])
     parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
@@ -91,38 +124,16 @@ def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
 
 
 def write_rotary(base: float, width: int | None, scaling: Scaling | None, head_width: int) -> dict[str, Any]:
-    """`rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`.
+    """Return `rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`.
 
     Raises:
         ValueError: a rule that config.json has no word for.
     """
-    match scaling:
-        case None:
-            rules: dict[str, Any] = {"rope_type": "default"}
-        case Linear(factor):
-            rules = {"rope_type": "linear", "factor": factor}
-        case DynamicNTK(factor):
-            rules = {"rope_type": "dynamic", "factor": factor}
-        case Llama3(factor, trained, low, high):
-            rules = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": trained,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-            }
-        case YaRN(factor, trained, fast, slow, sharpness, whole):
-            rules = {
-                "rope_type": "yarn",
-                "factor": factor,
-                "original_max_position_embeddings": trained,
-                "beta_fast": fast,
-                "beta_slow": slow,
-                "truncate": whole,
-                **({} if sharpness is None else {"attention_factor": sharpness}),
-            }
-        case _:
-            raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
+    kind, names = _WRITTEN.get(type(scaling), ("", {}))
+    if not kind:
+        raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
+    said = {name: getattr(scaling, field) for name, field in names.items()}
+    rules = {"rope_type": kind, **{name: value for name, value in said.items() if value is not None}}
     share = {} if width is None else {"partial_rotary_factor": width / head_width}
     scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
     return {"rope_parameters": {**rules, **share, "rope_theta": base}, "rope_theta": base, **share, **scaled}

@@ -1,0 +1,19 @@
+"""Families of pretrained models, one file each; `FAMILIES` lists them by the `model_type` of config.json.
+
+A new one is a file with a subclass of `family.Family`, imported and listed here.
+"""
+
+from regard.interop.families.bert import Bert
+from regard.interop.families.family import Family
+from regard.interop.families.gemma2 import Gemma2
+from regard.interop.families.gpt2 import GPT2
+from regard.interop.families.llama import Llama
+from regard.interop.families.mistral import Mistral
+from regard.interop.families.qwen import Qwen2, Qwen3
+from regard.interop.families.t5 import T5
+from regard.interop.families.vit import ViT
+
+FAMILIES: dict[str, Family] = {
+    family.kind: family
+    for family in (Bert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Gemma2(), T5())
+}

@@ -1,0 +1,144 @@
+"""The interface of a family of pretrained models: config.json in both directions, and names of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flax import nnx
+
+from regard.interop.weight_maps import WeightMap
+from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
+
+Model = Encoder | Decoder | EncoderDecoder
+Settings = Mapping[str, Any]
+"""The content of a config.json."""
+
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+_WRITTEN = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+
+# What most families call the sizes.
+SIZES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "num_layers",
+}
+TOKENS = {"vocab_size": "vocab_size", "max_position_embeddings": "max_length"}
+
+
+class Family:
+    """A family of models of transformers.
+
+    Subclass it in a file of its own and list an instance in `families.FAMILIES`; `huggingface.load` and
+    `huggingface.save` do the rest. What follows from more than one entry of config.json is read by
+    `read_more` and written by `write_more`.
+
+    Attributes:
+        kind: `model_type` of config.json.
+        architecture: the class of transformers that saved models name.
+        model: the class of `regard.models` that it is loaded as.
+        sizes: entries of config.json that must be there, integers, and the fields of TransformerConfig that
+            they are.
+        entries: entries that may be left out, and their fields.
+        choices: fields that all of the family have, and what entries mean that are left out.
+        required: entries of which one value is supported; any other is refused.
+        assumed: entries to write where `save` is not given them.
+        weights: names of the tensors.
+    """
+
+    kind: ClassVar[str]
+    architecture: ClassVar[str]
+    model: ClassVar[type[Model]] = Decoder
+    sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
+    entries: ClassVar[Mapping[str, str]] = {}
+    choices: ClassVar[Mapping[str, Any]] = {}
+    required: ClassVar[Mapping[str, Any]] = {}
+    assumed: ClassVar[Mapping[str, Any]] = {}
+    weights: ClassVar[WeightMap]
+
+    def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:
+        """Read what a config.json describes; `length` is the number of tokens to serve.
+
+        Raises:
+            ValueError: an entry that is missing, or that has a value which is not supported.
+        """
+        for name, expected in self.required.items():
+            value = settings.get(name)
+            if value is not None and value != expected:
+                raise ValueError(
+                    f"{name}: expected {expected!r} for {self.kind}, got {value!r}; not supported"
+                )
+        fields = {
+            **self.choices,
+            **{field: self._read_size(settings, name) for name, field in self.sizes.items()},
+            **{
+                field: read_activation(settings[name]) if field == "activation" else settings[name]
+                for name, field in self.entries.items()
+                if name in settings
+            },
+        }
+        return TransformerConfig(**fields | self.read_more(settings, fields, length))
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Write a config as entries of config.json; the inverse of `read`."""
+        plain = {name: getattr(config, field) for name, field in {**self.sizes, **self.entries}.items()}
+        activations = {
+            name: write_activation(plain[name])
+            for name, field in self.entries.items()
+            if field == "activation"
+        }
+        return {**plain, **activations, **self.write_more(config)}
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        """Return the fields that no single entry says, given those that one does."""
+        return {}
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the entries that are no single field; the inverse of `read_more`."""
+        return {}
+
+    def weight_map(self, config: TransformerConfig) -> WeightMap:
+        """Return the names of the tensors of a model with this config."""
+        return self.weights
+
+    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Model:
+        """Build the model that is to be filled."""
+        return self.model(config, rngs=rngs)
+
+    def describe(self, model: Any) -> dict[str, Any]:
+        """Return the entries of config.json that a model says beside its config."""
+        return {}
+
+    def _read_size(self, settings: Settings, name: str) -> int:
+        value = settings.get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name}: expected an integer in the config.json of {self.kind}, got {value!r}")
+        return value
+
+
+def read_activation(name: Any) -> str:
+    """Return our name of an activation.
+
+    Raises:
+        ValueError: an activation that no model here has.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {name!r}")
+    return ACTIVATIONS[name]
+
+
+def write_activation(name: str) -> str:
+    """Return the name of one of our activations in config.json."""
+    return _WRITTEN[name]

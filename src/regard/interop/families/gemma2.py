@@ -1,0 +1,64 @@
+"""Gemma 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from regard.interop.conversions import OneMore
+from regard.interop.families.family import Settings, read_activation, write_activation
+from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
+from regard.interop.families.windows import read_windows, write_windows
+from regard.interop.weight_maps import Pair
+from regard.models import TransformerConfig
+from regard.models.presets import GEMMA2
+
+
+class Gemma2(Llama):
+    """Gemma 2 as a Decoder: Llama with norms on both sides, softcaps, and windows in every other layer."""
+
+    kind = "gemma2"
+    architecture = "Gemma2ForCausalLM"
+    entries: ClassVar = {
+        **{name: field for name, field in Llama.entries.items() if field != "activation"},
+        "attn_logit_softcapping": "attention_softcap",
+        "final_logit_softcapping": "output_softcap",
+    }
+    choices: ClassVar = GEMMA2
+    required: ClassVar = {"use_bidirectional_attention": False}
+    weights = build_map(
+        *(
+            Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", OneMore())
+            for name, path in (
+                ("input", "attention_residual.norm"),
+                ("post_attention", "attention_residual.branch_norm"),
+                ("pre_feedforward", "feed_forward_residual.norm"),
+                ("post_feedforward", "feed_forward_residual.branch_norm"),
+            )
+        ),
+        Pair("norm.weight", "trunk.stack.final_norm.scale", OneMore()),
+    )
+    head_dim = 256
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        sliding = [layer % 2 == 0 for layer in range(fields["num_layers"])]
+        activation = settings.get("hidden_activation")
+        return {
+            **super().read_more(settings, fields, length),
+            **({} if activation is None else {"activation": read_activation(activation)}),
+            "attention_scale": settings.get("query_pre_attn_scalar", 256) ** -0.5,
+            "windows": read_windows(settings, settings.get("sliding_window", 4096), sliding),
+        }
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
+        # transformers takes a whole number, and it is one in every released model.
+        whole = round(scale**-2)
+        activation = write_activation(config.activation)
+        return {
+            **super().write_more(config),
+            **write_windows(config),
+            "hidden_act": activation,
+            "hidden_activation": activation,
+            "query_pre_attn_scalar": whole if whole**-0.5 == scale else scale**-2,
+        }

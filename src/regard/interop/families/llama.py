@@ -1,0 +1,87 @@
+"""Llama, and what later decoders share with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from regard.interop.conversions import Transposed
+from regard.interop.families.family import Family, Settings
+from regard.interop.families.rotary import read_rotary, write_rotary
+from regard.interop.weight_maps import Pair, WeightMap, linear
+from regard.models import TransformerConfig
+from regard.models.presets import LLAMA
+
+LAYER, BLOCK = "layers.{n}", "trunk.stack.blocks.{n}"
+
+BODY = (
+    *linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.query_projection"),
+    *linear(f"{LAYER}.self_attn.k_proj", f"{BLOCK}.attention.key_projection"),
+    *linear(f"{LAYER}.self_attn.v_proj", f"{BLOCK}.attention.value_projection"),
+    *linear(f"{LAYER}.self_attn.o_proj", f"{BLOCK}.attention.output_projection"),
+    *linear(f"{LAYER}.mlp.gate_proj", f"{BLOCK}.feed_forward.gate"),
+    *linear(f"{LAYER}.mlp.up_proj", f"{BLOCK}.feed_forward.widen"),
+    *linear(f"{LAYER}.mlp.down_proj", f"{BLOCK}.feed_forward.narrow"),
+    Pair("embed_tokens.weight", "trunk.embedding.entry.table.embedding"),
+    Pair("lm_head.weight", "head.kernel", Transposed()),
+)
+"""All tensors but the norms'."""
+
+
+def build_map(*norms: Pair) -> WeightMap:
+    """Return the table of a decoder that differs from Llama in its norms."""
+    return WeightMap(
+        pairs=(*BODY, *norms),
+        prefix="model.",
+        writes_prefix=True,
+        ignored=(
+            r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",
+            r"lm_head\.weight",
+        ),
+    )
+
+
+class Llama(Family):
+    """Llama as a Decoder.
+
+    Attributes:
+        head_dim: width of a head where config.json leaves it out; None is hidden_size / num_attention_heads.
+    """
+
+    kind = "llama"
+    architecture = "LlamaForCausalLM"
+    entries: ClassVar = {
+        "rms_norm_eps": "norm_epsilon",
+        "hidden_act": "activation",
+        "attention_bias": "attention_bias",
+        "mlp_bias": "feed_forward_bias",
+        "tie_word_embeddings": "tied_output",
+    }
+    choices: ClassVar = LLAMA
+    # Its relatives have some of these tensors each.
+    weights = build_map(
+        Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
+        Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale"),
+        Pair(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.attention_residual.norm.scale"),
+        Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
+        Pair("norm.weight", "trunk.stack.final_norm.scale"),
+    )
+    head_dim: int | None = None
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        head_dim = settings.get("head_dim") or self.head_dim
+        head_width = head_dim or fields["d_model"] // fields["num_heads"]
+        return {
+            "num_key_heads": settings.get("num_key_value_heads") or fields["num_heads"],
+            "head_dim": head_dim,
+            **read_rotary(settings, head_width, fields["max_length"], length),
+        }
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        # Where the width of a head follows from the other sizes, some releases have no such entry.
+        follows = config.head_dim is None and self.head_dim is None
+        return {
+            "num_key_value_heads": config.num_key_heads or config.num_heads,
+            **({} if follows else {"head_dim": config.head_width}),
+            **write_rotary(config.rotary_base, config.rotary_width, config.rotary_scaling, config.head_width),
+        }

@@ -1,0 +1,26 @@
+"""Mistral."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.interop.families.family import Settings
+from regard.interop.families.llama import Llama
+from regard.interop.families.windows import read_window, write_windows
+from regard.models import TransformerConfig
+
+
+class Mistral(Llama):
+    """Mistral as a Decoder: Llama with one window in all layers."""
+
+    kind = "mistral"
+    architecture = "MistralForCausalLM"
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        windows = (read_window(settings.get("sliding_window")),)
+        return {**super().read_more(settings, fields, length), "windows": windows}
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        window = write_windows(config)["sliding_window"]
+        return {**super().write_more(config), "sliding_window": window}

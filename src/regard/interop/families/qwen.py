@@ -1,0 +1,43 @@
+"""Qwen 2 and Qwen 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from regard.interop.families.family import Settings
+from regard.interop.families.llama import Llama
+from regard.interop.families.windows import read_windows, write_windows
+from regard.models import TransformerConfig
+
+
+class Qwen3(Llama):
+    """Qwen 3 as a Decoder: Llama with norms of queries and keys, and windows in the upper layers."""
+
+    kind = "qwen3"
+    architecture = "Qwen3ForCausalLM"
+    choices: ClassVar = {**Llama.choices, "query_key_norm": True}
+    head_dim = 128
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        window = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
+        first = settings.get("max_window_layers", 28)
+        sliding = [layer >= first for layer in range(fields["num_layers"])]
+        windows = read_windows(settings, window, sliding)
+        return {**super().read_more(settings, fields, length), "windows": windows}
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        windows = write_windows(config)
+        used = windows["sliding_window"] is not None
+        return {**super().write_more(config), **windows, "use_sliding_window": used}
+
+
+class Qwen2(Qwen3):
+    """Qwen 2 as a Decoder: biases of queries, keys and values in place of norms."""
+
+    kind = "qwen2"
+    architecture = "Qwen2ForCausalLM"
+    choices: ClassVar = {**Llama.choices, "attention_bias": True, "output_bias": False}
+    # No entry says whether there are biases.
+    entries: ClassVar = {name: field for name, field in Llama.entries.items() if field != "attention_bias"}
+    head_dim = None

@@ -1,0 +1,108 @@
+"""T5, in its first version and in version 1.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flax import nnx
+
+from regard.interop.conversions import Transposed
+from regard.interop.families.family import Family, Settings, read_activation, write_activation
+from regard.interop.weight_maps import Pair, WeightMap
+from regard.models import EncoderDecoder, TransformerConfig
+from regard.models.presets import T5 as CHOICES
+
+
+def _attention(tensor: str, parameter: str) -> tuple[Pair, ...]:
+    return tuple(
+        Pair(f"{tensor}.{name[0]}.weight", f"{parameter}.{name}_projection.kernel", Transposed())
+        for name in ("query", "key", "value", "output")
+    )
+
+
+def _feed_forward(layer: str, block: str, gated: bool) -> tuple[Pair, ...]:
+    widening = (("wi_0", "gate"), ("wi_1", "widen")) if gated else (("wi", "widen"),)
+    return tuple(
+        Pair(f"{layer}.DenseReluDense.{name}.weight", f"{block}.feed_forward.{path}.kernel", Transposed())
+        for name, path in (*widening, ("wo", "narrow"))
+    )
+
+
+class T5(Family):
+    """T5 as an EncoderDecoder."""
+
+    kind = "t5"
+    architecture = "T5ForConditionalGeneration"
+    model = EncoderDecoder
+    sizes: ClassVar = {
+        "d_model": "d_model",
+        "num_heads": "num_heads",
+        "d_kv": "head_dim",
+        "d_ff": "d_ff",
+        "num_layers": "num_layers",
+        "vocab_size": "vocab_size",
+    }
+    entries: ClassVar = {
+        "layer_norm_epsilon": "norm_epsilon",
+        "relative_attention_num_buckets": "relative_buckets",
+        "relative_attention_max_distance": "relative_max_distance",
+        "tie_word_embeddings": "tied_output",
+    }
+    choices: ClassVar = CHOICES
+    required: ClassVar = {"is_encoder_decoder": True}
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        gate, _, name = settings.get("feed_forward_proj", "relu").rpartition("-")
+        # transformers 5 ties the head of version 1.1 as well, and says apart whether its input is scaled.
+        scaled = settings.get("scale_decoder_outputs", fields["tied_output"])
+        return {
+            "activation": "gelu_tanh" if (gate, name) == ("gated", "gelu") else read_activation(name),
+            "gated": gate == "gated",
+            "output_scale": fields["d_model"] ** -0.5 if scaled else 1.0,
+        }
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        is_gelu = config.gated and config.activation == "gelu_tanh"
+        name = "gelu" if is_gelu else write_activation(config.activation)
+        return {
+            "d_kv": config.head_width,
+            "feed_forward_proj": f"gated-{name}" if config.gated else name,
+            "scale_decoder_outputs": config.output_scale != 1.0,
+        }
+
+    def weight_map(self, config: TransformerConfig) -> WeightMap:
+        encoder, decoder = "encoder.block.{n}.layer", "decoder.block.{n}.layer"
+        read, written = "encoder.stack.blocks.{n}", "decoder.blocks.{n}"
+        relative = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        return WeightMap(
+            pairs=(
+                Pair("shared.weight", "encoder.embedding.entry.table.embedding"),
+                Pair("lm_head.weight", "head.kernel", Transposed()),
+                Pair(f"encoder.{relative}", "encoder.stack.relative_table"),
+                *_attention(f"{encoder}.0.SelfAttention", f"{read}.attention"),
+                Pair(f"{encoder}.0.layer_norm.weight", f"{read}.attention_residual.norm.scale"),
+                *_feed_forward(f"{encoder}.1", read, config.gated),
+                Pair(f"{encoder}.1.layer_norm.weight", f"{read}.feed_forward_residual.norm.scale"),
+                Pair("encoder.final_layer_norm.weight", "encoder.stack.final_norm.scale"),
+                Pair(f"decoder.{relative}", "decoder.relative_table"),
+                *_attention(f"{decoder}.0.SelfAttention", f"{written}.self_attention"),
+                Pair(f"{decoder}.0.layer_norm.weight", f"{written}.self_residual.norm.scale"),
+                *_attention(f"{decoder}.1.EncDecAttention", f"{written}.cross_attention"),
+                Pair(f"{decoder}.1.layer_norm.weight", f"{written}.cross_residual.norm.scale"),
+                *_feed_forward(f"{decoder}.2", written, config.gated),
+                Pair(f"{decoder}.2.layer_norm.weight", f"{written}.feed_forward_residual.norm.scale"),
+                Pair("decoder.final_layer_norm.weight", "decoder.final_norm.scale"),
+            ),
+            ignored=(
+                r"(encoder|decoder)\.embed_tokens\.weight",
+                r"lm_head\.weight",
+                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+            ),
+        )
+
+    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> EncoderDecoder:
+        return EncoderDecoder(config, num_decoder_layers=settings.get("num_decoder_layers"), rngs=rngs)
+
+    def describe(self, model: EncoderDecoder) -> dict[str, Any]:
+        return {"num_decoder_layers": len(model.decoder.blocks)}

@@ -1,0 +1,129 @@
+"""ViT: images, cut into patches that an encoder reads as a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, Float
+from regard.interop.conversions import Conversion, Shape, Squeezed
+from regard.interop.families.family import SIZES, Family, Settings
+from regard.interop.weight_maps import Pair, WeightMap, linear, norm
+from regard.models import Encoder
+from regard.models.presets import VIT
+
+_LAYER, _BLOCK = "encoder.layer.{n}", "stack.blocks.{n}"
+
+
+@dataclass(frozen=True)
+class Patches(Conversion):
+    """A convolution whose stride is its size, (M, C, height, width), as a kernel (height * width * C, M)."""
+
+    def stored_shape(self, shape: Shape, settings: Settings) -> Shape:
+        return (shape[-1], settings["num_channels"], *_sides(settings["patch_size"]))
+
+    def load(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0])
+
+    def store(self, parameters: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
+        width, channels, *patch = self.stored_shape(parameters[0].shape, settings)
+        return parameters[0].reshape(*patch, channels, width).transpose(3, 2, 0, 1)
+
+
+class ViT(Family):
+    """ViT as an Encoder of vectors."""
+
+    kind = "vit"
+    architecture = "ViTModel"
+    model = Encoder
+    sizes: ClassVar = SIZES
+    entries: ClassVar = {
+        "layer_norm_eps": "norm_epsilon",
+        "hidden_act": "activation",
+        "qkv_bias": "attention_bias",
+    }
+    choices: ClassVar = {**VIT, "output_bias": True}
+    assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
+    weights = WeightMap(
+        pairs=(
+            Pair("embeddings.cls_token", "embedding.class_token", Squeezed(2)),
+            Pair("embeddings.position_embeddings", "embedding.position_table.embedding", Squeezed(1)),
+            Pair("embeddings.patch_embeddings.projection.weight", "embedding.entry.linear.kernel", Patches()),
+            Pair("embeddings.patch_embeddings.projection.bias", "embedding.entry.linear.bias"),
+            *linear(f"{_LAYER}.attention.attention.query", f"{_BLOCK}.attention.query_projection"),
+            *linear(f"{_LAYER}.attention.attention.key", f"{_BLOCK}.attention.key_projection"),
+            *linear(f"{_LAYER}.attention.attention.value", f"{_BLOCK}.attention.value_projection"),
+            *linear(f"{_LAYER}.attention.output.dense", f"{_BLOCK}.attention.output_projection"),
+            *norm(f"{_LAYER}.layernorm_before", f"{_BLOCK}.attention_residual.norm"),
+            *linear(f"{_LAYER}.intermediate.dense", f"{_BLOCK}.feed_forward.widen"),
+            *linear(f"{_LAYER}.output.dense", f"{_BLOCK}.feed_forward.narrow"),
+            *norm(f"{_LAYER}.layernorm_after", f"{_BLOCK}.feed_forward_residual.norm"),
+            *norm("layernorm", "stack.final_norm"),
+        ),
+        prefix="vit.",
+        ignored=(r"pooler\..*", r"classifier\..*", r"decoder\..*", r"embeddings\.mask_token"),
+    )
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        known = {**self.assumed, **settings}
+        patch, image = _sides(known["patch_size"]), _sides(known["image_size"])
+        return {
+            "input_width": patch[0] * patch[1] * known["num_channels"],
+            "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
+        }
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Return height and width, which config files give as one number where they agree."""
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return int(height), int(width)
+
+
+def cut_patches(
+    images: Float[Array, "*B height width channels"], settings: Mapping[str, Any] | int
+) -> Float[Array, "*B T W"]:
+    """Cut images into the patches that a vision Transformer reads, row by row.
+
+    Args:
+        images: with the channels last, normalised as `preprocessor_config.json` says: ViT's are
+            (x - 0.5) / 0.5 of x in [0, 1].
+        settings: the model's config.json (`Pretrained.settings`), or the side of a patch.
+
+    Returns:
+        One vector per patch, `(*B, T, patch * patch * channels)`, its features in the order of height, width
+        and channel, as the loaded model expects them.
+
+    Raises:
+        ValueError: images that patches do not fill, or not of the model's size.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.interop import huggingface
+        >>> huggingface.cut_patches(jnp.zeros((2, 8, 12, 3)), 4).shape
+        (2, 6, 48)
+
+    Reference: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.1.
+    """
+    images = jnp.asarray(images)
+    high, wide = _sides(settings["patch_size"] if isinstance(settings, Mapping) else settings)
+    if images.ndim < 3:
+        raise ValueError(f"images: expected (*B, height, width, channels), got shape {images.shape}")
+    *batch, height, width, channels = images.shape
+    if isinstance(settings, Mapping):
+        expected = (*_sides(settings["image_size"]), settings.get("num_channels", 3))
+        if (height, width, channels) != expected:
+            raise ValueError(
+                f"images: expected height, width and channels {expected}, got {(height, width, channels)};"
+                " resize them, and keep the channels last"
+            )
+    if height % high or width % wide:
+        raise ValueError(
+            f"images: expected sides that are multiples of {high} and {wide}, got {height}, {width}"
+        )
+    rows, columns = height // high, width // wide
+    cut = images.reshape((*batch, rows, high, columns, wide, channels)).swapaxes(-4, -3)
+    return cut.reshape((*batch, rows * columns, high * wide * channels))

@@ -1,0 +1,53 @@
+"""Sliding windows as config.json spells them; its numbers count the query's own key as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.interop.families.family import Settings
+from regard.models import TransformerConfig
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_window(window: int | None) -> int | None:
+    """Return the number of keys before the query's own."""
+    return None if window is None else window - 1
+
+
+def read_windows(settings: Settings, window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
+    """Return the window of every layer, as the shortest run that repeats.
+
+    Args:
+        settings: config.json; its `layer_types` count where they are given.
+        window: the window of all layers that have one.
+        sliding: which layers have one, without `layer_types`.
+
+    Raises:
+        ValueError: `layer_types` of an unknown kind, or not one for each layer.
+    """
+    names = settings.get("layer_types") or [SLIDING if one else FULL for one in sliding]
+    unknown = sorted({*names} - {FULL, SLIDING})
+    if unknown:
+        raise ValueError(
+            f"layer_types: expected sliding_attention or full_attention, got {', '.join(unknown)}"
+        )
+    if len(names) != len(sliding):
+        raise ValueError(
+            f"layer_types: expected one entry for each of {len(sliding)} layers, got {len(names)}"
+        )
+    windows = tuple(read_window(window) if name == SLIDING else None for name in names)
+    for size in range(1, len(windows) + 1):
+        if all(one == windows[layer % size] for layer, one in enumerate(windows)):
+            return windows[:size]
+    return (None,)
+
+
+def write_windows(config: TransformerConfig) -> dict[str, Any]:
+    """Return `sliding_window` and `layer_types`; all layers that have a window share one number."""
+    windows = [config.window(layer) for layer in range(config.num_layers)]
+    before = next((window for window in windows if window is not None), None)
+    return {
+        "sliding_window": None if before is None else before + 1,
+        "layer_types": [FULL if window is None else SLIDING for window in windows],
+    }

@@ -1,0 +1,21 @@
+"""Options that are one of several names, and the error for a name that is none of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+NormKind = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post", "both"]
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], error: type[Exception] = ValueError) -> None:
+    """Raise an error that lists the choices and names the nearest, unless the value is one of them."""
+    known = [*choices]
+    if value in known:
+        return
+    hint = f"nearest: {difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]}"
+    if value == "gelu" and "gelu_tanh" in known:
+        hint = "'gelu' has two meanings: choose gelu_tanh, the approximation, or gelu_erf, the exact one"
+    raise error(f"{name}: expected one of {', '.join(known)}; got {value!r} ({hint})")
