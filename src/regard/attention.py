@@ -1,4 +1,4 @@
-"""Floor 4. attend and explain: pose, choose, run."""
+"""The call of attention, and the report of one: arguments are checked, a backend is chosen and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floor 0. Frozen dataclasses as pytrees whose structures know their types."""
+"""Frozen dataclasses as pytrees whose structures know their types."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""Floor 3. How one attention call is run; users never need to open it."""
+"""The engine: how one attention call is checked, given to a backend and run; users never need to open it.
+
+Start from `problem.Problem`, one checked call, `registry.choose`, which picks a backend for it, and `tiled`,
+the backend in plain JAX.
+"""
