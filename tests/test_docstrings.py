@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -137,7 +138,9 @@ def test_a_public_name_is_documented(name):
         assert inspect.getsource(value).count('"""') >= 2 * len(takes)
     elif takes and name != "regard.masks.Mask":
         assert "Args:" in text
-        missing = [parameter for parameter in takes if f"{parameter}:" not in text]
+        lists = re.findall(r"^ +([\w*, ]+):", text, re.M)  # "key, value: as in `attend`"
+        described = {one.strip(" *") for names in lists for one in names.split(",")}
+        missing = [parameter for parameter in takes if parameter not in described]
         assert not missing, f"not described: {missing}"
     if inspect.isfunction(value):
         assert "Returns:" in text

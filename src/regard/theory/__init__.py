@@ -10,6 +10,9 @@ Start from `explain_einsum`, `steps.attention_steps` and `gibbs.equilibrium`.
 - `hopfield`: memories whose update is attention: `energy`, `update`, `retrieve`, `capacity`
 - `hebbian`: classical Hopfield networks: `hebbian_weights`, `recall`
 - `heads`: heads compared: `cosine_similarity`, `diversity`, `effective_rank`, `rollout`
+
+Functions compute in the common dtype of their arrays, float32 at least. They raise TypeError for arrays that
+are not floating-point and masks that are not boolean, ValueError for shapes that do not fit.
 """
 
 from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
