@@ -13,7 +13,7 @@ C = TypeVar("C", bound=type)
 
 
 def static() -> Any:
-    """A dataclass field that is part of the tree structure, not a leaf."""
+    """Declare a dataclass field that is part of the tree structure, not a leaf."""
     return dataclasses.field(metadata={"static": True})
 
 

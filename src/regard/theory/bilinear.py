@@ -1,4 +1,4 @@
-"""Bilinear forms: how well a query fits a key under a metric, and what a metric must be."""
+"""Bilinear forms: the fit of a query and a key under a metric, and tests of a metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several heads compared: how alike, how focused, of what rank, and what a stack of them passes on."""
+"""Several heads compared: similarity, focus, rank, and what a stack of them passes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index notation: what a contraction does, in words, and its evaluation."""
+"""Index notation: contractions in words, and their evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.theory import operands as operand
 
 @dataclass(frozen=True)
 class Contraction:
-    """A contraction, read: which index does what. Made by `explain_einsum`; printing it tells in words.
+    """A contraction and the role of each index, made by `explain_einsum`; print it to read it in words.
 
     Example:
         >>> from regard import theory

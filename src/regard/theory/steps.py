@@ -1,4 +1,4 @@
-"""Attention step by step, as document and textbook write it: scores S, weights A, output O."""
+"""Attention step by step, as textbooks write it: scores S, weights A, output O."""
 
 from __future__ import annotations
 
