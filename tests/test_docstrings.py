@@ -2,56 +2,32 @@
 
 import dataclasses
 import inspect
-from types import ModuleType
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
-import regard
-from regard import (
-    cache,
-    derivation,
-    inspection,
-    layers,
-    linear,
-    masks,
-    models,
-    parallel,
-    planning,
-    positions,
-    readouts,
-    scores,
-)
-from regard.inspection import figures
-from regard.interop import flax, huggingface, jax_nn, onnx_ops, sentence_embeddings, torch_sdpa
-from regard.interop.families import vit
-from regard.models import sampling
-from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "_extensions"))
+try:
+    from names import MODULES, list_objects
+finally:
+    sys.path.pop(0)
 
-FOLDERS = (cache, derivation, linear, masks, parallel, planning, positions, readouts, scores, layers, models)
-MODULES = (sampling, figures, onnx_ops, bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps)
-# What they import from the rest of Regard is not theirs to show.
-OWN = (huggingface, sentence_embeddings)
-
-
-def public_names():
-    adapters = (jax_nn.dot_product_attention, flax.attention_fn, torch_sdpa.scaled_dot_product_attention)
-    found = {f"{value.__module__}.{value.__name__}": value for value in (*adapters, vit.cut_patches)}
-    for module in (*FOLDERS, *MODULES, *OWN):
-        for name, value in vars(module).items():
-            home = getattr(value, "__module__", "")
-            if name.startswith("_") or isinstance(value, ModuleType) or not home.startswith("regard."):
-                continue
-            if callable(value) and (module not in OWN or home == module.__name__):
-                found[f"{module.__name__}.{name}"] = value
-    for module in (regard, inspection):  # names that load on first use
-        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module._HOMES}
-    return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
-
-
-NAMES = public_names()
-# Not called by users: an enumeration and records that functions return.
+# What the command line stands for has its examples there.
+NAMES = {
+    f"{module}.{name}": value
+    for module in MODULES
+    if not module.startswith("regard.training")
+    for name, value, _ in list_objects(module)
+    if callable(value)
+}
+# Seldom called by users: records that functions return, an enumeration, and the parts of `pages.write`.
 RECORDS = (
     "regard.masks.TileKind",
+    "regard.inspection.explorer.pages.bundle",
+    "regard.inspection.explorer.pages.html",
+    "regard.inspection.explorer.server.Serving",
     "regard.inspection.figures.Drawing",
     "regard.interop.onnx_ops.AttentionOutputs",
     "regard.interop.onnx_ops.LinearAttentionOutputs",
@@ -73,7 +49,7 @@ PUBLISHED = {
     "regard.explain_einsum": ("Einstein",),
     "regard.KVCache": ("Shazeer",),
     "regard.PagedKVCache": ("Kwon",),
-    "regard.interop.families.vit.cut_patches": ("Dosovitskiy",),
+    "regard.interop.huggingface.cut_patches": ("Dosovitskiy",),
     "regard.interop.huggingface.find_minilm": ("MiniLM",),
     "regard.interop.onnx_ops.rotary_embedding": ("Su et al.",),
     "regard.interop.sentence_embeddings.embed": ("Sentence-BERT",),
@@ -162,7 +138,9 @@ def test_a_public_name_is_documented(name):
         assert inspect.getsource(value).count('"""') >= 2 * len(takes)
     elif takes and name != "regard.masks.Mask":
         assert "Args:" in text
-        missing = [parameter for parameter in takes if f"{parameter}:" not in text]
+        lists = re.findall(r"^ +([\w*, ]+):", text, re.M)  # "key, value: as in `attend`"
+        described = {one.strip(" *") for names in lists for one in names.split(",")}
+        missing = [parameter for parameter in takes if parameter not in described]
         assert not missing, f"not described: {missing}"
     if inspect.isfunction(value):
         assert "Returns:" in text

@@ -14,7 +14,7 @@ def test_the_examples_print_what_is_shown(tmp_path, monkeypatch):
     """One after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.S)
-    assert len(examples) == README.count("```python") == 4
+    assert len(examples) == README.count("```python") == 5
     names = {}
     for code, shown in examples:
         printed = io.StringIO()

@@ -1,6 +1,7 @@
 """Which names are public, and where each is documented.
 
-Public is what a module defines without an underscore, and what it imports under its own name (`X as X`).
+Public is what a module lists in `__all__`; without one, what it defines without an underscore and what it
+imports under its own name (`X as X`).
 """
 
 import ast
@@ -27,6 +28,7 @@ MODULES = (
     "regard.layers",
     "regard.models",
     "regard.models.sampling",
+    "regard.training",
     "regard.training.presets",
     "regard.training.tasks",
     "regard.training.loop",
@@ -54,7 +56,9 @@ MODULES = (
 
 @cache
 def read_names(module: str) -> dict[str, str]:
-    """Public names of a module in the order of its text, each with the text that stands below a constant."""
+    """Public names of a module, each with the text that stands below a constant."""
+    if listed := getattr(importlib.import_module(module), "__all__", None):
+        return dict.fromkeys(listed, "")
     source = importlib.util.find_spec(module)
     assert source is not None, module
     assert source.origin is not None, module

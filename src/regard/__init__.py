@@ -1,53 +1,82 @@
-"""Regard: attention for JAX. Names load on first use, so that `regard --help` answers at once."""
+"""Attention for JAX: exact, linear in memory, safe at the edges, with layers, models and figures around it.
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+Start from `attend`, which computes attention, `masks`, which say who may attend to whom, and `explain`, which
+says what a call would do:
+
+    from regard import attend, masks
+    output = attend(query, key, value, mask=masks.causal() & masks.sliding_window(256))
+
+- `masks`, `scores`, `positions`: what decides, changes and places the scores
+- `KVCache`, `PagedKVCache`: keys and values while decoding
+- `linear`: linear attention, with a state of fixed size
+- `readouts`, `inspection`: statistics and exact windows of the weights; traces, figures, the explorer's page
+- `derive`, `explain_einsum`, `theory`: attention step by step, in index notation, and as it is defined
+- `parallel`, `planning`: one sequence over many devices, and which mesh is best
+- `layers`, `models`, `training`: Flax NNX modules, whole Transformers, a loop that resumes
+- `interop`: the calls and files of jax.nn, Flax, PyTorch, ONNX and Hugging Face
+
+Names load on first use. Layers, models, training and figures need extras: `pip install 'regard[all]'`.
+"""
+
+from typing import TYPE_CHECKING
+
+from regard.loading import defer
 
 if TYPE_CHECKING:
-    from regard import linear as linear
-    from regard import masks as masks
-    from regard import parallel as parallel
-    from regard import planning as planning
-    from regard import positions as positions
-    from regard import readouts as readouts
-    from regard import scores as scores
-    from regard import theory as theory
-    from regard.attention import attend as attend
-    from regard.attention import explain as explain
-    from regard.cache import KVCache as KVCache
-    from regard.cache import PagedKVCache as PagedKVCache
-    from regard.derivation import derive as derive
-    from regard.theory.notation import explain_einsum as explain_einsum
+    from regard import (
+        cache,
+        derivation,
+        inspection,
+        interop,
+        layers,
+        linear,
+        masks,
+        models,
+        parallel,
+        planning,
+        positions,
+        readouts,
+        scores,
+        theory,
+        training,
+    )
+    from regard.attention import attend, explain
+    from regard.cache import KVCache, PagedKVCache
+    from regard.derivation import derive
+    from regard.theory import explain_einsum
 
 __version__ = "0.1.0"
 
-# Where each public name lives; a module's own name stands for the module.
-_HOMES = {
-    "KVCache": "regard.cache",
-    "PagedKVCache": "regard.cache",
-    "attend": "regard.attention",
-    "derive": "regard.derivation",
-    "explain": "regard.attention",
-    "explain_einsum": "regard.theory.notation",
-    "linear": "regard.linear",
-    "masks": "regard.masks",
-    "parallel": "regard.parallel",
-    "planning": "regard.planning",
-    "positions": "regard.positions",
-    "readouts": "regard.readouts",
-    "scores": "regard.scores",
-    "theory": "regard.theory",
-}
+__all__ = [
+    "KVCache",
+    "PagedKVCache",
+    "attend",
+    "cache",
+    "derivation",
+    "derive",
+    "explain",
+    "explain_einsum",
+    "inspection",
+    "interop",
+    "layers",
+    "linear",
+    "masks",
+    "models",
+    "parallel",
+    "planning",
+    "positions",
+    "readouts",
+    "scores",
+    "theory",
+    "training",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    module = import_module(_HOMES[name])
-    value = module if _HOMES[name] == f"regard.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = defer(
+    __name__,
+    "all",
+    __all__,
+    attention="attend explain",
+    cache="KVCache PagedKVCache",
+    derivation="derive",
+    theory="explain_einsum",
+)

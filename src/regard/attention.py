@@ -1,4 +1,4 @@
-"""Attend, and explain what attending would do: canonicalize, choose, run."""
+"""The call of attention, and the report of one: arguments are checked, a backend is chosen and run."""
 
 from __future__ import annotations
 

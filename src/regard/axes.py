@@ -1,4 +1,4 @@
-"""Floor 0. The letters that name axes, and the jaxtyping aliases built from them.
+"""The letters that name axes, and the jaxtyping aliases built from them.
 
 One letter, one meaning, in every signature and docstring of the package:
 

@@ -1,4 +1,4 @@
-"""Floor 0. Frozen dataclasses as pytrees whose structures know their types."""
+"""Frozen dataclasses as pytrees whose structures know their types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ C = TypeVar("C", bound=type)
 
 
 def static() -> Any:
-    """A dataclass field that is part of the tree structure, not a leaf."""
+    """Declare a dataclass field that is part of the tree structure, not a leaf."""
     return dataclasses.field(metadata={"static": True})
 
 

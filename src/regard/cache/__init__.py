@@ -1,4 +1,10 @@
-"""Floor 2. Caches of keys and values for decoding. They store; attention over them is `regard.attend`."""
+"""Caches of keys and values for decoding; they store, and `regard.attend` attends to what they hold.
 
-from regard.cache.contiguous import KVCache as KVCache
-from regard.cache.paged import PagedKVCache as PagedKVCache
+Start from `KVCache.create`, one block of memory per row, which a `window` bounds; `PagedKVCache` keeps pages
+that rows share.
+"""
+
+from regard.cache.contiguous import KVCache
+from regard.cache.paged import PagedKVCache
+
+__all__ = ["KVCache", "PagedKVCache"]

@@ -1,5 +1,10 @@
-"""Floor 5. One attention call derived step by step, in index notation, with its numbers."""
+"""Derivations: one attention call step by step, in index notation, with its numbers.
 
-from regard.derivation.calls import derive as derive
-from regard.derivation.record import Derivation as Derivation
-from regard.derivation.steps import Step as Step
+Start from `derive`; the `Derivation` prints in a terminal, shows itself in a notebook and writes LaTeX.
+"""
+
+from regard.derivation.calls import derive
+from regard.derivation.record import Derivation
+from regard.derivation.steps import Step
+
+__all__ = ["Derivation", "Step", "derive"]

@@ -1,1 +1,5 @@
-"""Run one call: `call` checks it, `dispatch` picks one of `backends`, built on `softmax` and `flash`."""
+"""The engine: how one attention call is checked, given to a backend and run; users never need to open it.
+
+`call` checks it (`canonicalize`, `Problem`), `dispatch` picks one of `backends` (`choose`), built on
+`softmax` and `flash`.
+"""

@@ -1,5 +1,9 @@
-"""Floor 4. Linear attention: a state of fixed size in place of all keys; gated, delta rule, one step."""
+"""Linear attention: a state of fixed size in place of all keys, with decay and the delta rule.
 
-from regard.linear.attention import attend as attend
-from regard.linear.attention import step as step
-from regard.linear.state import State as State
+Start from `attend` for a sequence and from `step` for one token more; both give and take a `State`.
+"""
+
+from regard.linear.attention import attend, step
+from regard.linear.state import State
+
+__all__ = ["State", "attend", "step"]

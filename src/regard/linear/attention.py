@@ -1,4 +1,4 @@
-"""attend, for a sequence, and step, for one token more."""
+"""The calls of linear attention: `attend` for a sequence, `step` for one token more."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from regard.linear.inputs import Inputs, Layout
 
 
 class Chunk(NamedTuple):
-    """The rows of one chunk, and while they are cut, of all: then an axis of chunks comes first."""
+    """The rows of one chunk, or of all with a first axis of chunks."""
 
     query: Array | None  # (..., K, C, G, D)
     key: Array  # (..., K, C, D)
@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a chunk hands to the next."""
+    """The state that a chunk hands to the next."""
 
     memory: Array  # (L, D, E)
     key_sum: Array | None  # (L, D)
@@ -76,14 +76,14 @@ def _cut(inputs: Inputs) -> Chunk:
 
 
 def _mend(output: Array, layout: Layout) -> Array:
-    """(N, L, C, G, E) as (L, G, T, E)."""
+    """Join chunks (N, L, C, G, E) to (L, G, T, E)."""
     count, lines, size, group, width = output.shape
     output = jnp.transpose(output, (1, 3, 0, 2, 4)).reshape((lines, group, count * size, width))
     return output[:, :, : layout.num_queries]
 
 
 def _advance(layout: Layout, scale: Array, carried: Carried, chunk: Chunk) -> tuple[Carried, Array | None]:
-    """One chunk: what its queries read, and the state after it."""
+    """Compute what the queries of one chunk read, and the state after it."""
     memory, key_sum = carried
     query, key, value, decay, rate = _prepare(layout, chunk)
     # The delta rule reads what is stored under a key, as one more query would.
@@ -117,7 +117,7 @@ def _advance(layout: Layout, scale: Array, carried: Carried, chunk: Chunk) -> tu
 
 
 def _prepare(layout: Layout, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]:
-    """Query, key, value, decay and rate as they take part: what is not valid reads and changes nothing."""
+    """Prepare the arrays of a chunk, so that tokens that are not valid read and change nothing."""
     valid = None if chunk.valid is None else _line_up(layout, chunk.valid)
 
     def real(array: Array) -> Array:
@@ -143,7 +143,7 @@ def _line_up(layout: Layout, array: Array) -> Array:
 
 
 def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
-    """Rows with the keys up to their own, and the decay from the start and to the end of the chunk."""
+    """Multiply rows with the keys up to their own; find the decay from start and to end of the chunk."""
     if decay is not None and decay.shape[-1] > 1:
         return decay_products(rows, key, jnp.exp(decay), layout.precision)
     products = _product(layout, rows, jnp.swapaxes(key, -1, -2))
@@ -155,20 +155,20 @@ def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple
 
 
 def _product(layout: Layout, rows: Array, matrix: Array) -> Array:
-    """(L, C, R, X) times (L, X, Y), the heads of a group as rows of one matrix."""
+    """Multiply (L, C, R, X) by (L, X, Y), with the heads of a group as rows of one matrix."""
     folded = rows.reshape((rows.shape[0], rows.shape[1] * rows.shape[2], rows.shape[3]))
     product = jnp.matmul(folded, matrix, precision=layout.precision)
     return product.reshape((*rows.shape[:3], matrix.shape[-1]))
 
 
 def _divide(output: Array, total: Array) -> Array:
-    """0 where there is nothing to divide by."""
+    """Divide the output by the sum of its weights; 0 where that is 0."""
     some = total != 0
     return jnp.where(some, output / jnp.where(some, total, 1), 0)
 
 
 def _read_all(inputs: Inputs, carried: Carried) -> Array:
-    """Every query reads the last state: (L, G, T, E)."""
+    """Let every query read the last state: (L, G, T, E)."""
     layout = inputs.layout
     *batch, heads, length, width = inputs.query.shape
     query = inputs.query.reshape((*batch, heads // layout.group, layout.group, length, width))

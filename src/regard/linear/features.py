@@ -1,4 +1,4 @@
-"""Feature maps: what query and key pass through before they meet, by name."""
+"""Feature maps of query and key, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regard.axes import Array
 
 
 def elu1(x: Array) -> Array:
-    """elu(x) + 1, positive: x + 1 above 0, e^x below. `jax.nn.elu(x) + 1` loses the digits of a small e^x."""
+    """Compute elu(x) + 1; `jax.nn.elu(x) + 1` loses the digits of a small e^x."""
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 

@@ -1,4 +1,4 @@
-"""What decays, and what the delta rule solves, between the rows of a chunk: found by halving the chunk.
+"""Decay and the delta rule between the rows of a chunk, by halving the chunk.
 
 Decay factors are only ever multiplied: no ratio overflows, no difference cancels, and a factor of 0 forgets.
 Blocks are stacked on the first axis, which keeps matrix products at one batch axis.
@@ -46,7 +46,7 @@ def decay_products(
 
 
 def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
-    """The same for one factor per row and products of 1: the weight of what row s wrote at row t."""
+    """Weigh at row t what row s wrote: `decay_products` of products of 1, with one factor per row."""
     if keep.shape[1] == 1:
         return Decayed(jnp.ones_like(keep)[..., None], keep, jnp.ones_like(keep))
     parts = decay_weights(_halve(keep))
@@ -55,7 +55,7 @@ def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
 
 
 def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
-    """The inverse of 1 + what `below` holds below its diagonal; the rest of it is not read."""
+    """Invert 1 + what `below` holds below its diagonal; the rest of it is not read."""
     size = below.shape[-1]
     if size == 1:
         return jnp.ones_like(below)
@@ -69,12 +69,12 @@ def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
 
 
 def _halve(array: Array) -> Array:
-    """Blocks (N, C, ...) as (2N, C/2, ...): neighbours are the halves of one block."""
+    """Halve blocks (N, C, ...) to (2N, C/2, ...): neighbours are the halves of one block."""
     return array.reshape((2 * array.shape[0], array.shape[1] // 2, *array.shape[2:]))
 
 
 def _join(parts: Decayed, lower: Array) -> Decayed:
-    """Two neighbouring blocks as one, given what the later reads of the earlier."""
+    """Join neighbouring blocks, given what the later one reads of the earlier."""
     until, after = parts.until, parts.after
     last = until[1::2]
     until = jnp.concatenate((until[0::2], last * until[0::2, -1:]), 1)
@@ -83,6 +83,6 @@ def _join(parts: Decayed, lower: Array) -> Decayed:
 
 
 def _corners(first: Array, lower: Array, last: Array) -> Array:
-    """[[first, 0], [lower, last]], rows on axis 1 and columns on the last."""
+    """Build [[first, 0], [lower, last]], rows on axis 1 and columns on the last."""
     above = jnp.concatenate((first, jnp.zeros_like(lower)), -1)
     return jnp.concatenate((above, jnp.concatenate((lower, last), -1)), 1)

@@ -1,4 +1,4 @@
-"""Inputs: one call of linear attention as a frozen record, checked once by `pose`."""
+"""Inputs: one call of linear attention as a frozen record, checked once by `canonicalize`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK, CHUNK_OF_DELTA = 64, 32
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known before tracing."""
+    """The static part of a call."""
 
     leading: tuple[int, ...]  # of the output
     batch: tuple[int, ...]  # of the state, K last
@@ -42,7 +42,7 @@ class Layout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """The arrays of a call; every one has the axes of the output, of size 1 where it has no own."""
+    """The arrays of a call, each with the axes of the output, of size 1 where it lacks one."""
 
     query: Array  # (..., H, T, D)
     key: Array  # (..., K, S, D)
@@ -206,7 +206,7 @@ def _check_initial(
 
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:
-    """The chunk asked for, but no longer than the sequence needs."""
+    """Check the chunk asked for, and cut it to what the sequence needs."""
     try:
         size = default if chunk is None else operator.index(chunk)
     except TypeError:
@@ -217,7 +217,7 @@ def _check_chunk(chunk: Any, length: int, default: int) -> int:
 
 
 def _blank(problem: Problem, valid: Any, causal: bool) -> tuple[Array, Array]:
-    """Query and key with 0 in the rows of tokens that are not valid."""
+    """Set query and key to 0 in the rows of tokens that are not valid."""
     query, key = problem.with_heads(problem.query), problem.with_heads(problem.key)
     real = problem.with_heads(valid[..., None])
     if causal:

@@ -1,4 +1,4 @@
-"""What linear attention remembers of the keys and values it has seen."""
+"""The state of linear attention: its memory of the keys and values seen so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.axes import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """Hold what a sequence leaves behind: its size does not depend on the length.
+    """The memory that a sequence leaves behind, of a size that does not depend on the length.
 
     memory = sum_s key_s value_s^T, where nothing decays and nothing is erased
 

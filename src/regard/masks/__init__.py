@@ -1,22 +1,46 @@
-"""Floor 1. Masks as an algebra: makers, combined by `&`, `|` and `~`. True = may attend, everywhere."""
+"""Masks as an algebra: composed instead of materialised; True = may attend, everywhere.
 
-from regard.masks.algebra import Mask as Mask
-from regard.masks.conventions import from_drop as from_drop
-from regard.masks.conventions import from_flash_window as from_flash_window
-from regard.masks.conventions import from_hf_attention_mask as from_hf_attention_mask
-from regard.masks.conventions import from_hf_window as from_hf_window
-from regard.masks.conventions import from_jax_window as from_jax_window
-from regard.masks.conventions import from_torch_mha as from_torch_mha
-from regard.masks.documents import segments as segments
-from regard.masks.keys import lengths as lengths
-from regard.masks.keys import prefix as prefix
-from regard.masks.keys import valid_keys as valid_keys
-from regard.masks.notation import parse as parse
-from regard.masks.positional import causal as causal
-from regard.masks.positional import chunked as chunked
-from regard.masks.positional import dilated as dilated
-from regard.masks.positional import global_tokens as global_tokens
-from regard.masks.positional import sliding_window as sliding_window
-from regard.masks.predicates import predicate as predicate
-from regard.masks.stored import from_array as from_array
-from regard.masks.tile_kinds import TileKind as TileKind
+Start from `causal`, `sliding_window` and `segments`, and combine masks by `&`, `|` and `~`; `Mask.picture`
+draws one, `parse` reads one from text. `from_array` and `predicate` take what no other mask expresses, and
+the other `from_...` functions read the conventions of other libraries.
+"""
+
+from regard.masks.algebra import Mask
+from regard.masks.conventions import (
+    from_drop,
+    from_flash_window,
+    from_hf_attention_mask,
+    from_hf_window,
+    from_jax_window,
+    from_torch_mha,
+)
+from regard.masks.documents import segments
+from regard.masks.keys import lengths, prefix, valid_keys
+from regard.masks.notation import parse
+from regard.masks.positional import causal, chunked, dilated, global_tokens, sliding_window
+from regard.masks.predicates import predicate
+from regard.masks.stored import from_array
+from regard.masks.tile_kinds import TileKind
+
+__all__ = [
+    "Mask",
+    "TileKind",
+    "causal",
+    "chunked",
+    "dilated",
+    "from_array",
+    "from_drop",
+    "from_flash_window",
+    "from_hf_attention_mask",
+    "from_hf_window",
+    "from_jax_window",
+    "from_torch_mha",
+    "global_tokens",
+    "lengths",
+    "parse",
+    "predicate",
+    "prefix",
+    "segments",
+    "sliding_window",
+    "valid_keys",
+]

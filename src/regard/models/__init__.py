@@ -1,17 +1,57 @@
-"""Floor 7. Whole models, their architectures as data, and writing with them."""
+"""Whole Transformers on Flax NNX, their architectures as data, and text written with them.
 
-from regard.models.beams import Beams as Beams
-from regard.models.beams import beam_search as beam_search
-from regard.models.classifier import Classifier as Classifier
-from regard.models.config import TransformerConfig as TransformerConfig
-from regard.models.decoder import Decoder as Decoder
-from regard.models.decoding import DecodingCache as DecodingCache
-from regard.models.encoder import Encoder as Encoder
-from regard.models.encoder_decoder import EncoderDecoder as EncoderDecoder
-from regard.models.generation import Generated as Generated
-from regard.models.generation import generate as generate
-from regard.models.generation import stream as stream
-from regard.models.presets import PRESETS as PRESETS
-from regard.models.presets import Preset as Preset
-from regard.models.presets import preset as preset
-from regard.models.sampling import Sampling as Sampling
+Start from `TransformerConfig` or a `preset`, build a `Decoder`, `Encoder`, `EncoderDecoder` or `Classifier`
+from it, and write with `generate` or `stream`. Needs the extra `regard[models]`.
+"""
+
+from typing import TYPE_CHECKING
+
+from regard.loading import defer
+
+if TYPE_CHECKING:
+    from regard.models import sampling
+    from regard.models.beams import Beams, beam_search
+    from regard.models.classifier import Classifier
+    from regard.models.config import TransformerConfig
+    from regard.models.decoder import Decoder
+    from regard.models.decoding import DecodingCache
+    from regard.models.encoder import Encoder
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.generation import Generated, generate, stream
+    from regard.models.presets import PRESETS, Preset, preset
+    from regard.models.sampling import Sampling
+
+__all__ = [
+    "PRESETS",
+    "Beams",
+    "Classifier",
+    "Decoder",
+    "DecodingCache",
+    "Encoder",
+    "EncoderDecoder",
+    "Generated",
+    "Preset",
+    "Sampling",
+    "TransformerConfig",
+    "beam_search",
+    "generate",
+    "preset",
+    "sampling",
+    "stream",
+]
+
+__getattr__, __dir__ = defer(
+    __name__,
+    "models",
+    __all__,
+    beams="Beams beam_search",
+    classifier="Classifier",
+    config="TransformerConfig",
+    decoder="Decoder",
+    decoding="DecodingCache",
+    encoder="Encoder",
+    encoder_decoder="EncoderDecoder",
+    generation="Generated generate stream",
+    presets="PRESETS Preset preset",
+    sampling="Sampling",
+)

@@ -1,4 +1,4 @@
-"""Report what a division costs in bytes and tiles, in numbers and in words."""
+"""Cost reports: bytes and tiles of a division, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.parallel.schedule import chunk_counts, tile_counts, tile_side
 
 @dataclass(frozen=True)
 class CostReport:
-    """What a call over several devices does; print it to read it.
+    """The cost of a call over several devices; print it to read it.
 
     Example:
         >>> import jax
@@ -58,7 +58,7 @@ class CostReport:
 
     @property
     def balance(self) -> float:
-        """Most tiles on a device over the fewest; 1 is even."""
+        """The most tiles on a device over the fewest; 1 is even."""
         return max(self.tiles) / max(min(self.tiles), 1) if self.tiles else 1.0
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class CostReport:
 
 
 def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
-    """Bytes that each device sends forward and backward."""
+    """Count the bytes that each device sends forward and backward."""
     wide = problem.accumulation.itemsize
     query, key, value = (
         local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
@@ -111,7 +111,7 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
 
 
 def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
-    """Tiles with work on each member of the ring, and what a tile is."""
+    """Count the tiles with work on each member of the ring, and name the size of a tile."""
     counts = tile_counts(problem, division)
     if counts is None:
         return chunk_counts(problem, division), "chunk"
@@ -120,7 +120,7 @@ def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
 
 
 def local_bytes(problem: Problem, division: Division, array: Any) -> int:
-    """Of an array as it travels: a part of the heads, the sequence of one member of the ring."""
+    """Count the bytes of an array as it travels: a part of the heads, one ring member's sequence."""
     *batch, heads, _, width = (1,) * (3 - array.ndim) + tuple(array.shape)
     sequence = division.queries if array is problem.query else division.keys
     count = math.prod(batch) * heads * (sequence.padded // division.size(division.ring)) * width

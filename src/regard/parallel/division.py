@@ -1,4 +1,4 @@
-"""Division: which device has which part of a call. Static: it is part of the compiled program."""
+"""Division of a call over devices; static, a part of the compiled program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Round:
-    """One step of the ring: how many devices the keys are from home, and which parts meet there."""
+    """One step of the ring: the distance of the keys from home, in devices, and the parts that meet there."""
 
     number: int
     pairs: tuple[tuple[int, int], ...]  # part of the queries, part of the keys
@@ -27,7 +27,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Sequence:
-    """How one sequence axis is cut: `parts * ring` chunks, the last of them padded."""
+    """The cut of one sequence axis into `parts * ring` chunks, the last of them padded."""
 
     length: int
     parts: int
@@ -60,7 +60,7 @@ class Division:
     rounds: tuple[Round, ...] = ()
 
     def size(self, *axes: str | None) -> int:
-        """How many devices there are along mesh axes."""
+        """Count the devices along mesh axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes if axis is not None)
 
     @property
@@ -77,7 +77,7 @@ class Division:
         return Sequence(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
 
     def chunk_of(self, part: Any, member: Any) -> Any:
-        """Which chunk of the sequence is a part of what a member of the ring holds."""
+        """Find the chunk of the sequence that is a part of a ring member's."""
         if self.parts == 1:
             return member
         last = 2 * self.size(self.ring) - 1 - member
@@ -86,7 +86,7 @@ class Division:
         return jnp.where(part == 0, member, last)
 
     def pad(self, array: Array, sequence: Sequence) -> Array:
-        """Rows (..., n, x) to rows that divide; zeros come after the last position."""
+        """Pad rows (..., n, x) until they divide; zeros come after the last position."""
         if sequence.length == sequence.padded:
             return array
         ring, array = sequence.ring, self._keep_whole(array)
@@ -95,7 +95,7 @@ class Division:
         return to_zigzag(array, ring) if self.layout == "zigzag" else array
 
     def unpad(self, array: Array, sequence: Sequence) -> Array:
-        """The inverse of `pad`."""
+        """Undo `pad`."""
         if sequence.length == sequence.padded:
             return array
         ring = sequence.ring
@@ -104,7 +104,7 @@ class Division:
         return self._keep_whole(to_zigzag(array, ring) if self.layout == "zigzag" else array)
 
     def _keep_whole(self, array: Array) -> Array:
-        """Rows that do not divide are whole on every device, wherever they are not padded.
+        """Keep rows that do not divide whole on every device, wherever they are not padded.
 
         Left to itself the compiler (jax 0.10 and 0.12) divides them unevenly all the way up to an embedding,
         whose gradient then comes out wrong where its table is divided, too.
@@ -115,11 +115,11 @@ class Division:
     # Where arrays (batch..., heads, length, width) lie.
 
     def outside(self, array: Any) -> PartitionSpec:
-        """Of what the caller has: a part of the sequence, all heads of this device."""
+        """Return the spec of what the caller has: a part of the sequence, all heads of this device."""
         return self._spec(array, self.heads, self._names(self.ring, self.exchange))
 
     def inside(self, array: Any) -> PartitionSpec:
-        """After the exchange: a part of the heads, all of the ring member's sequence."""
+        """Return the spec after the exchange: a part of the heads, all of the ring member's sequence."""
         return self._spec(array, (*self.heads, *self._names(self.exchange)), self._names(self.ring))
 
     def _spec(self, array: Any, heads: Axes, sequence: Axes) -> PartitionSpec:
@@ -130,7 +130,7 @@ class Division:
         return PartitionSpec(*leading, (heads or None) if head_count > 1 else None, sequence or None, None)
 
     def result(self, leading: tuple[int, ...]) -> PartitionSpec:
-        """Of the output, on axes that divide it: `leading`, sequence, width."""
+        """Return the spec of the output, on axes that divide it: `leading`, sequence, width."""
         rank = len(leading)
         whole = jax.ShapeDtypeStruct((*(leading or (1,)), 1, 1), jnp.float32)
         *_, sequence, width = spec = self.outside(whole)
@@ -138,7 +138,7 @@ class Division:
         return PartitionSpec(*spec[:rank], sequence, width)
 
     def along(self, spec: PartitionSpec) -> Axes:
-        """Axes that work is divided along while an array of this spec is whole there."""
+        """List the axes that work is divided along while an array of this spec is whole there."""
         used = {name for entry in spec if entry for name in ((entry,) if isinstance(entry, str) else entry)}
         every = (*self.batch, *self.heads, *self._names(self.ring, self.exchange))
         return tuple(name for name in every if name not in used)

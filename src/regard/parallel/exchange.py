@@ -1,4 +1,4 @@
-"""What devices send one another besides travelling keys: heads for sequence, halves for balance."""
+"""Exchanges between devices besides travelling keys: heads for sequence, halves for balance."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _HEADS, _SEQUENCE = -3, -2
 
 
 def bring_in(array: Array, division: Division) -> Array:
-    """(..., heads, part of the sequence, x), as the caller has it, to what a member of the ring works on."""
+    """Bring the caller's (..., heads, part of the sequence, x) to what a member of the ring works on."""
     if division.size(division.exchange) > 1:
         array = _exchange(array, division.exchange, _HEADS, _SEQUENCE)
     return _balance(array, division) if division.layout == "balanced" else array
 
 
 def bring_out(array: Array, division: Division) -> Array:
-    """The inverse of `bring_in`."""
+    """Undo `bring_in`."""
     array = _unbalance(array, division) if division.layout == "balanced" else array
     if division.size(division.exchange) > 1:
         array = _exchange(array, division.exchange, _SEQUENCE, _HEADS)
@@ -88,6 +88,6 @@ def move(tree: Any, division: Division, steps: int) -> Any:
 
 
 def moved_halves(division: Division) -> float:
-    """The share of what a device has that balance sends elsewhere, on average."""
+    """Compute the share of a device's data that balance sends elsewhere, on average."""
     routes = _routes(division)
     return sum(here != there for route in routes for here, there in route) / sum(map(len, routes))

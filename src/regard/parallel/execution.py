@@ -1,4 +1,4 @@
-"""Span a call over a mesh: shard_map around the ring, forward, and around its second trip, backward."""
+"""Execution over a mesh: shard_map around the ring, forward, and around its second trip, backward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(division: Division, arrays: Operands, call: Replicated) -> tuple[Array, Array, Array]:
-    """Output, log of the total and peak, (..., T, x) each; the peak counts as constant."""
+    """Compute output, log of the total and peak, (..., T, x) each; the peak counts as constant."""
     return _forward(division, arrays, call)[0]
 
 
@@ -125,13 +125,13 @@ def _long(function: Callable[[Any], Any], arrays: Operands) -> Operands:
 
 
 def _specs(place: Callable[[Any], PartitionSpec], arrays: Operands) -> Any:
-    """Where arrays lie: what is not long is whole on every device."""
+    """Return the specs of the arrays: what is not long is whole on every device."""
     rest = jax.tree.map(lambda _: PartitionSpec(), arrays)
     return rest._replace(**{name: place(getattr(arrays, name)) for name in ("query", "key", "value")})
 
 
 def _row_shapes(arrays: Operands, call: Replicated) -> Results:
-    """What there is per query, with a last axis."""
+    """Return the shapes of the results per query, with a last axis."""
     rows = (*call.leading, arrays.query.shape[-2])
 
     def column(width: int, dtype: Any) -> Any:
@@ -142,11 +142,11 @@ def _row_shapes(arrays: Operands, call: Replicated) -> Results:
 
 
 def _as_columns(rows: Results) -> Results:
-    """Numbers per query with a last axis, so that they move as arrays do."""
+    """Give numbers per query a last axis, so that they move as arrays do."""
     return rows._replace(log_total=rows.log_total[..., None], peak=rows.peak[..., None])
 
 
 def _as_rows(columns: Results) -> Results:
-    """The inverse."""
+    """Undo `_as_columns`."""
     peak = None if columns.peak is None else columns.peak[..., 0]
     return columns._replace(log_total=columns.log_total[..., 0], peak=peak)

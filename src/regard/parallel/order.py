@@ -82,6 +82,6 @@ def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
 
 
 def chunk_order(devices: int) -> np.ndarray:
-    """Which chunk of the sequence lies where, in the order of devices."""
+    """List the chunks of the sequence in the order of the devices that hold them."""
     first = np.arange(devices)
     return np.stack([first, 2 * devices - 1 - first], -1).reshape(-1)

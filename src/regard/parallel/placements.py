@@ -1,4 +1,4 @@
-"""Placements: a mesh and what its axes are for, and the plan that a call gets on it."""
+"""Placements: a mesh with the purpose of its axes, and the plan that a call gets on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNEVEN = 1.1  # so much more work on one device than on another is worth an exc
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a call."""
+    """The plan of a call on a mesh."""
 
     name: str
     reason: str
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class MeshPlacement:
-    """A mesh and what its axes are for; hashable."""
+    """A mesh with the purpose of its axes; hashable."""
 
     mesh: Any
     axes: Axes  # the sequence lies along them: one, or two for keys that travel and heads that are exchanged
@@ -98,7 +98,7 @@ class MeshPlacement:
         return cls(mesh, axes, batch, heads, layout, plan, given)
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """Span a call as planned."""
+        """Run a call as planned."""
         plan = self.choose(problem)
         if plan.name == "whole":
             return BACKENDS[choose(problem).name].run(problem)
@@ -112,7 +112,7 @@ class MeshPlacement:
         return within(problem)
 
     def explain(self, problem: Problem) -> CostReport:
-        """What `run` would do."""
+        """Report what `run` would do."""
         plan = self.choose(problem)
         division = plan.division
         queries, keys = division.queries, division.keys
@@ -136,7 +136,7 @@ class MeshPlacement:
         )
 
     def choose(self, problem: Problem) -> Plan:
-        """The plan asked for, or the one that sends least; an error carries the refusal."""
+        """Choose the plan asked for, or the one that sends least; an error carries the refusal."""
         names = ("both",) if len(self.axes) == 2 else ("ring", "all_to_all")
         refusals = {name: refusal for name in names if (refusal := self._refuses(problem, name))}
         if self.plan == "whole":
@@ -168,7 +168,7 @@ class MeshPlacement:
         return Plan(best, reason, refusals, divisions[best])
 
     def _refuses(self, problem: Problem, name: str) -> str | None:
-        """Why a plan cannot serve a call."""
+        """Return why a plan cannot serve a call, or None."""
         if problem.bias is not None:
             return "a bias is not divided; write it as a score, or its -inf as a mask"
         if unknown := set(problem.aux) - {"lse"}:
@@ -210,7 +210,7 @@ class MeshPlacement:
         return None
 
     def _lay_out(self, problem: Problem, name: str) -> Division:
-        """Rounds, and the layout asked for or the one that spreads work evenly."""
+        """Find the rounds, with the layout asked for or the one that spreads work evenly."""
         if self.layout is not None or name == "all_to_all":
             return self._divide(problem, name, self.layout or "contiguous")
         plain, even = (self._divide(problem, name, layout) for layout in ("contiguous", "balanced"))

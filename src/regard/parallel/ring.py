@@ -140,7 +140,7 @@ def _alike(hops: list[int]) -> int:
 
 
 def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
-    """carry = meet(carry, pair) for every pair, compiled once."""
+    """Fold `meet` over the pairs, compiled once."""
     if len(pairs) == 1:
         return meet(carry, pairs[0])
     return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, jnp.asarray(pairs, jnp.int32))[
@@ -149,7 +149,7 @@ def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, i
 
 
 def _as_running(found: Results) -> Running:
-    """A finished softmax as sums that merge with others."""
+    """Turn a finished softmax into sums that merge with others."""
     total = jnp.where(found.peak == -jnp.inf, 0, jnp.exp(found.log_total))
     return Running(found.peak, total, found.output * total[..., None])
 
@@ -160,7 +160,7 @@ def _accumulation(arrays: Operands) -> Any:
 
 
 def _rows(arrays: Operands) -> tuple[int, ...]:
-    """Leading axes of this device's output."""
+    """Return the leading axes of this device's output."""
     query, key, value = arrays.query.shape, arrays.key.shape, arrays.value.shape
     batch = jnp.broadcast_shapes(query[:-3], key[:-3], value[:-3])
     return (*batch, max(query[-3], key[-3], value[-3]))

@@ -1,4 +1,4 @@
-"""Plan which rounds a ring needs: known before tracing wherever the kinds of the mask's tiles are."""
+"""The schedule of a ring: rounds with work, known before tracing where the kinds of the mask's tiles are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, 
 
 
 def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
-    """A `TileKind` code for each chunk of queries and each of keys; what is not known now is PARTIAL."""
+    """Return a `TileKind` code for each chunk of queries and of keys; what is not known now is PARTIAL."""
     queries, keys = division.queries, division.keys
     codes = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), np.int8)
     blocks = _evaluate(
@@ -47,7 +47,7 @@ def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
 
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
-    """The rounds in which some device has work, and which of its parts have it somewhere."""
+    """Plan the rounds in which some device has work, with the pairs of parts that have it somewhere."""
     held = chunk_codes(problem, division) != TileKind.EMPTY
     ring, parts = division.size(division.ring), range(division.parts)
     members = np.arange(ring)
@@ -65,7 +65,7 @@ def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
 
 
 def tile_side(problem: Problem, division: Division) -> int:
-    """How large the tiles are that `tile_counts` counts."""
+    """Return the side of the tiles that `tile_counts` counts."""
     side = _SIDE
     while max(problem.T, problem.S) > side * _MOST_TILES:
         side *= 2
@@ -80,7 +80,7 @@ def is_countable(problem: Problem) -> bool:
 
 
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
-    """Square tiles with work, on each member of the ring; None where the mask is not known now."""
+    """Count the square tiles with work on each member of the ring; None where the mask is not known now."""
     if not is_countable(problem):
         return None
     queries, side = division.queries, tile_side(problem, division)
@@ -97,7 +97,7 @@ def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
 
 
 def _count(problem: Problem, first: int, size: int, side: int) -> int:
-    """Tiles with work in some rows, over all leading axes the mask tells apart."""
+    """Count the tiles with work in some rows, over all leading axes that the mask tells apart."""
     axes = len(problem.leading)
     tiles = (-(-size // side), -(-problem.S // side))
     if problem.mask is None:
@@ -114,7 +114,7 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
 
 
 def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
-    """Verdicts of a mask as far as they are known."""
+    """Classify the tiles of a mask as far as they are known."""
     ones = (1,) * (len(problem.leading) + 2)
     if mask is None:
         return np.full(ones, TileKind.FULL, np.int8)
@@ -143,7 +143,7 @@ def _must_look(mask: Mask | None) -> bool:
 
 
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
-    """Pairs of chunks that may have work, on each member of the ring."""
+    """Count the pairs of chunks that may have work, on each member of the ring."""
     held = chunk_codes(problem, division) != TileKind.EMPTY
     parts = range(division.parts)
     return tuple(

@@ -26,7 +26,7 @@ from regard.scores.score import Score
 
 @record
 class Replicated:
-    """What a call holds that is whole on every device, and that it is not differentiated by."""
+    """The part of a call that it is not differentiated by; whole on every device."""
 
     problem: Problem  # without the arrays that are divided or differentiated by
     seeds: Array | None  # of dropout, (2, *leading)
@@ -63,7 +63,7 @@ class Shard:
 
     @classmethod
     def here(cls, division: Division, call: Replicated) -> Shard:
-        """The share of the device that runs this."""
+        """Return the share of the device that runs this."""
         heads = division.heads if division.exchange is None else (*division.heads, division.exchange)
 
         def first(axes: tuple[str, ...], count: int) -> Any:
@@ -77,11 +77,11 @@ class Shard:
 
     @property
     def num_heads(self) -> int:
-        """Query heads on this device."""
+        """The number of query heads on this device."""
         return self.call.leading[-1] // self.division.size(*self.division.heads, self.division.exchange)
 
     def take(self, data: Any, trailing: int) -> Array:
-        """This device's part of data whose leading axes are the first of the call's."""
+        """Take this device's part of data whose leading axes are the first of the call's."""
         data = jnp.asarray(data)
         rank = len(self.call.leading)
         for axis in range(data.ndim - trailing):
@@ -101,14 +101,14 @@ class Shard:
         return data if data is None or jnp.ndim(data) == 0 else self.take(data, 0)
 
     def owner(self, number: Any) -> Any:
-        """Whose keys are here in a round."""
+        """Find the member whose keys are here in a round."""
         ring = self.division.size(self.division.ring)
         return 0 if ring == 1 else jax.lax.rem(self.member - number + ring, jnp.int32(ring))
 
     def prepare(
         self, arrays: Operands, pair: tuple[Any, Any], owner: Any
     ) -> tuple[Operands, Context, TileConfig]:
-        """A chunk of queries against a chunk of keys, as a call in tiles."""
+        """Prepare a chunk of queries against a chunk of keys, as a call in tiles."""
         division, call = self.division, self.call
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
         first_key = division.chunk_of(pair[1], owner) * division.keys.chunk
@@ -141,7 +141,7 @@ class Shard:
         return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)
 
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
-        """The mask of a piece; padding sees nothing and is seen by nobody."""
+        """Build the mask of a piece; padding sees nothing and is seen by nobody."""
         queries, keys, axes = self.division.queries, self.division.keys, len(self.call.leading)
         rows, columns = Span(first_query, queries.chunk), Span(first_key, keys.chunk)
         mask = self.call.problem.mask

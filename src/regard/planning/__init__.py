@@ -1,11 +1,24 @@
-"""Floor 6. Planning: the best mesh for attention at a length, by a roofline that says its assumptions."""
+"""Planning: the best mesh for attention at a length, by a roofline that states its assumptions.
 
-from regard.planning.amounts import read_amount as read_amount
-from regard.planning.chips import CHIPS as CHIPS
-from regard.planning.chips import Chip as Chip
-from regard.planning.estimates import Assumptions as Assumptions
-from regard.planning.estimates import Estimate as Estimate
-from regard.planning.host import measure_host as measure_host
-from regard.planning.planner import MemoryTooSmallError as MemoryTooSmallError
-from regard.planning.planner import plan as plan
-from regard.planning.reports import Report as Report
+Start from `plan`, whose `Report` gives memory, work and time of every mesh; `CHIPS` describes devices, and
+`measure_host` the one at hand.
+"""
+
+from regard.planning.amounts import read_amount
+from regard.planning.chips import CHIPS, Chip
+from regard.planning.estimates import Assumptions, Estimate
+from regard.planning.host import measure_host
+from regard.planning.planner import MemoryTooSmallError, plan
+from regard.planning.reports import Report
+
+__all__ = [
+    "CHIPS",
+    "Assumptions",
+    "Chip",
+    "Estimate",
+    "MemoryTooSmallError",
+    "Report",
+    "measure_host",
+    "plan",
+    "read_amount",
+]

@@ -1,12 +1,22 @@
-"""Floor 1. Where a token stands: position tables to add, and rotary turns of queries and keys."""
+"""Positions of tokens: rotary turns of queries and keys, and tables to add to embeddings.
 
-from regard.positions.rotation import Rotary as Rotary
-from regard.positions.rotation import rotary as rotary
-from regard.positions.scaling import DynamicNTK as DynamicNTK
-from regard.positions.scaling import Linear as Linear
-from regard.positions.scaling import Llama3 as Llama3
-from regard.positions.scaling import Scaling as Scaling
-from regard.positions.scaling import YaRN as YaRN
-from regard.positions.tables import learned as learned
-from regard.positions.tables import sinusoidal as sinusoidal
-from regard.positions.tables import sinusoidal_at as sinusoidal_at
+Start from `rotary` for turns and from `sinusoidal` for a table; `Linear`, `DynamicNTK`, `Llama3` and `YaRN`
+scale rotary frequencies for sequences longer than those of training.
+"""
+
+from regard.positions.rotation import Rotary, rotary
+from regard.positions.scaling import DynamicNTK, Linear, Llama3, Scaling, YaRN
+from regard.positions.tables import learned, sinusoidal, sinusoidal_at
+
+__all__ = [
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "Rotary",
+    "Scaling",
+    "YaRN",
+    "learned",
+    "rotary",
+    "sinusoidal",
+    "sinusoidal_at",
+]

@@ -13,7 +13,7 @@ _NUM_DIGITS = 7
 
 
 def frequencies(width: int, base: float) -> np.ndarray:
-    """One frequency per pair of columns, in float64."""
+    """Compute one frequency per pair of columns, in float64."""
     if not base > 0:
         raise ValueError(f"base: expected a positive number, got {base}")
     return float(base) ** (-np.arange(0, width, 2, dtype=np.float64) / width)
@@ -25,7 +25,7 @@ def turns(
     dtype: jnp.dtype | type = jnp.float32,
     limit: int = 1 << 31,
 ) -> tuple[Float[Array, "*B T F"], Float[Array, "*B T F"]]:
-    """Sine and cosine of position * frequency, exact to `dtype` at any |position| below `limit`.
+    """Compute sine and cosine of position * frequency, exact to `dtype` at any |position| below `limit`.
 
     The product would lose its fraction in float32 at long positions. The position is split into digits of
     base 32 instead, and the turns of the digits, tabulated in float64, are composed.

@@ -145,7 +145,7 @@ def rotate(
 
 
 def check_width(width: int, features: int) -> int:
-    """An even number of features, no more than there are."""
+    """Check that the width is an even number of features, no more than there are."""
     if width % 2 or not 0 < width <= features:
         raise ValueError(
             f"width: expected an even number in 2..{features}, the features there are; got {width}"
@@ -154,7 +154,7 @@ def check_width(width: int, features: int) -> int:
 
 
 def _place_rows(position: Any, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """One integer per row, and a bound of their magnitude that is known before tracing."""
+    """Return one integer per row, and a bound of their magnitude that is known before tracing."""
     length = shape[-2]
     first = position if isinstance(position, int) else None
     if first is not None and not -(2**31) < first <= 2**31 - max(length, 1):

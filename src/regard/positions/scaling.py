@@ -1,4 +1,4 @@
-"""How rotary frequencies are changed to serve sequences longer than a model was trained on."""
+"""Scalings: changes of rotary frequencies for sequences longer than those of training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Scaling:
     """
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
-        """One frequency per pair of features, in float64: base^(-2i/width) unless a rule says otherwise."""
+        """Compute one frequency per pair of features, in float64; without a rule base^(-2i/width)."""
         return frequencies(width, base)
 
     @property
     def amplitude(self) -> float:
-        """What sines and cosines are multiplied by; scores grow by its square."""
+        """The factor on sines and cosines; scores grow by its square."""
         return 1.0
 
 
@@ -101,7 +101,7 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Waves longer than the training sequence are stretched, short ones kept, with a ramp between.
+    """Long waves stretched, those longer than the training sequence; short ones kept, with a ramp between.
 
     With w the wavelength 2 pi / frequency and L the trained length: divided by `factor` where
     w > L / low_frequency, kept where w < L / high_frequency, between them a weighted mean of both.
@@ -146,7 +146,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """Features that turn often are kept, those that turn seldom interpolated; scores are sharpened.
+    """Interpolation of features that turn seldom, those that turn often kept; scores are sharpened.
 
     A feature i that turns `fast_turns` times or more within the trained length keeps its frequency, one that
     turns `slow_turns` times or less has it divided by `factor`; in between the share is linear in i.

@@ -128,6 +128,6 @@ def _check_width(d_model: int) -> None:
 
 
 def _interleave(sine: Any, cosine: Any) -> Any:
-    """Columns s0 c0 s1 c1 ...; NumPy or JAX alike."""
+    """Interleave columns to s0 c0 s1 c1 ..., of NumPy or JAX alike."""
     stack = jnp.stack if isinstance(sine, jax.Array) else np.stack
     return stack((sine, cosine), axis=-1).reshape((*sine.shape[:-1], 2 * sine.shape[-1]))

@@ -1,10 +1,12 @@
-"""Floor 5. Statistics of one attention call in linear memory, and exact windows of its weights."""
+"""Statistics of one attention call in linear memory, and exact windows of its weights.
 
-from regard.readouts.labels import LABELS as LABELS
-from regard.readouts.labels import Label as Label
-from regard.readouts.labels import average as average
-from regard.readouts.labels import label as label
-from regard.readouts.reading import read as read
-from regard.readouts.record import Level as Level
-from regard.readouts.record import Readout as Readout
-from regard.readouts.windows import window as window
+Start from `read`, which counts all weights of a call without storing them, and `window`, which forms chosen
+ones; `average` and `label` say what each head does.
+"""
+
+from regard.readouts.labels import LABELS, Label, average, label
+from regard.readouts.reading import read
+from regard.readouts.record import Level, Readout
+from regard.readouts.windows import window
+
+__all__ = ["LABELS", "Label", "Level", "Readout", "average", "label", "read", "window"]

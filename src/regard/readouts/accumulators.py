@@ -1,4 +1,4 @@
-"""What a sweep counts, and in which blocks."""
+"""Accumulators of a sweep over the weights, and the blocks that they count in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE = 512  # queries of all heads of a group, and keys, of a tile
 
 @dataclass(frozen=True)
 class Plan:
-    """What is counted, and in which blocks; static."""
+    """The static settings of a sweep: what is counted, and in blocks of which size."""
 
     first: int
     local: int
@@ -26,7 +26,7 @@ class Plan:
 
     @classmethod
     def choose(cls, problem: Problem, grid: int, first: int, local: int, top_k: int) -> Plan:
-        """The least powers of two for which the grid holds all blocks."""
+        """Choose the smallest power-of-two blocks of which the grid holds all."""
         rows, keys = (-(-max(length, 1) // grid) for length in (problem.T, problem.S))
         return cls(first, local, top_k, 1 << (rows - 1).bit_length(), 1 << (keys - 1).bit_length(), SIDE)
 
@@ -38,20 +38,20 @@ class Norm(NamedTuple):
     rest: Array
 
     def logs(self, scores: Array) -> Array:
-        """Logs of the weights; of no keys, -inf."""
+        """Compute the logs of the weights; -inf in a row without keys."""
         return scores - jnp.where(self.peak == -jnp.inf, jnp.inf, self.peak) - self.rest
 
     def is_sound(self) -> Array:
-        """Where neither is NaN."""
+        """Mark the rows that hold no NaN."""
         return ~jnp.isnan(self.peak + self.rest)
 
     def expand(self) -> Norm:
-        """For several scores per query."""
+        """Add a last axis, for several scores per query."""
         return Norm(self.peak[..., None], self.rest[..., None])
 
 
 class PerQuery(NamedTuple):
-    """Sums over keys, (R) each or the arrays they go to."""
+    """Sums over keys: (R) each in a row block, (*B, T) each of a call."""
 
     total: Array
     first: Array
@@ -65,7 +65,7 @@ class PerQuery(NamedTuple):
 
     @classmethod
     def like(cls, row: Array) -> PerQuery:
-        """The same array for each."""
+        """Use the same array for each sum."""
         return cls(row, row, row, row, row, row, row, row, row)
 
 
@@ -80,7 +80,7 @@ class PerKey(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Ids (batch | 1, ..., length); -1 before the first key stands for none."""
+    """Token ids (batch | 1, ..., length) of queries, keys, and the keys before these."""
 
     query: Array
     key: Array
@@ -88,7 +88,7 @@ class Tokens(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a sweep found, with the leading axes of the call."""
+    """The results of a sweep, with the leading axes of the call."""
 
     norm: Norm  # (*B, T)
     rows: PerQuery  # (*B, T)

@@ -1,4 +1,4 @@
-"""The sweep over the weights of a call: a line of tiles is normalised, then each tile counted and dropped."""
+"""The sweep over the weights of a call: row blocks are normalised, then each tile is counted and dropped."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
 
 
 def sink_logits(problem: Problem) -> Array:
-    """The logit of each query's sink, (*B, T)."""
+    """Spread the logits of the sinks to every query, (*B, T)."""
     return problem.spread(problem.sink_column().astype(problem.accumulation), problem.T, 1)[..., 0]
 
 
 class _RowBlock(NamedTuple):
-    """Hold what all tiles of a row block share."""
+    """The values that all tiles of a row block share."""
 
     here: TileView
     query: Array
@@ -62,7 +62,7 @@ class _Counting:
     certain: bool  # all keys of a FULL tile count
 
     def run(self, problem: Problem) -> Found:
-        """The loops, and the arrays that they filled as the call's."""
+        """Run the loops, and give the arrays that they filled the axes of the call."""
         tiling, config, plan = self.tiling, self.tiling.config, self.tiling.plan
         lead, group, dtype = config.leading, config.group, config.dtype
         height, width = tiling.pyramid
@@ -203,7 +203,7 @@ class _Counting:
     def _count_rows(
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, rows: PerQuery
     ) -> PerQuery:
-        """Sums over the keys of a tile."""
+        """Add the sums over the keys of a tile."""
         dtype, plan, keys = weights.dtype, self.tiling.plan, self.tiling.keys
         index = jnp.arange(keys, dtype=jnp.int32)
         first = place.key + index < plan.first
@@ -241,7 +241,7 @@ class _Counting:
     def _count_columns(
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
-        """Sums and maxima over the queries of a tile."""
+        """Add the sums and maxima over the queries of a tile."""
         tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.config.group
         keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
         height = min(plan.key_block, keys)
@@ -283,5 +283,5 @@ def _count(scores: Array) -> Array:
 
 
 def _lanes(size: int) -> int:
-    """In how many lanes a maximum over many is taken first: reducing the last axis at once is slower."""
+    """Choose the lanes of a maximum over many: reducing the last axis at once is slower."""
     return next(lanes for lanes in (16, 8, 4, 2, 1) if size % lanes == 0)

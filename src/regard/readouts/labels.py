@@ -1,4 +1,4 @@
-"""label: what kind of head it is, by thresholds that are shown."""
+"""Labels: kinds of heads, by thresholds that are shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
 
 @dataclass(frozen=True)
 class Label:
-    """A name for a head, and why it has it.
+    """A name for a head, with the mean and the threshold that gave it.
 
     Example:
         >>> from regard import readouts
@@ -49,7 +49,7 @@ class Label:
 
 
 def average(readout: Readout) -> dict[str, Array]:
-    """Mean of each number per query over the queries that may attend to something.
+    """Average each number per query over the queries that may attend to something.
 
     mean_h = sum_t value_ht / |{t : keys_ht > 0}|
 
@@ -146,7 +146,7 @@ def _known(name: str, readout: Readout) -> bool:
 
 
 def _evenness(readout: Readout) -> Array:
-    """Entropy over its largest value, the log of how many keys there are; the sink counts as one."""
+    """Divide the entropy by its largest value, the log of the number of keys, the sink included."""
     choices = readout.keys.astype(readout.entropy.dtype) + (readout.sink_mass > 0).astype(
         readout.entropy.dtype
     )

@@ -15,13 +15,13 @@ NEAREST = 31  # the bin of distance 0
 
 
 def bin_of(distance: Array) -> Array:
-    """31 at 0, 31 + n for 2^(n-1) .. 2^n - 1, 31 - n for their negatives."""
+    """Find the bin of a distance: 31 at 0, 31 + n for 2^(n-1) .. 2^n - 1, 31 - n for their negatives."""
     size = np.int32(32) - jax.lax.clz(jnp.abs(distance))
     return np.int32(NEAREST) + jnp.sign(distance) * size
 
 
 def sum_diagonals(tile: Array) -> Array:
-    """(C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d.
+    """Sum diagonals, (C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d.
 
     Rows of the tile laid one after the other, and cut into rows one longer than they are, move by one a row.
     """
@@ -33,12 +33,12 @@ def sum_diagonals(tile: Array) -> Array:
 
 
 def put_on_diagonal(total: Array, columns: int, rows: int) -> Array:
-    """The same shape with everything (G) on the main diagonal."""
+    """Put a total (G) on the main diagonal, in the shape of `sum_diagonals`."""
     return jnp.pad(total[:, None], ((0, 0), (columns, rows)))
 
 
 def sum_bins(diagonals: Array, first: Any) -> Array:
-    """(..., L) -> (..., 63): entry x of the diagonals lies at distance first + x; `first` is (...)."""
+    """Sum diagonals (..., L) into bins (..., 63); entry x lies at distance first + x, `first` is (...)."""
     steps = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * first.ndim, diagonals.shape[-1]), first.ndim)
     bins = bin_of(first[..., None] + steps)
 

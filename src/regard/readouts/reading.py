@@ -1,4 +1,4 @@
-"""read: the statistics of one call."""
+"""The reading of a call: its statistics, from one or two sweeps over the weights."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def read(
 
 
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
-    """The call, with values of which nothing is read."""
+    """Check the arguments of a call whose values are not read."""
     check_names(options, ScoreOptions)
     keys: Any = float_array("key", key, 2)
     problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
@@ -114,7 +114,7 @@ def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[Sc
 
 
 def check_lse(problem: Problem, lse: ArrayLike) -> Array:
-    """An lse of the caller's."""
+    """Check the lse that the caller gave."""
     given: Any = float_array("lse", lse, 0)
     expected = (*problem.leading, problem.T)
     if given.shape != expected:
@@ -215,7 +215,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
 
 
 def _find_nothing(problem: Problem, plan: Plan) -> Found:
-    """No queries, no keys, or no batch."""
+    """Return what a sweep over no queries, no keys or no batch finds."""
     batch, dtype = problem.leading, problem.accumulation
     rows = jnp.zeros((*batch, problem.T), dtype)
     listed = (*batch, problem.T, plan.top_k)

@@ -1,4 +1,4 @@
-"""Readout: what a sweep over the weights of one call leaves, and its levels of blocks."""
+"""Readout: statistics of the weights of one call, and levels of blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Level:
     """Keys per block."""
 
     def coarser(self) -> Level:
-        """Two by two blocks as one: rows weighted by how many there are, keys summed; the largest maximum."""
+        """Merge two by two blocks: rows weighted by how many there are, keys summed; the largest maximum."""
         counts = self.rows.astype(self.mass.dtype)
         rows = _join(self.rows, -1, jnp.sum)
         sums = _join(_join(self.mass * counts[..., None], -1, jnp.sum), -2, jnp.sum)
@@ -146,16 +146,16 @@ class Readout:
 
     @property
     def empty(self) -> Array:
-        """(*B, T) which queries may attend to nothing."""
+        """(*B, T) True for queries that may attend to nothing."""
         return self.keys == 0
 
     @property
     def num_levels(self) -> int:
-        """How many levels there are, down to a single block."""
+        """The number of levels, down to a single block."""
         return max(max(self.block_mass.shape[-2:]) - 1, 0).bit_length() + 1
 
     def level(self, number: int) -> Level:
-        """Blocks 2^number times as large as the finest, along both axes.
+        """Merge blocks until they are 2^number times as large as the finest, along both axes.
 
         Args:
             number: 0 is the finest level, `num_levels - 1` a single block.

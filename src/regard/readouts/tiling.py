@@ -1,4 +1,4 @@
-"""Tiling: the tiles of a call as a sweep takes them, keys by queries and from whole blocks of keys.
+"""Tiling: the tiles of a call as a sweep takes them, keys by queries, in whole blocks of keys.
 
 Scores lie (C, G * R): what is summed over keys is then summed over whole vectors of queries.
 """
@@ -25,7 +25,7 @@ from regard.readouts.top_k import CHUNK
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles are padded to whole chunks and blocks of keys, and last ones begin where their own keys do."""
+    """The tiles of a sweep, padded to whole chunks and blocks of keys; the last begin with their own keys."""
 
     inputs: Operands
     context: Context
@@ -34,7 +34,7 @@ class Tiling:
 
     @classmethod
     def prepare(cls, problem: Problem, plan: Plan) -> Tiling:
-        """Tiles of a power of two of queries and of keys."""
+        """Prepare tiles with a power of two of queries and of keys."""
         queries = max(plan.side // problem.group, 1)
         blocking = Blocking(1 << (queries.bit_length() - 1), plan.side)
         return cls(*prepare(problem, blocking, blocking), plan)
@@ -49,7 +49,7 @@ class Tiling:
 
     @property
     def keys(self) -> int:
-        """Keys of a tile, those that pad it included."""
+        """The number of keys of a tile, padding included."""
         unit = max(CHUNK, min(self.plan.key_block, self.plan.side))
         return -(-self.blocking.keys // unit) * unit
 
@@ -59,7 +59,7 @@ class Tiling:
 
     @property
     def width(self) -> int:
-        """Keys of all tiles."""
+        """The number of keys of all tiles, padding included."""
         return self.key_tiles * self.keys
 
     @property
@@ -68,7 +68,7 @@ class Tiling:
 
     @property
     def query_blocks(self) -> int:
-        """Blocks of the pyramid that a tile touches."""
+        """The number of query blocks of the pyramid that a tile touches."""
         return -(-self.blocking.queries // self.plan.query_block)
 
     @property
@@ -77,7 +77,7 @@ class Tiling:
 
     @property
     def pyramid(self) -> tuple[int, int]:
-        """Blocks of queries and of keys that all tiles touch."""
+        """The numbers of query blocks and key blocks that all tiles touch."""
         rows, tiles = (self.row_blocks - 1) * self.blocking.queries, (self.key_tiles - 1) * self.keys
         return (
             rows // self.plan.query_block + self.query_blocks,
@@ -88,12 +88,12 @@ class Tiling:
         return TileView(self.config, self.blocking, leading, first_query, first_key)
 
     def scores(self, query: Array, view: TileView, partly: Any) -> Array:
-        """A tile of scores (C, G * R) as the softmax sees them."""
+        """Compute a tile of scores (C, G * R) as the softmax sees them."""
         key = view.columns(self.inputs.key).astype(self.config.matmul_dtype)
         return score_tile(query, key, self.inputs, self.context, view, partly, across=True).scores
 
     def align(self, tile: Array, view: TileView, fill: Any) -> Array:
-        """Keys from the first that belongs to the tile, and padding; those not its own go last."""
+        """Roll the keys so that the tile's own come first, and pad them."""
         if self.config.num_keys % self.blocking.keys:
             shift = view.first_key - view.column_span.start
             tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
@@ -101,7 +101,7 @@ class Tiling:
         return jnp.pad(tile, [(0, self.keys - self.blocking.keys), *rest], constant_values=fill)
 
     def align_rows(self, tile: Array, view: TileView) -> Array:
-        """The same for queries, on the last axis, padded with 0 to whole blocks."""
+        """Roll the queries, on the last axis, in the same way, and pad them with 0 to whole blocks."""
         if self.config.num_queries % self.blocking.queries:
             tile = _roll(tile, view.first_query - view.row_span.start, tile.ndim - 1)
         block = min(self.plan.query_block, self.blocking.queries)
@@ -116,7 +116,7 @@ class Tiling:
 
 
 class Place(NamedTuple):
-    """Where a tile lies."""
+    """The positions of a tile."""
 
     key: Array  # position of its first key
     least: Array  # distance, query position - key position
@@ -124,7 +124,7 @@ class Place(NamedTuple):
 
 
 def block_of(index: Any, block: int) -> Array:
-    """index // block for a power of two."""
+    """Compute index // block for a power of two."""
     return jax.lax.shift_right_logical(jnp.asarray(index, jnp.int32), np.int32(block.bit_length() - 1))
 
 

@@ -14,18 +14,18 @@ CHUNK = 16  # keys of a tile that are looked through at once
 
 
 class RunningTopK(NamedTuple):
-    """The best so far, best first; of equal scores the smaller key comes first."""
+    """The best keys so far, best first; of equal scores the smaller key comes first."""
 
     scores: Array  # (k, R), -inf where there is none
     keys: Array  # (k, R) int32, -1 where there is none
 
     @classmethod
     def none(cls, count: int, rows: int, dtype: Any) -> RunningTopK:
-        """No keys yet."""
+        """Start without keys."""
         return cls(jnp.full((count, rows), -jnp.inf, dtype), jnp.full((count, rows), -1, jnp.int32))
 
     def meet(self, scores: Array, tops: Array, first_key: Any) -> RunningTopK:
-        """The best of these and of a tile of scores (C, R), whose chunks of keys have maxima `tops`.
+        """Merge the best with a tile of scores (C, R), whose chunks of keys have maxima `tops`.
 
         Rows take their candidates out of the tile in order, all rows at a time, until no row gains. Chunks
         keep that cheap: of the tile itself only the one chunk in which a row's candidate lies is read.
@@ -36,7 +36,7 @@ class RunningTopK(NamedTuple):
         place_of_row = np.arange(rows, dtype=np.int32)[None]
 
         def find(tops: Array) -> tuple[Array, Array]:
-            """The next candidate's score, and its chunk."""
+            """Find the next candidate's score, and its chunk."""
             best = tops.max(0)
             return best, jnp.where(tops == best[None], numbers, count - 1).min(0)
 
@@ -64,7 +64,7 @@ class RunningTopK(NamedTuple):
         return jax.lax.while_loop(gains, take, (self, tops, find(tops), start))[0]
 
     def insert(self, score: Array, key: Array) -> RunningTopK:
-        """One more key per row, where it is good enough."""
+        """Insert one key per row, where it is good enough."""
         ahead = _before(score[None], key[None], self.scores, self.keys)
         above = jnp.concatenate([jnp.zeros_like(ahead[:1]), ahead[:-1]])
 
@@ -76,5 +76,5 @@ class RunningTopK(NamedTuple):
 
 
 def _before(score: Array, key: Array, other: Array, other_key: Array) -> Array:
-    """Whether one comes before the other. NaN and -inf come before nothing."""
+    """Return whether one comes before the other; NaN and -inf come before nothing."""
     return (score > other) | ((score == other) & (key < other_key))

@@ -1,4 +1,4 @@
-"""window: any part of the weights, exactly, from the saved lse."""
+"""Windows: any part of the weights, exactly, from the saved lse."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Floor 2. Score functions: what becomes of scaled scores before bias and mask."""
+"""Score functions: differentiable changes to the scaled scores, made before bias and mask.
 
-from regard.scores.distances import alibi as alibi
-from regard.scores.distances import relative_bias as relative_bias
-from regard.scores.metrics import bilinear as bilinear
-from regard.scores.pointwise import modifier as modifier
-from regard.scores.pointwise import softcap as softcap
-from regard.scores.pointwise import temperature as temperature
-from regard.scores.score import Score as Score
+Start from `softcap` and `alibi`, or from `modifier`, which turns a function of score and positions into one.
+Pass one, or several from left to right, as `attend(score=...)`.
+"""
+
+from regard.scores.distances import alibi, relative_bias
+from regard.scores.metrics import bilinear
+from regard.scores.pointwise import modifier, softcap, temperature
+from regard.scores.score import Score
+
+__all__ = ["Score", "alibi", "bilinear", "modifier", "relative_bias", "softcap", "temperature"]

@@ -1,16 +1,32 @@
-"""Floor 1. Attention understood: index notation, metrics, statistical physics, gradients by hand, memories.
+"""Attention as it is defined, in several languages: an oracle for tests and docs, which no computation uses.
 
-Everything is written as it is defined, and an oracle for tests and docs. No computation in the package uses
-it; `derive` reads its notation.
+Start from `explain_einsum`, `steps.attention_steps` and `gibbs.equilibrium`.
+
+- `notation`: index notation: `explain_einsum`, `contract`
+- `steps`: the forward pass: `attention_steps`, `multi_head`
+- `gradients`: every gradient by hand: `attention_gradients`, `score_gradients`
+- `bilinear`: scores as metrics: `scaled_metric`, `bilinear_form`, `check_metric`
+- `gibbs`: softmax as equilibrium: `equilibrium`, `log_partition`, `temperature_sweep`
+- `hopfield`: memories whose update is attention: `energy`, `update`, `retrieve`, `capacity`
+- `hebbian`: classical Hopfield networks: `hebbian_weights`, `recall`
+- `heads`: heads compared: `cosine_similarity`, `diversity`, `effective_rank`, `rollout`
+
+Functions compute in the common dtype of their arrays, float32 at least. They raise TypeError for arrays that
+are not floating-point and masks that are not boolean, ValueError for shapes that do not fit.
 """
 
-from regard.theory import bilinear as bilinear
-from regard.theory import gibbs as gibbs
-from regard.theory import gradients as gradients
-from regard.theory import heads as heads
-from regard.theory import hebbian as hebbian
-from regard.theory import hopfield as hopfield
-from regard.theory import notation as notation
-from regard.theory import steps as steps
-from regard.theory.notation import contract as contract
-from regard.theory.notation import explain_einsum as explain_einsum
+from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
+from regard.theory.notation import contract, explain_einsum
+
+__all__ = [
+    "bilinear",
+    "contract",
+    "explain_einsum",
+    "gibbs",
+    "gradients",
+    "heads",
+    "hebbian",
+    "hopfield",
+    "notation",
+    "steps",
+]

@@ -1,4 +1,4 @@
-"""Bilinear forms: how well a query fits a key under a metric, and what a metric must be."""
+"""Bilinear forms: the fit of a query and a key under a metric, and tests of a metric."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def euclidean_metric(width: int, dtype: Any = None) -> Array:
     g_ab = 1 where a = b, else 0
 
     Args:
-        width: number of features, D.
-        dtype: floating-point; None means float32, or float64 where that is jax's default.
+        width, dtype: as for `scaled_metric`.
 
     Returns:
         The metric, `(D, D)`.
@@ -73,20 +72,13 @@ def diagonal_metric(diagonal: Any) -> Array:
     Returns:
         The metric, `(..., D, D)`.
 
-    Raises:
-        TypeError: weights that are not floating-point.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> bilinear.diagonal_metric(jnp.asarray([1.0, 3.0])).tolist()
+        >>> bilinear.diagonal_metric([1.0, 3.0]).tolist()
         [[1.0, 0.0], [0.0, 3.0]]
     """
-    (diagonal,) = operands.floating(diagonal=diagonal)
-    operands.check_axes(1, "weights (..., D)", diagonal=diagonal)
-    one = jnp.eye(diagonal.shape[-1], dtype=bool)
-    shape = (*diagonal.shape, diagonal.shape[-1])
-    return jnp.where(jnp.broadcast_to(one, shape), diagonal[..., None], 0)
+    (diagonal,) = operands.floating("weights (..., D)", diagonal=diagonal)
+    return jnp.where(operands.diagonal((*diagonal.shape, diagonal.shape[-1])), diagonal[..., None], 0)
 
 
 def learned_metric(weight: Any) -> Array:
@@ -100,13 +92,9 @@ def learned_metric(weight: Any) -> Array:
     Returns:
         The metric, `(..., D, D)`.
 
-    Raises:
-        TypeError: a weight that is not floating-point.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> bilinear.learned_metric(jnp.asarray([[1.0, 2.0]])).tolist()
+        >>> bilinear.learned_metric([[1.0, 2.0]]).tolist()
         [[1.0, 2.0], [2.0, 4.0]]
     """
     return _contract("...ra,...rb->...ab", weight, weight)
@@ -125,14 +113,9 @@ def bilinear_form(first: Any, second: Any, metric: Any) -> Array:
     Returns:
         One number per pair, `(...)`. With `second` the same as `first`: squared lengths.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: widths that differ.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> float(bilinear.bilinear_form(jnp.ones(4), jnp.ones(4), bilinear.scaled_metric(4)))
+        >>> float(bilinear.bilinear_form([1.0] * 4, [1.0] * 4, bilinear.scaled_metric(4)))
         2.0
     """
     return _contract("...a,...ab,...b->...", first, metric, second)
@@ -150,15 +133,10 @@ def lower_index(vector: Any, metric: Any) -> Array:
     Returns:
         v with its index below, `(..., D)`; u . v_lowered is `bilinear_form(u, v, g)`.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: widths that differ.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> g = bilinear.diagonal_metric(jnp.asarray([1.0, 4.0]))
-        >>> bilinear.lower_index(jnp.ones(2), g).tolist()
+        >>> g = bilinear.diagonal_metric([1.0, 4.0])
+        >>> bilinear.lower_index([1.0, 1.0], g).tolist()
         [1.0, 4.0]
     """
     return _contract("...ab,...b->...a", metric, vector)
@@ -176,21 +154,14 @@ def raise_index(vector: Any, metric: Any) -> Array:
     Returns:
         v with its index above, `(..., D)`. A singular metric gives NaN or inf.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: a metric that is not square, or of another width.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> g = bilinear.diagonal_metric(jnp.asarray([1.0, 4.0]))
-        >>> bilinear.raise_index(jnp.ones(2), g).tolist()
+        >>> g = bilinear.diagonal_metric([1.0, 4.0])
+        >>> bilinear.raise_index([1.0, 1.0], g).tolist()
         [1.0, 0.25]
     """
-    vector, metric = operands.floating(vector=vector, metric=metric)
-    operands.check_axes(1, "vectors (..., D)", vector=vector)
-    _square(metric)
-    if metric.shape[-1] != vector.shape[-1]:
+    vector, metric = operands.floating("vectors (..., D)", vector=vector, metric=metric)
+    if _square(metric).shape[-1] != vector.shape[-1]:
         raise ValueError(
             f"metric: expected ({vector.shape[-1]}, {vector.shape[-1]}) for vectors of that width,"
             f" got shape {metric.shape}"
@@ -212,10 +183,6 @@ def inverse_metric(metric: Any) -> Array:
     Returns:
         The inverse, `(..., D, D)`. A singular metric gives NaN or inf.
 
-    Raises:
-        TypeError: a metric that is not floating-point.
-        ValueError: a metric that is not square.
-
     Example:
         >>> from regard.theory import bilinear
         >>> bilinear.inverse_metric(bilinear.scaled_metric(4))[0].tolist()
@@ -226,7 +193,7 @@ def inverse_metric(metric: Any) -> Array:
 
 
 class MetricReport(NamedTuple):
-    """What makes a matrix a metric, or keeps it from being one. Every field is one number per matrix."""
+    """The reasons why a matrix is a metric, or is not; every field is one number per matrix."""
 
     symmetric: Array
     positive_definite: Array
@@ -236,11 +203,11 @@ class MetricReport(NamedTuple):
 
     @property
     def is_metric(self) -> Array:
-        """Symmetric and positive definite."""
+        """True where the matrix is symmetric and positive definite."""
         return self.symmetric & self.positive_definite
 
     def __str__(self) -> str:
-        """The verdict with its reasons; for concrete numbers of one matrix."""
+        """Print the verdict with its reasons, for concrete numbers of one matrix."""
         if self.is_metric.ndim:
             return f"{int(self.is_metric.sum())} of {self.is_metric.size} are metrics"
         reasons = []
@@ -270,19 +237,13 @@ def check_metric(metric: Any, tolerance: float | None = None) -> MetricReport:
     Returns:
         A `MetricReport` of arrays, fit for jit; `print` it for the reasons.
 
-    Raises:
-        TypeError: a metric that is not floating-point.
-        ValueError: a metric that is not square.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import bilinear
-        >>> print(bilinear.check_metric(jnp.asarray([[2.0, 1.0], [0.0, 2.0]])))
+        >>> print(bilinear.check_metric([[2.0, 1.0], [0.0, 2.0]]))
         no metric; not symmetric: g_ab and g_ba differ by 0.5 of the largest
     """
     (metric,) = operands.floating(metric=metric)
-    _square(metric)
-    flipped = jnp.swapaxes(metric, -1, -2)
+    flipped = jnp.swapaxes(_square(metric), -1, -2)
     rounding = metric.shape[-1] * float(jnp.finfo(metric.dtype).eps)
     allowed = rounding if tolerance is None else tolerance
     largest = jnp.abs(metric).max((-1, -2))

@@ -23,23 +23,17 @@ def hebbian_weights(patterns: Any) -> Array:
     Returns:
         `(..., D, D)`, symmetric, with a diagonal of 0: without it the energy could rise.
 
-    Raises:
-        TypeError: patterns that are not floating-point.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hebbian
-        >>> hebbian.hebbian_weights(jnp.asarray([[1.0, -1.0]])).tolist()
+        >>> hebbian.hebbian_weights([[1.0, -1.0]]).tolist()
         [[0.0, -0.5], [-0.5, 0.0]]
 
     Reference: Hopfield, "Neural networks and physical systems with emergent collective computational
     abilities", 1982; divided by D.
     """
-    (patterns,) = operands.floating(patterns=patterns)
-    operands.check_axes(2, "(..., S, D)", patterns=patterns)
+    (patterns,) = operands.floating("(..., S, D)", patterns=patterns)
     weights = _contract("...ja,...jb->...ab", patterns, patterns) / max(patterns.shape[-1], 1)
-    own = jnp.broadcast_to(jnp.eye(weights.shape[-1], dtype=bool), weights.shape)
-    return jnp.where(own, 0, weights)
+    return jnp.where(operands.diagonal(weights.shape), 0, weights)
 
 
 def ising_energy(state: Any, weights: Any) -> Array:
@@ -54,15 +48,10 @@ def ising_energy(state: Any, weights: Any) -> Array:
     Returns:
         `(...)`.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: widths that differ.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hebbian
-        >>> pattern = jnp.asarray([1.0, -1.0, 1.0, 1.0])
-        >>> float(hebbian.ising_energy(pattern, hebbian.hebbian_weights(pattern[None])))
+        >>> pattern = [1.0, -1.0, 1.0, 1.0]
+        >>> float(hebbian.ising_energy(pattern, hebbian.hebbian_weights([pattern])))
         -1.5
 
     Reference: Hopfield, 1982.
@@ -79,21 +68,15 @@ def sign_update(state: Any, weights: Any) -> Array:
     may swap back and forth for ever.
 
     Args:
-        state: x of +1 and -1, `(..., D)`, floating-point.
-        weights: W, `(..., D, D)`; leading axes broadcast to the state's.
+        state, weights: as for `ising_energy`; leading axes broadcast to the state's.
 
     Returns:
         The state after one sweep.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: widths that differ.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hebbian
-        >>> weights = hebbian.hebbian_weights(jnp.asarray([[1.0, -1.0, 1.0, 1.0]]))
-        >>> hebbian.sign_update(jnp.asarray([1.0, 1.0, 1.0, 1.0]), weights).tolist()
+        >>> weights = hebbian.hebbian_weights([[1.0, -1.0, 1.0, 1.0]])
+        >>> hebbian.sign_update([1.0, 1.0, 1.0, 1.0], weights).tolist()
         [1.0, -1.0, 1.0, 1.0]
 
     Reference: Hopfield, 1982, whose features turn one at a time, too.
@@ -111,7 +94,7 @@ def sign_update(state: Any, weights: Any) -> Array:
 
 
 class Recall(NamedTuple):
-    """Where a state came to rest."""
+    """A state at rest."""
 
     state: Array  # (..., D)
     sweeps: Array  # made by the slowest state
@@ -122,22 +105,19 @@ def recall(state: Any, weights: Any, *, max_sweeps: int = 100) -> Recall:
     """Sweep until nothing turns.
 
     Args:
-        state: x of +1 and -1, `(..., D)`, floating-point.
-        weights: W, `(..., D, D)`; leading axes broadcast to the state's.
+        state, weights: as for `sign_update`.
         max_sweeps: sweeps after which a state is returned as it is.
 
     Returns:
         A `Recall`. A state at rest stays while others move, so a batch gives what each alone would.
 
     Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: widths that differ, fewer than 0 sweeps.
+        ValueError: fewer than 0 sweeps.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hebbian
-        >>> weights = hebbian.hebbian_weights(jnp.asarray([[1.0, -1.0, 1.0, 1.0]]))
-        >>> found = hebbian.recall(jnp.ones(4), weights)
+        >>> weights = hebbian.hebbian_weights([[1.0, -1.0, 1.0, 1.0]])
+        >>> found = hebbian.recall([1.0] * 4, weights)
         >>> found.state.tolist(), bool(found.converged)
         ([1.0, -1.0, 1.0, 1.0], True)
 
@@ -182,8 +162,7 @@ def hebbian_capacity(width: int) -> float:
 
 
 def _fit(state: Any, weights: Any) -> tuple[Array, Array]:
-    state, weights = operands.floating(state=state, weights=weights)
-    operands.check_axes(1, "(..., D)", state=state)
+    state, weights = operands.floating("(..., D)", state=state, weights=weights)
     width = state.shape[-1]
     if weights.shape[-2:] != (width, width):
         raise ValueError(f"weights: expected (..., {width}, {width}), got shape {weights.shape}")

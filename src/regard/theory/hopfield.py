@@ -30,21 +30,15 @@ def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     Returns:
         One number per state, `(..., T)`, at least 0; +inf where no pattern is kept.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: shapes that do not fit.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hopfield
-        >>> patterns = 5 * jnp.eye(2)
-        >>> hopfield.energy(jnp.asarray([[5.0, 0.0], [2.5, 2.5]]), patterns).round(2).tolist()
+        >>> patterns = [[5.0, 0.0], [0.0, 5.0]]
+        >>> hopfield.energy([[5.0, 0.0], [2.5, 2.5]], patterns).round(2).tolist()
         [0.6899999976158142, 6.25]
 
     Reference: Ramsauer et al., "Hopfield Networks is All You Need", 2021, equation 2.
     """
-    state, patterns = operands.floating(state=state, patterns=patterns)
-    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
     beta = jnp.asarray(beta).astype(state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     keep = operands.kept(keep, fit.shape)
@@ -63,35 +57,26 @@ def update(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     It is attention: queries are states, keys and values are patterns, the scale is beta.
 
     Args:
-        state: x, `(..., T, D)`.
-        patterns: p, `(..., S, D)`; leading axes broadcast.
-        beta: inverse temperature, above 0, maybe traced.
-        keep: booleans that broadcast to `(..., T, S)`: which patterns exist; None keeps all.
+        state, patterns, beta, keep: as for `energy`.
 
     Returns:
         `(..., T, D)`; 0 where no pattern is kept.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: shapes that do not fit.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hopfield
-        >>> hopfield.update(jnp.asarray([[1.0, 0.0]]), jnp.eye(2), beta=100.0).tolist()
+        >>> hopfield.update([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], beta=100.0).tolist()
         [[1.0, 0.0]]
 
     Reference: Ramsauer et al., 2021, equation 3.
     """
-    state, patterns = operands.floating(state=state, patterns=patterns)
-    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
     beta = jnp.asarray(beta).astype(state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     return _contract("...ij,...jd->...id", _weights(fit * beta, keep=keep), patterns)
 
 
 class Retrieval(NamedTuple):
-    """Where states came to rest. One entry per state but for the states themselves."""
+    """States at rest, with one entry per state of everything else."""
 
     state: Array  # (..., T, D)
     steps: Array  # updates made, integers
@@ -113,10 +98,7 @@ def retrieve(
     Each state stops by itself: what else is in the batch changes nothing. Differentiable in forward mode.
 
     Args:
-        state: x, `(..., T, D)`.
-        patterns: p, `(..., S, D)`; leading axes broadcast.
-        beta: inverse temperature, above 0, maybe traced.
-        keep: booleans that broadcast to `(..., T, S)`: which patterns exist; None keeps all.
+        state, patterns, beta, keep: as for `energy`.
         tolerance: the largest change of a feature that counts as rest; None means 8 epsilons of the dtype
             times the largest feature of a pattern.
         max_steps: updates after which a state that has not come to rest is returned as it is.
@@ -125,13 +107,11 @@ def retrieve(
         A `Retrieval`.
 
     Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: shapes that do not fit, fewer than 0 steps.
+        ValueError: fewer than 0 steps.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hopfield
-        >>> found = hopfield.retrieve(jnp.asarray([[0.8, 0.3]]), jnp.eye(2), beta=50.0)
+        >>> found = hopfield.retrieve([[0.8, 0.3]], [[1.0, 0.0], [0.0, 1.0]], beta=50.0)
         >>> found.state.round(6).tolist(), found.converged.tolist()
         ([[1.0, 0.0]], [True])
 
@@ -139,8 +119,7 @@ def retrieve(
     """
     if max_steps < 0:
         raise ValueError(f"max_steps: expected at least 0 updates, got {max_steps}")
-    state, patterns = operands.floating(state=state, patterns=patterns)
-    operands.check_axes(2, "(..., count, width)", state=state, patterns=patterns)
+    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
     leading = np.broadcast_shapes(state.shape[:-2], patterns.shape[:-2])
     state = jnp.broadcast_to(state, (*leading, *state.shape[-2:]))
     if tolerance is None:
@@ -181,21 +160,16 @@ def separation(patterns: Any) -> Array:
         `(..., S)`; below 0 where another pattern fits better than the pattern itself, +inf for one alone. The
         theorem wants beta Delta to exceed log(2 (S - 1) S beta M^2) + 2 / S of a pattern to be stored.
 
-    Raises:
-        TypeError: patterns that are not floating-point.
-
     Example:
-        >>> import jax.numpy as jnp
         >>> from regard.theory import hopfield
-        >>> hopfield.separation(jnp.asarray([[2.0, 0.0], [1.0, 1.0]])).tolist()
+        >>> hopfield.separation([[2.0, 0.0], [1.0, 1.0]]).tolist()
         [2.0, 0.0]
 
     Reference: Ramsauer et al., 2021, definition 2 and theorem 4.
     """
-    (patterns,) = operands.floating(patterns=patterns)
-    operands.check_axes(2, "(..., S, D)", patterns=patterns)
+    (patterns,) = operands.floating("(..., S, D)", patterns=patterns)
     fit = _contract("...id,...jd->...ij", patterns, patterns)
-    own = jnp.broadcast_to(jnp.eye(fit.shape[-1], dtype=bool), fit.shape)
+    own = operands.diagonal(fit.shape)
     others = jnp.where(own, -jnp.inf, fit).max(-1, initial=-jnp.inf)
     return jnp.where(own, fit, 0).sum(-1) - others
 
@@ -245,10 +219,7 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
     c = b / W(e^(a + log b)), with a and b as in `capacity`
 
     Args:
-        width: D, at least 2.
-        beta: inverse temperature, above 0.
-        radius: of the sphere, in units of sqrt(D - 1), above 0.
-        failure: chance in (0, 1] that the set of patterns is not stored.
+        width, beta, radius, failure: as for `capacity`.
 
     Returns:
         c. The theorem holds where c is at least (2 / sqrt(failure))^(4 / (D - 1)).
@@ -266,7 +237,7 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
 
 
 def _lambert(exponent: float) -> float:
-    """W(e^exponent): the w with w + log w = exponent, by Newton's method on log w."""
+    """Find W(e^exponent), the w with w + log w = exponent, by Newton's method on log w."""
     log_w = min(exponent, math.log(max(exponent, 1.0)))
     for _ in range(50):
         w = math.exp(log_w)

@@ -1,4 +1,4 @@
-"""What theory computes with: floating-point arrays of one dtype, and masks in full shape."""
+"""Operands of theory: floating-point arrays of one dtype, and masks in full shape."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ import numpy as np
 from regard.axes import Array
 
 
-def floating(**arguments: Any) -> list[Array]:
-    """The arguments in their common dtype, float32 at least."""
+def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
+    """Convert arrays to their common dtype, float32 at least; each has the axes of `meaning` at least."""
     arrays = {name: jnp.asarray(given) for name, given in arguments.items()}
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
                 f"{name}: expected a floating-point array, got {array.dtype}; convert it with .astype(float)"
             )
+        if array.ndim < meaning.count(","):
+            raise ValueError(f"{name}: expected {meaning}, got an array of shape {array.shape}")
     dtype = np.dtype(np.float32)
     for array in arrays.values():
         dtype = np.promote_types(dtype, array.dtype)
     return [array.astype(dtype) for array in arrays.values()]
 
 
-def check_axes(count: int, meaning: str, **arrays: Array) -> None:
-    """At least `count` axes in each array."""
-    for name, array in arrays.items():
-        if array.ndim < count:
-            raise ValueError(f"{name}: expected {meaning}, got an array of shape {array.shape}")
-
-
 def rows(name: str, given: Any, like: Array) -> Array:
-    """A number, or one per row, to be combined with `like`: shape (..., 1)."""
+    """Shape a number, or one per row, to be combined with `like`: (..., 1)."""
     array = jnp.asarray(given)
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected numbers, got {array.dtype}")
@@ -40,7 +35,7 @@ def rows(name: str, given: Any, like: Array) -> Array:
 
 
 def broadcast(name: str, array: Array, shape: tuple[int, ...]) -> Array:
-    """The array in this shape, or an error that names it."""
+    """Broadcast the array to this shape, or raise an error that names it."""
     try:
         return jnp.broadcast_to(array, shape)
     except ValueError:
@@ -50,13 +45,18 @@ def broadcast(name: str, array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def kept(keep: Any, shape: tuple[int, ...]) -> Array:
-    """The mask in the scores' shape; None keeps all."""
+    """Broadcast the mask to the scores' shape; None keeps all."""
     if keep is None:
         return jnp.ones(shape, bool)
     array = jnp.asarray(keep)
     if array.dtype != bool:
         raise TypeError(f"keep: expected booleans, True = may attend, got {array.dtype}; write keep != 0")
     return broadcast("keep", array, shape)
+
+
+def diagonal(shape: tuple[int, ...]) -> Array:
+    """Mark the diagonal of square matrices `(..., N, N)`."""
+    return jnp.broadcast_to(jnp.eye(shape[-1], dtype=bool), shape)
 
 
 def reduce_to(array: Array, shape: tuple[int, ...]) -> Array:

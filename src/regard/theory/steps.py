@@ -1,4 +1,4 @@
-"""Attention step by step, as document and textbook write it: scores S, weights A, output O."""
+"""Attention step by step, as textbooks write it: scores S, weights A, output O."""
 
 from __future__ import annotations
 
@@ -107,10 +107,6 @@ def attention_steps(
         `Steps`, in the common dtype of query, key and value, float32 at least. A query that may attend to
         nothing has weights 0, output 0, and log partition -inf, or the sink's logit.
 
-    Raises:
-        TypeError: arrays that are not floating-point, a mask that is not boolean.
-        ValueError: shapes that do not fit.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from regard.theory import steps
@@ -120,26 +116,18 @@ def attention_steps(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, equation 1.
     """
-    query, key, value = operands.floating(query=query, key=key, value=value)
-    operands.check_axes(2, "(..., length, width)", query=query, key=key, value=value)
+    query, key, value = operands.floating("(..., length, width)", query=query, key=key, value=value)
     if query.shape[-1] != key.shape[-1] and metric is None:
         raise ValueError(f"key: expected the query's width {query.shape[-1]}, got shape {key.shape}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"value: expected one row per key, {key.shape[-2]}, got shape {value.shape}")
     dtype = query.dtype
-
-    def number(given: Any) -> Any:
-        return None if given is None else jnp.asarray(given).astype(dtype)
-
-    given = {
-        "metric": number(metric),
-        "softcap": number(softcap),
-        "slopes": number(slopes),
-        "bias": number(bias),
-        "sinks": number(sinks),
-        "dropout": number(dropout),
-    }
-    scale = number((1 / np.sqrt(query.shape[-1]) if metric is None else 1.0) if scale is None else scale)
+    if scale is None:
+        scale = 1 / np.sqrt(query.shape[-1]) if metric is None else 1.0
+    scale = jnp.asarray(scale).astype(dtype)
+    options = {"metric": metric, "softcap": softcap, "slopes": slopes}
+    options |= {"bias": bias, "sinks": sinks, "dropout": dropout}
+    given = {name: None if one is None else jnp.asarray(one).astype(dtype) for name, one in options.items()}
     for name, one in (("scale", scale), ("softcap", given["softcap"])):
         if one is not None and one.ndim:
             raise ValueError(f"{name}: expected one number, got shape {one.shape}")
@@ -163,7 +151,9 @@ def attention_steps(
     capped = scale * products
     if given["softcap"] is not None:
         capped = given["softcap"] * jnp.tanh(capped / given["softcap"])
-    distance = _distance(query.shape[-2], key.shape[-2], query_offset).astype(dtype)
+    rows, columns = (jnp.arange(length, dtype=jnp.int32) for length in pairs[-2:])
+    position = jnp.asarray(query_offset, jnp.int32) + rows
+    distance = jnp.abs(position[:, None] - columns[None]).astype(dtype)
     scores = capped
     if given["slopes"] is not None:
         slope = operands.broadcast("slopes", given["slopes"], leading)[..., None, None]
@@ -183,8 +173,8 @@ def attention_steps(
     weights = shares / total
     used = weights
     if given["dropout"] is not None:
-        used = weights * operands.broadcast("dropout", given["dropout"], pairs)
-        given["dropout"] = jnp.broadcast_to(given["dropout"], pairs)
+        given["dropout"] = operands.broadcast("dropout", given["dropout"], pairs)
+        used = weights * given["dropout"]
     return Steps(
         query=query,
         key=key,
@@ -248,10 +238,6 @@ def multi_head(
     Returns:
         `HeadSteps`.
 
-    Raises:
-        TypeError: arrays that are not floating-point.
-        ValueError: shapes that do not fit.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from regard.theory import steps
@@ -275,7 +261,7 @@ def multi_head(
 
 
 def spread(name: str, array: Array, leading: tuple[int, ...]) -> Array:
-    """The array with all leading axes; a head shared by a group is repeated for each of the group.
+    """Give an array all leading axes; a head shared by a group is repeated for each of the group.
 
     Args:
         name: of the argument, for errors.
@@ -308,8 +294,3 @@ def _leading(query: Array, key: Array, value: Array) -> tuple[int, ...]:
         return np.broadcast_shapes(*shapes)
     except ValueError:
         raise ValueError(f"expected leading axes that broadcast, got {', '.join(map(str, shapes))}") from None
-
-
-def _distance(num_queries: int, num_keys: int, query_offset: Any) -> Array:
-    row = jnp.asarray(query_offset, jnp.int32) + jnp.arange(num_queries, dtype=jnp.int32)
-    return jnp.abs(row[:, None] - jnp.arange(num_keys, dtype=jnp.int32)[None, :])

@@ -1,22 +1,51 @@
-"""The figures of Regard in one place: each takes the caller's axes or makes a figure, returns a `Drawing`.
+"""Figures of attention: each function takes the caller's axes or makes a figure, and returns a `Drawing`.
 
-Nothing here touches pyplot: no window opens and no figure stays behind. `save(drawing, "name.png")`, or
-`.svg` or `.pdf`, writes a file that is the same every time.
+Start from `attention_heatmap` and `head_grid`; `save(drawing, "name.png")`, or `.svg` or `.pdf`, writes a
+file that is the same every time. Nothing here touches pyplot: no window opens and no figure stays behind.
+Needs the extra `regard[look]`.
 """
 
-from regard.inspection.figures.atlases import head_atlas as head_atlas
-from regard.inspection.figures.atlases import head_map as head_map
-from regard.inspection.figures.canvas import Drawing as Drawing
-from regard.inspection.figures.canvas import render as render
-from regard.inspection.figures.canvas import save as save
-from regard.inspection.figures.curves import training_curves as training_curves
-from regard.inspection.figures.head_curves import distance_profile as distance_profile
-from regard.inspection.figures.head_curves import entropy_profile as entropy_profile
-from regard.inspection.figures.head_curves import head_history as head_history
-from regard.inspection.figures.heatmaps import attention_heatmap as attention_heatmap
-from regard.inspection.figures.heatmaps import head_grid as head_grid
-from regard.inspection.figures.matrices import mask_picture as mask_picture
-from regard.inspection.figures.matrices import position_similarity as position_similarity
-from regard.inspection.figures.matrices import position_table as position_table
-from regard.inspection.figures.patches import scan_attention as scan_attention
-from regard.inspection.figures.patches import scan_attention_grid as scan_attention_grid
+from typing import TYPE_CHECKING
+
+from regard.loading import defer
+
+if TYPE_CHECKING:
+    from regard.inspection.figures.atlases import head_atlas, head_map
+    from regard.inspection.figures.canvas import Drawing, render, save
+    from regard.inspection.figures.curves import training_curves
+    from regard.inspection.figures.head_curves import distance_profile, entropy_profile, head_history
+    from regard.inspection.figures.heatmaps import attention_heatmap, head_grid
+    from regard.inspection.figures.matrices import mask_picture, position_similarity, position_table
+    from regard.inspection.figures.patches import scan_attention, scan_attention_grid
+
+__all__ = [
+    "Drawing",
+    "attention_heatmap",
+    "distance_profile",
+    "entropy_profile",
+    "head_atlas",
+    "head_grid",
+    "head_history",
+    "head_map",
+    "mask_picture",
+    "position_similarity",
+    "position_table",
+    "render",
+    "save",
+    "scan_attention",
+    "scan_attention_grid",
+    "training_curves",
+]
+
+__getattr__, __dir__ = defer(
+    __name__,
+    "look",
+    __all__,
+    atlases="head_atlas head_map",
+    canvas="Drawing render save",
+    curves="training_curves",
+    head_curves="distance_profile entropy_profile head_history",
+    heatmaps="attention_heatmap head_grid",
+    matrices="mask_picture position_similarity position_table",
+    patches="scan_attention scan_attention_grid",
+)

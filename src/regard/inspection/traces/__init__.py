@@ -1,7 +1,10 @@
-"""Traces: what a model attended to, watched while it ran, kept in a file, read again."""
+"""Traces: attention calls of a model, recorded while it ran, kept in a file, read again.
 
-from regard.inspection.traces.calls import Call as Call
-from regard.inspection.traces.captures import capture as capture
-from regard.inspection.traces.captures import record as record
-from regard.inspection.traces.trace import Trace as Trace
-from regard.inspection.traces.trace import load as load
+Start from `capture` and `load`; `record` runs a model under `capture`.
+"""
+
+from regard.inspection.traces.calls import Call
+from regard.inspection.traces.captures import capture, record
+from regard.inspection.traces.trace import Trace, load
+
+__all__ = ["Call", "Trace", "capture", "load", "record"]

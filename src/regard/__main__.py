@@ -1,0 +1,8 @@
+"""The command `regard`, as `python -m regard`."""
+
+import sys
+
+from regard.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
