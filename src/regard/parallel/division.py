@@ -26,7 +26,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Chunking:
     """The cut of one sequence axis into `parts * ring` chunks, the last of them padded."""
 
     length: int
@@ -69,12 +69,12 @@ class Division:
         return 1 if self.layout == "contiguous" else 2
 
     @property
-    def queries(self) -> Sequence:
-        return Sequence(self.num_queries, self.parts, self.size(self.ring), self.size(self.exchange))
+    def queries(self) -> Chunking:
+        return Chunking(self.num_queries, self.parts, self.size(self.ring), self.size(self.exchange))
 
     @property
-    def keys(self) -> Sequence:
-        return Sequence(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
+    def keys(self) -> Chunking:
+        return Chunking(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
 
     def chunk_of(self, part: Any, member: Any) -> Any:
         """Find the chunk of the sequence that is a part of a ring member's."""
