@@ -85,7 +85,7 @@ class Division:
             return last if part else member
         return jnp.where(part == 0, member, last)
 
-    def pad(self, array: Array, sequence: Sequence) -> Array:
+    def pad(self, array: Array, sequence: Chunking) -> Array:
         """Pad rows (..., n, x) until they divide; zeros come after the last position."""
         if sequence.length == sequence.padded:
             return array
@@ -94,7 +94,7 @@ class Division:
         array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, sequence.padded - sequence.length), (0, 0)])
         return to_zigzag(array, ring) if self.layout == "zigzag" else array
 
-    def unpad(self, array: Array, sequence: Sequence) -> Array:
+    def unpad(self, array: Array, sequence: Chunking) -> Array:
         """Undo `pad`."""
         if sequence.length == sequence.padded:
             return array
