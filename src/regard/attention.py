@@ -149,31 +149,15 @@ def explain(
     Nothing is computed, so `jax.ShapeDtypeStruct` stands in for arrays.
 
     Args:
-        query: as in `attend`, or its shape and dtype.
-        key: as in `attend`, or its shape and dtype.
-        value: as in `attend`, or its shape and dtype.
-        mask: as in `attend`.
-        bias: as in `attend`, or its shape and dtype.
-        score: as in `attend`.
-        scale: as in `attend`.
-        sinks: as in `attend`, or its shape and dtype.
-        dropout_rate: as in `attend`.
-        rng: as in `attend`.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-        aux: as in `attend`.
-        rows: as in `attend`.
-        heads: as in `attend`.
-        backend: as in `attend`.
-        precision: as in `attend`.
+        query, key, value, bias, sinks: as in `attend`, or their shapes and dtypes.
+        mask, score, scale, dropout_rate, rng, query_offset, key_offset, aux, rows, heads: as in `attend`.
+        backend, precision: as in `attend`.
 
     Returns:
         A record to read or print.
 
     Raises:
-        TypeError: as `attend`.
-        ValueError: as `attend`.
-        NotImplementedError: as `attend`.
+        TypeError, ValueError, NotImplementedError: as `attend`.
 
     Example:
         >>> import jax

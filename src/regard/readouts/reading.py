@@ -51,12 +51,7 @@ def read(
     drops it: memory is linear in T and S, and there is no random choice and no sampling.
 
     Args:
-        query: floating-point array, as in `attend`.
-        key: floating-point array, as in `attend`.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
+        query, key, mask, bias, score, scale: as in `attend`.
         sinks: as in `attend`; their share of the weights is `sink_mass`.
         query_offset: position of query row 0, as in `attend`; needed with T != S or a key_offset, as
             distances are always read.
@@ -198,7 +193,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
     total = jnp.where(alive, rows.total + sunk, 1)
     entropy = jnp.where(alive, (rows.surprise + sunk_surprise) / total + jnp.log(total), 0)
     kept = jnp.where(rows.total > 0, rows.total, 1)
-    top = norm.expand().logs(found.top_scores)
+    top = Norm(*(part[..., None] for part in norm)).logs(found.top_scores)
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
     *_, blocks = found.block_mass.shape[:-1]

@@ -42,20 +42,13 @@ def window(
     Windows of one size share one compiled program, wherever they lie.
 
     Args:
-        query: floating-point array, as in `attend`.
-        key: floating-point array, as in `attend`.
+        query, key: as in `attend`.
         lse: floating-point array `(*B, T)`: `Readout.lse`, or what `attend(..., aux=("lse",))` gave.
         rows: which queries: a slice, or a list of indices, also traced. None means all.
         columns: which keys, likewise.
         heads: which query heads, the axis before T, likewise.
-        mask: as in `attend`.
-        bias: as in `attend`.
-        score: as in `attend`.
-        scale: as in `attend`.
+        mask, bias, score, scale, query_offset, key_offset, precision: as in `attend`.
         sinks: as in `attend`; their share is already in `lse`, so they only have to fit.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-        precision: as in `attend`.
 
     Returns:
         The weights `(*B, rows, columns)` in the accumulation dtype, with as many heads as asked for; 0
