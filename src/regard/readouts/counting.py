@@ -186,7 +186,7 @@ class _Counting:
         tiling = self.tiling
         view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
         scores = tiling.align(tiling.scores(row_block.query, row_block.scale, view, partly), view, -jnp.inf)
-        # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
+        # A row that holds NaN is left out: times 0, it would still be NaN in the sums of other rows.
         sound = row_block.norm.is_sound()
         logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)
         weights = exp(logs)

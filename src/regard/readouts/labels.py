@@ -24,7 +24,7 @@ def _evenness(readout: Readout) -> Array:
     return readout.entropy / jnp.log(jnp.maximum(choices, 2))
 
 
-# A label's number, per query, and from which mean over the queries that have keys on it is given.
+# For each label its number per query, and the least mean, over queries with keys, from which it is given.
 LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
     "previous-token": (attrgetter("previous_mass"), 0.4),
     "induction": (attrgetter("induction_mass"), 0.3),
@@ -143,7 +143,7 @@ def _average(readout: Readout) -> dict[str, Array]:
     measured = {name: measure(readout) for name, (measure, _) in LABELS.items()}
     rows |= {name: row for name, row in measured.items() if row is not None}  # without tokens, some are None
     alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
-    # Of one key, there is no telling how evenly a query attends.
+    # Over a single key, evenness has no meaning.
     counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
     return {
         name: jnp.where(counted[name], row, 0).sum(-1)

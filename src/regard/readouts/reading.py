@@ -116,7 +116,7 @@ def read(
     if tokens is None and query_tokens is not None:
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
     given = None if lse is None else check_lse(problem, lse)
-    # Of the inputs: what is dropped at the end would still be differentiated on the way.
+    # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
     return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
 
 
