@@ -149,7 +149,7 @@ def explain(
     Nothing is computed, so `jax.ShapeDtypeStruct` stands in for arrays.
 
     Args:
-        query, key, value, bias, sinks: as in `attend`, or their shapes and dtypes.
+        query, key, value, bias, sinks: as in `attend`, or a shape and a dtype.
         mask, score, scale, dropout_rate, rng, query_offset, key_offset, aux, rows, heads: as in `attend`.
         backend, precision: as in `attend`.
 

@@ -224,7 +224,7 @@ def explain(
     Nothing is computed: `jax.ShapeDtypeStruct` stands in for arrays, `jax.sharding.AbstractMesh` for a mesh.
 
     Args:
-        query, key, value: as in `attend`, or their shapes and dtypes.
+        query, key, value: as in `attend`, or a shape and a dtype.
         mesh, axis, batch_axis, head_axis, layout, plan: as in `attend`.
         **options: as in `attend`.
 
