@@ -13,20 +13,20 @@ QUESTIONS = {"What", "How", "Whether", "Which", "Where", "Of", "Why"}
 
 # Imperatives that the house uses; a new one is added here, so that a noun or "Returns" is not taken for one.
 WORDS = """
-Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bound Bring
-Broadcast Build Bundle Cache Call Canonicalize Cast Check Choose Classify Close Coarsen Collect Combine
-Compare Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide
-Declare Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Draw Drop Embed
-Encode End Enter Estimate Evaluate Exchange Expand Explain Extend Extract Fetch Fill Find Fit Flatten Fold
+Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bound Bring Broadcast
+Build Bundle Cache Call Canonicalize Cast Check Choose Classify Close Coarsen Collect Combine Compare
+Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide Declare
+Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Draw Drop Embed Encode End
+Enter Estimate Evaluate Exchange Expand Explain Extend Extract Fetch Fill Find Finish Fit Flatten Fold
 Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Hide Ignore Infer
-Insert Inspect Interleave Invert Join Keep Label Lay Leave Let List Load Look Loop Lower Make Map Mark
-Mask Match Measure Mend Merge Move Multiply Name Narrow Normalise Number Open Order Overwrite Pack Pad
-Parse Pass Pick Place Plan Predict Prepare Print Probe Process Project Put Raise Read Rebuild Record
-Reduce Refuse Reject Release Remember Remove Rename Render Repeat Replace Report Reset Reshape Resize
-Resolve Restore Retrieve Return Reverse Roll Rotate Round Run Sample Save Say Scale Scan Score Select Send
-Separate Serve Set Shape Shard Share Sharpen Shift Show Shrink Shuffle Slice Sort Split Spread Stack Start
-Step Stop Store Stream Suggest Sum Surround Swap Sweep Tabulate Take Tell Tile Time Trace Train Transform
-Turn Undo Unflatten Unpack Update Use Validate Verify Visit Wait Walk Watch Weigh Widen Wrap Write Yield
+Insert Inspect Interleave Invert Join Keep Label Lay Leave Let List Load Look Loop Lower Make Map Mark Mask
+Match Measure Mend Merge Move Multiply Name Narrow Normalise Number Open Order Overwrite Pack Pad Parse Pass
+Pick Place Plan Predict Prepare Print Probe Process Project Put Raise Read Rebuild Record Reduce Refuse
+Reject Release Remember Remove Rename Render Repeat Replace Report Reset Reshape Resize Resolve Restore
+Retrieve Return Reverse Roll Rotate Round Run Sample Save Say Scale Scan Score Select Send Separate Serve
+Set Shape Shard Share Sharpen Shift Show Shrink Shuffle Slice Sort Split Spread Stack Start Step Stop Store
+Stream Suggest Sum Surround Swap Sweep Tabulate Take Tell Tile Time Trace Train Transform Turn Undo
+Unflatten Unpack Update Use Validate Verify Visit Wait Walk Watch Weigh Widen Wrap Write Yield Zero
 """
 VERBS = set(WORDS.split())
 

@@ -6,7 +6,7 @@ says what a call would do:
     from regard import attend, masks
     output = attend(query, key, value, mask=masks.causal() & masks.sliding_window(256))
 
-- `masks`, `scores`, `positions`: what decides, changes and places the scores
+- `masks`, `scores`, `positions`: who may attend to whom, changes of the scores, rotary turns and tables
 - `KVCache`, `PagedKVCache`: keys and values while decoding
 - `linear`: linear attention, with a state of fixed size
 - `readouts`, `inspection`: statistics and exact windows of the weights; traces, figures, the explorer's page

@@ -117,9 +117,7 @@ def explain(
         A record to read or print.
 
     Raises:
-        TypeError: as `attend`.
-        ValueError: as `attend`.
-        NotImplementedError: as `attend`.
+        TypeError, ValueError, NotImplementedError: as `attend`.
 
     Example:
         >>> import jax

@@ -147,17 +147,13 @@ def step(
         value: floating-point array.
         decay: as in `attend`, `(*B, K)` or `(*B, K, D)`.
         rate: as in `attend`, `(*B, K)`.
-        feature_map: as in `attend`.
-        normalise: as in `attend`.
-        scale: as in `attend`.
-        precision: as in `attend`.
+        feature_map, normalise, scale, precision: as in `attend`.
 
     Returns:
         The output `(*B, H, E)` and the next state.
 
     Raises:
-        TypeError: as `attend`.
-        ValueError: as `attend`.
+        TypeError, ValueError: as `attend`.
 
     Example:
         >>> import jax.numpy as jnp

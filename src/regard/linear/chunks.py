@@ -130,7 +130,7 @@ def _prepare(layout: Layout, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]
 
     query, key, value, decay, rate = map(enter, chunk[:-1])
     if layout.feature_map != "identity":
-        # A map may turn 0 into something.
+        # A feature map need not keep 0 at 0, so tokens that are not valid are zeroed again.
         feature_map = FEATURE_MAPS[layout.feature_map]
         query, key = None if query is None else real(feature_map(query)), real(feature_map(key))
     return query, key, value, decay, rate

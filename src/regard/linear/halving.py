@@ -36,7 +36,7 @@ def decay_products(
         return Decayed(jnp.sum(rows * key[:, :, None], -1, keepdims=True), keep, jnp.ones_like(keep))
     half = size // 2
     parts = decay_products(_halve(rows), _halve(key), _halve(keep), precision)
-    # The later half reads the earlier one across their border.
+    # Rows of the later half read what keys of the earlier half wrote.
     reading = rows[:, half:] * parts.until[1::2, :, None]
     written = key[:, :half] * parts.after[0::2]
     lower = jnp.einsum(

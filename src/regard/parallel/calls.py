@@ -40,8 +40,7 @@ def ring_attend(
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.
-        key: as in `attend`.
-        value: as in `attend`.
+        key, value: as in `attend`.
         mesh: a `jax.sharding.Mesh`.
         axis: the mesh axis along which the sequence is divided.
         layout: "contiguous": device i has the i-th part. "zigzag": tokens come, and results go, in the order
@@ -95,8 +94,7 @@ def all_to_all_attend(
 
     Args:
         query: as in `attend`; its heads are a multiple of the devices along `axis`.
-        key: as in `attend`; so are its heads.
-        value: as in `attend`; so are its heads.
+        key, value: as in `attend`; so are their heads.
         mesh: a `jax.sharding.Mesh`.
         axis: the mesh axis along which sequence is exchanged for heads.
         ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
@@ -110,8 +108,7 @@ def all_to_all_attend(
         As `ring_attend`.
 
     Raises:
-        TypeError: as `ring_attend`.
-        ValueError: as `ring_attend`.
+        TypeError, ValueError: as `ring_attend`.
         NotImplementedError: heads that do not divide, with the sizes that would; as `ring_attend`.
 
     Example:
@@ -147,14 +144,11 @@ def attend(
     output_te = sum_s softmax_s(score_ts) value_se, as `regard.attend`
 
     Args:
-        query: as in `attend`.
-        key: as in `attend`.
-        value: as in `attend`.
+        query, key, value: as in `attend`.
         mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call.
         axis: the mesh axis along which the sequence is divided, or two: one along which keys travel, and one
             along which heads are exchanged.
-        batch_axis: as in `ring_attend`.
-        head_axis: as in `ring_attend`.
+        batch_axis, head_axis: as in `ring_attend`.
         layout: as in `ring_attend`; None means "contiguous", or "balanced" where that evens out the work.
         plan: "ring", "all_to_all", "both" or "whole" (one program, which the compiler divides as it can);
             None means the one that serves and sends least, and "whole" where none serves or rows are few.
@@ -197,24 +191,15 @@ def explain(
     Nothing is computed: `jax.ShapeDtypeStruct` stands in for arrays, `jax.sharding.AbstractMesh` for a mesh.
 
     Args:
-        query: as in `attend`, or its shape and dtype.
-        key: as in `attend`, or its shape and dtype.
-        value: as in `attend`, or its shape and dtype.
-        mesh: as in `attend`.
-        axis: as in `attend`.
-        batch_axis: as in `attend`.
-        head_axis: as in `attend`.
-        layout: as in `attend`.
-        plan: as in `attend`.
+        query, key, value: as in `attend`, or a shape and a dtype.
+        mesh, axis, batch_axis, head_axis, layout, plan: as in `attend`.
         **options: as in `attend`.
 
     Returns:
         A record to read or print.
 
     Raises:
-        TypeError: as `attend`.
-        ValueError: as `attend`.
-        NotImplementedError: as `attend`.
+        TypeError, ValueError, NotImplementedError: as `attend`.
 
     Example:
         >>> import jax
@@ -247,12 +232,8 @@ def use(
     are left alone.
 
     Args:
-        mesh: as in `attend`.
-        axis: as in `attend`.
-        batch_axis: as in `attend`.
-        head_axis: as in `attend`.
+        mesh, axis, batch_axis, head_axis, plan: as in `attend`.
         layout: as in `attend`, but for "zigzag": layers number positions in the order of the sequence.
-        plan: as in `attend`.
 
     Returns:
         A context manager.

@@ -43,8 +43,7 @@ def from_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
 
     Args:
         array: what `to_zigzag` gave, or came of it token by token.
-        devices: as in `to_zigzag`.
-        axis: as in `to_zigzag`.
+        devices, axis: as in `to_zigzag`.
 
     Returns:
         The same tokens, in the order of the sequence.

@@ -101,14 +101,7 @@ class Rotary:
 
     def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
         """Turn features; see `rotary`."""
-        return rotary(
-            features,
-            position,
-            base=self.base,
-            width=self.width,
-            interleaved=self.interleaved,
-            scaling=self.scaling,
-        )
+        return rotary(features, position, **vars(self))
 
 
 def rotate(

@@ -52,7 +52,7 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
+        _check_at_least_one(factor=self.factor)
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         return super().frequencies(width, base) / self.factor
@@ -87,15 +87,12 @@ class DynamicNTK(Scaling):
     length: int
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
-        _check_lengths(trained_length=self.trained_length, length=self.length)
+        _check_at_least_one(factor=self.factor, trained_length=self.trained_length, length=self.length)
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         if width > 2:
-            stretch = self.factor * max(self.length, self.trained_length) / self.trained_length - (
-                self.factor - 1
-            )
-            base = base * stretch ** (width / (width - 2))
+            stretch = self.factor * max(self.length, self.trained_length) / self.trained_length
+            base = base * (stretch - (self.factor - 1)) ** (width / (width - 2))
         return super().frequencies(width, base)
 
 
@@ -129,13 +126,8 @@ class Llama3(Scaling):
     high_frequency: float = 4.0
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
-        _check_lengths(trained_length=self.trained_length)
-        if not 0 < self.low_frequency < self.high_frequency:
-            raise ValueError(
-                "low_frequency, high_frequency: expected 0 < low < high,"
-                f" got {self.low_frequency} and {self.high_frequency}"
-            )
+        _check_at_least_one(factor=self.factor, trained_length=self.trained_length)
+        _check_order(low_frequency=self.low_frequency, high_frequency=self.high_frequency)
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         plain = super().frequencies(width, base)
@@ -179,13 +171,8 @@ class YaRN(Scaling):
     whole_features: bool = True
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
-        _check_lengths(trained_length=self.trained_length)
-        if not 0 < self.slow_turns < self.fast_turns:
-            raise ValueError(
-                "slow_turns, fast_turns: expected 0 < slow < fast,"
-                f" got {self.slow_turns} and {self.fast_turns}"
-            )
+        _check_at_least_one(factor=self.factor, trained_length=self.trained_length)
+        _check_order(slow_turns=self.slow_turns, fast_turns=self.fast_turns)
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         plain = super().frequencies(width, base)
@@ -206,12 +193,13 @@ class YaRN(Scaling):
         return 0.1 * math.log(self.factor) + 1 if self.sharpness is None else self.sharpness
 
 
-def _check_factor(factor: float) -> None:
-    if not factor >= 1:
-        raise ValueError(f"factor: expected at least 1, got {factor}")
+def _check_at_least_one(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number >= 1:
+            raise ValueError(f"{name}: expected at least 1, got {number}")
 
 
-def _check_lengths(**lengths: int) -> None:
-    for name, length in lengths.items():
-        if not length >= 1:
-            raise ValueError(f"{name}: expected at least 1, got {length}")
+def _check_order(**turns: float) -> None:
+    (less, low), (more, high) = turns.items()
+    if not 0 < low < high:
+        raise ValueError(f"{less}, {more}: expected 0 < {less} < {more}, got {low} and {high}")

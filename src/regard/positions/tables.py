@@ -42,9 +42,7 @@ def sinusoidal(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    if length < 0:
-        raise ValueError(f"length: expected at least 0, got {length}")
-    _check_width(d_model)
+    _check_sizes(d_model, length)
     angles = np.arange(start, start + length, dtype=np.float64)[:, None] * frequencies(d_model, base)[None]
     return jnp.asarray(_interleave(np.sin(angles), np.cos(angles))[:, :d_model].astype(dtype))
 
@@ -82,7 +80,7 @@ def sinusoidal_at(
     position = jnp.asarray(position)
     if not jnp.issubdtype(position.dtype, jnp.integer):
         raise TypeError(f"position: expected integers, got {position.dtype}")
-    _check_width(d_model)
+    _check_sizes(d_model)
     sine, cosine = turns(position, frequencies(d_model, base))
     return _interleave(sine, cosine)[..., :d_model]
 
@@ -115,14 +113,14 @@ def learned(
 
     Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
     """
-    if length < 0:
-        raise ValueError(f"length: expected at least 0, got {length}")
-    _check_width(d_model)
+    _check_sizes(d_model, length)
     # A strongly typed factor, so that the table keeps its dtype under strict promotion.
     return jax.random.normal(rng, (length, d_model), dtype) * jnp.asarray(stddev, dtype)
 
 
-def _check_width(d_model: int) -> None:
+def _check_sizes(d_model: int, length: int = 0) -> None:
+    if length < 0:
+        raise ValueError(f"length: expected at least 0, got {length}")
     if d_model < 1:
         raise ValueError(f"d_model: expected at least 1, got {d_model}")
 

@@ -45,10 +45,6 @@ class Norm(NamedTuple):
         """Mark the rows that hold no NaN."""
         return ~jnp.isnan(self.peak + self.rest)
 
-    def expand(self) -> Norm:
-        """Add a last axis, for several scores per query."""
-        return Norm(self.peak[..., None], self.rest[..., None])
-
 
 class PerQuery(NamedTuple):
     """Sums over keys: (R) each in a row block, (*B, T) each of a call."""
@@ -66,7 +62,7 @@ class PerQuery(NamedTuple):
     @classmethod
     def like(cls, row: Array) -> PerQuery:
         """Use the same array for each sum."""
-        return cls(row, row, row, row, row, row, row, row, row)
+        return cls(*[row] * len(cls._fields))
 
 
 class PerKey(NamedTuple):

@@ -18,7 +18,7 @@ from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import product
 from regard.masks.grid import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, Plan, Tokens
-from regard.readouts.profiles import bin_of, put_on_diagonal, sum_bins, sum_diagonals
+from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals
 from regard.readouts.tiling import Place, Tiling, block_of, merge
 from regard.readouts.top_k import CHUNK, RunningTopK
 
@@ -258,7 +258,7 @@ class _Counting:
 
         def one_bin(tile: Array) -> Array:
             del tile
-            return put_on_diagonal(by_block.sum((0, 2)), keys, queries)
+            return jnp.pad(by_block.sum((0, 2))[:, None], ((0, 0), (keys, queries)))
 
         def diagonals(tile: Array) -> Array:
             return sum_diagonals(tile.reshape((keys, group, queries)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -14,15 +15,24 @@ from regard.axes import Array
 from regard.masks.grid import is_concrete
 from regard.readouts.record import Readout
 
-# A label's number, per query, and from which mean over the queries that have keys on it is given.
+
+def _evenness(readout: Readout) -> Array:
+    """Divide the entropy by its largest value, the log of the number of keys, the sink included."""
+    choices = readout.keys.astype(readout.entropy.dtype) + (readout.sink_mass > 0).astype(
+        readout.entropy.dtype
+    )
+    return readout.entropy / jnp.log(jnp.maximum(choices, 2))
+
+
+# For each label its number per query, and the least mean, over queries with keys, from which it is given.
 LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
-    "previous-token": (lambda readout: readout.previous_mass, 0.4),
-    "induction": (lambda readout: readout.induction_mass, 0.3),
-    "same-token": (lambda readout: readout.same_mass, 0.3),
-    "self": (lambda readout: readout.self_mass, 0.4),
+    "previous-token": (attrgetter("previous_mass"), 0.4),
+    "induction": (attrgetter("induction_mass"), 0.3),
+    "same-token": (attrgetter("same_mass"), 0.3),
+    "self": (attrgetter("self_mass"), 0.4),
     "sink": (lambda readout: readout.first_mass + readout.sink_mass, 0.5),
-    "local": (lambda readout: readout.local_mass, 0.8),
-    "uniform": (lambda readout: _evenness(readout), 0.9),
+    "local": (attrgetter("local_mass"), 0.8),
+    "uniform": (_evenness, 0.9),
 }
 
 
@@ -128,26 +138,15 @@ def label(
 
 @jax.jit
 def _average(readout: Readout) -> dict[str, Array]:
-    rows = {name: getattr(readout, name) for name in ("entropy", "distance", "max_weight")}
-    rows |= {name: getattr(readout, name) for name in ("first_mass", "sink_mass")}
-    rows |= {name: measure(readout) for name, (measure, _) in LABELS.items() if _known(name, readout)}
+    names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
+    rows = {name: getattr(readout, name) for name in names}
+    measured = {name: measure(readout) for name, (measure, _) in LABELS.items()}
+    rows |= {name: row for name, row in measured.items() if row is not None}  # without tokens, some are None
     alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
-    # Of one key, there is no telling how evenly a query attends.
+    # Over a single key, evenness has no meaning.
     counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
     return {
         name: jnp.where(counted[name], row, 0).sum(-1)
         / jnp.maximum(counted[name].sum(-1, dtype=jnp.int32), 1).astype(row.dtype)
         for name, row in rows.items()
     }
-
-
-def _known(name: str, readout: Readout) -> bool:
-    return not (name in ("induction", "same-token") and readout.same_mass is None)
-
-
-def _evenness(readout: Readout) -> Array:
-    """Divide the entropy by its largest value, the log of the number of keys, the sink included."""
-    choices = readout.keys.astype(readout.entropy.dtype) + (readout.sink_mass > 0).astype(
-        readout.entropy.dtype
-    )
-    return readout.entropy / jnp.log(jnp.maximum(choices, 2))

@@ -32,11 +32,6 @@ def sum_diagonals(tile: Array) -> Array:
     return laid.reshape((group, columns, width + 1)).sum(1)
 
 
-def put_on_diagonal(total: Array, columns: int, rows: int) -> Array:
-    """Put a total (G) on the main diagonal, in the shape of `sum_diagonals`."""
-    return jnp.pad(total[:, None], ((0, 0), (columns, rows)))
-
-
 def sum_bins(diagonals: Array, first: Any) -> Array:
     """Sum diagonals (..., L) into bins (..., 63); entry x lies at distance first + x, `first` is (...)."""
     steps = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * first.ndim, diagonals.shape[-1]), first.ndim)

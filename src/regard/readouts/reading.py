@@ -95,7 +95,7 @@ def read(
     if tokens is None and query_tokens is not None:
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
     given = None if lse is None else check_lse(problem, lse)
-    # Of the inputs: what is dropped at the end would still be differentiated on the way.
+    # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
     return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
 
 
@@ -173,7 +173,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
     total = jnp.where(alive, rows.total + sunk, 1)
     entropy = jnp.where(alive, (rows.surprise + sunk_surprise) / total + jnp.log(total), 0)
     kept = jnp.where(rows.total > 0, rows.total, 1)
-    top = norm.expand().logs(found.top_scores)
+    top = Norm(*(part[..., None] for part in norm)).logs(found.top_scores)
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
     *_, blocks = found.block_mass.shape[:-1]

@@ -54,13 +54,9 @@ class Tiling:
         return -(-self.blocking.keys // unit) * unit
 
     @property
-    def key_tiles(self) -> int:
-        return -(-self.config.num_keys // self.blocking.keys)
-
-    @property
     def width(self) -> int:
         """The number of keys of all tiles, padding included."""
-        return self.key_tiles * self.keys
+        return -(-self.config.num_keys // self.blocking.keys) * self.keys
 
     @property
     def row_blocks(self) -> int:
@@ -78,10 +74,10 @@ class Tiling:
     @property
     def pyramid(self) -> tuple[int, int]:
         """The numbers of query blocks and key blocks that all tiles touch."""
-        rows, tiles = (self.row_blocks - 1) * self.blocking.queries, (self.key_tiles - 1) * self.keys
+        rows, columns = (self.row_blocks - 1) * self.blocking.queries, self.width - self.keys
         return (
             rows // self.plan.query_block + self.query_blocks,
-            tiles // self.plan.key_block + self.key_blocks,
+            columns // self.plan.key_block + self.key_blocks,
         )
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:

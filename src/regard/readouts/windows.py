@@ -34,8 +34,7 @@ def window(
     Windows of one size share one compiled program, wherever they lie.
 
     Args:
-        query: floating-point array, as in `attend`.
-        key: floating-point array, as in `attend`.
+        query, key: as in `attend`.
         lse: floating-point array `(*B, T)`: `Readout.lse`, or what `attend(..., aux=("lse",))` gave.
         rows: which queries: a slice, or a list of indices, also traced. None means all.
         columns: which keys, likewise.

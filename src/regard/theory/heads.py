@@ -61,7 +61,7 @@ def jensen_shannon(weights: Any) -> Array:
     own = _entropy(weights)
     mixed = _entropy((weights[..., :, None, :, :] + weights[..., None, :, :, :]) / 2)
     found = mixed - (own[..., :, None, :] + own[..., None, :, :]) / 2
-    # Rounding alone could make a head differ from itself by less than nothing.
+    # Rounding could make the divergence of a head from itself negative.
     return _mean(jnp.maximum(found, 0), both)
 
 
@@ -170,7 +170,7 @@ def rollout(layers: Sequence[Any], residual: float = 0.5) -> Array:
                 f"layers: expected square weights (..., H, T, T), layer {number} has {weights.shape}"
             )
         mean = weights.mean(-3)
-        # What heads leave of a row, all of it if the row is empty, stays where it is.
+        # What the heads leave of a row, all of it in an empty row, stays at its own position.
         kept = residual + (1 - residual) * (1 - mean.sum(-1, keepdims=True))
         mixed.append((1 - residual) * mean + jnp.where(operands.diagonal(mean.shape), kept, 0))
         if mixed[0].shape != mean.shape:

@@ -140,7 +140,7 @@ def attention_steps(
     if given["bias"] is not None:
         bias = operands.broadcast("bias", given["bias"], pairs)
         keep &= bias != -jnp.inf
-    # What nobody may attend to may hold NaN: it is never multiplied.
+    # Rows that take no part may hold NaN, so they are zeroed before any product.
     query = jnp.where(keep.any(-1)[..., None], spread("query", query, leading), 0)
     key, value = (
         jnp.where(keep.any(-2)[..., None], spread(name, array, leading), 0)

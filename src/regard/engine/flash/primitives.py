@@ -72,7 +72,7 @@ class Spec:
 
 
 def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
-    """Attend; differentiable in the inputs."""
+    """Attend, differentiably in the inputs."""
     named = inputs.named()
     leaves, structure = jax.tree.flatten(context)
     spec = Spec(config, tuple(named), structure)
