@@ -57,7 +57,7 @@ FOLDERS = {
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",
     "planning": "amounts chips host links candidates workload estimates reports planner",
-    "linear": "features halving state inputs chunks attention",
+    "linear": "features halving state problem chunks attention",
     "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward residual"
     " blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"

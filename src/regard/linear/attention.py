@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array, ArrayLike
 from regard.linear.chunks import run
-from regard.linear.inputs import canonicalize
+from regard.linear.problem import canonicalize
 from regard.linear.state import State
 
 
@@ -98,7 +98,7 @@ def attend(
     Attention Transformers", 2024, section 4; Yang et al., "Gated Delta Networks", 2025, section 3; rules and
     default scale as in ONNX LinearAttention.
     """
-    inputs = canonicalize(
+    problem = canonicalize(
         query,
         key,
         value,
@@ -113,10 +113,10 @@ def attend(
         chunk=chunk,
         precision=precision,
     )
-    output, (memory, key_sum) = run(inputs)
+    output, (memory, key_sum) = run(problem)
     if not return_state:
         return output
-    batch = inputs.layout.batch if inputs.layout.leading else ()
+    batch = problem.config.batch if problem.config.leading else ()
     memory = memory.reshape((*batch, *memory.shape[1:]))
     return output, State(memory, None if key_sum is None else key_sum.reshape((*batch, *key_sum.shape[1:])))
 

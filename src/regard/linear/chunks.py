@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.linear.features import FEATURE_MAPS
 from regard.linear.halving import decay_products, decay_weights, invert
-from regard.linear.inputs import Inputs, Layout
+from regard.linear.problem import LinearConfig, LinearProblem
 
 
 class Chunk(NamedTuple):
@@ -34,28 +34,28 @@ class Carried(NamedTuple):
 
 
 @jax.jit
-def run(inputs: Inputs) -> tuple[Array, Carried]:
+def run(problem: LinearProblem) -> tuple[Array, Carried]:
     """Compute the output and the state after the last row."""
-    layout = inputs.layout
-    carried = Carried(inputs.memory, inputs.key_sum)
-    chunks = _cut(inputs)
-    advance = partial(_advance, layout, inputs.scale)
+    config = problem.config
+    carried = Carried(problem.memory, problem.key_sum)
+    chunks = _cut(problem)
+    advance = partial(_advance, config, problem.scale)
     if chunks.key.shape[0] == 1:
         carried, output = advance(carried, jax.tree.map(lambda array: array[0], chunks))
         output = jax.tree.map(lambda array: array[None], output)
     else:
         # A chunk is computed again for its gradient, so that only the states between chunks are kept.
         carried, output = jax.lax.scan(jax.checkpoint(advance, prevent_cse=False), carried, chunks)
-    output = _read_all(inputs, carried) if output is None else _mend(output, layout)
-    return output.reshape((*layout.leading, *output.shape[-2:])), carried
+    output = _read_all(problem, carried) if output is None else _mend(output, config)
+    return output.reshape((*config.leading, *output.shape[-2:])), carried
 
 
-def _cut(inputs: Inputs) -> Chunk:
-    layout = inputs.layout
-    length, size = inputs.key.shape[-2], layout.chunk
-    valid = inputs.valid
+def _cut(problem: LinearProblem) -> Chunk:
+    config = problem.config
+    length, size = problem.key.shape[-2], config.chunk
+    valid = problem.valid
     if length % size and valid is None:
-        valid = jnp.ones((*(1,) * (inputs.key.ndim - 2), length, 1), bool)
+        valid = jnp.ones((*(1,) * (problem.key.ndim - 2), length, 1), bool)
 
     def cut(array: Array | None) -> Array | None:
         if array is None:
@@ -68,57 +68,59 @@ def _cut(inputs: Inputs) -> Chunk:
         return jnp.moveaxis(array, -3, 0)
 
     query = None
-    if layout.causal:
-        *batch, heads, _, width = inputs.query.shape
-        query = inputs.query.reshape((*batch, heads // layout.group, layout.group, length, width))
+    if config.causal:
+        *batch, heads, _, width = problem.query.shape
+        query = problem.query.reshape((*batch, heads // config.group, config.group, length, width))
         query = jnp.swapaxes(cut(query), -2, -3)  # pyright: ignore
-    return Chunk(query, *map(cut, (inputs.key, inputs.value, inputs.decay, inputs.rate, valid)))  # pyright: ignore
+    return Chunk(query, *map(cut, (problem.key, problem.value, problem.decay, problem.rate, valid)))  # pyright: ignore
 
 
-def _mend(output: Array, layout: Layout) -> Array:
+def _mend(output: Array, config: LinearConfig) -> Array:
     """Join chunks (N, L, C, G, E) to (L, G, T, E)."""
     count, lines, size, group, width = output.shape
     output = jnp.transpose(output, (1, 3, 0, 2, 4)).reshape((lines, group, count * size, width))
-    return output[:, :, : layout.num_queries]
+    return output[:, :, : config.num_queries]
 
 
-def _advance(layout: Layout, scale: Array, carried: Carried, chunk: Chunk) -> tuple[Carried, Array | None]:
+def _advance(
+    config: LinearConfig, scale: Array, carried: Carried, chunk: Chunk
+) -> tuple[Carried, Array | None]:
     """Compute what the queries of one chunk read, and the state after it."""
     memory, key_sum = carried
-    query, key, value, decay, rate = _prepare(layout, chunk)
+    query, key, value, decay, rate = _prepare(config, chunk)
     # The delta rule reads what is stored under a key, as one more query would.
     rows = [] if query is None else [query * scale]
     rows += [] if rate is None else [key[:, :, None]]
     rows = jnp.concatenate(rows, 2) if rows else key[:, :, None][:, :, :0]
-    products, until, after = _meet(layout, rows, key, decay)
+    products, until, after = _meet(config, rows, key, decay)
     reaching, leaving, whole = rows, key, None
     if until is not None:
         reaching, leaving, whole = rows * until[:, :, None], key * after, until[:, -1]
-    reads = _product(layout, reaching, memory)
+    reads = _product(config, reaching, memory)
 
     written = value
     if rate is not None:
-        inverse = invert(rate * products[:, :, -1], layout.precision)
-        written = jnp.matmul(inverse, rate * (value - reads[:, :, -1]), precision=layout.precision)
+        inverse = invert(rate * products[:, :, -1], config.precision)
+        written = jnp.matmul(inverse, rate * (value - reads[:, :, -1]), precision=config.precision)
     output = None
     if chunk.query is not None:
-        products = products[:, :, : layout.group]
-        output = reads[:, :, : layout.group] + _product(layout, products, written)
+        products = products[:, :, : config.group]
+        output = reads[:, :, : config.group] + _product(config, products, written)
         if key_sum is not None:
-            total = _product(layout, reaching, key_sum[..., None]) + products.sum(-1, keepdims=True)
+            total = _product(config, reaching, key_sum[..., None]) + products.sum(-1, keepdims=True)
             output = _divide(output, total)
         output = output.astype(chunk.query.dtype)
 
-    added = jnp.einsum("ncd,nce->nde", leaving, written, precision=layout.precision)
+    added = jnp.einsum("ncd,nce->nde", leaving, written, precision=config.precision)
     memory = added + (memory if whole is None else memory * whole[..., None])
     if key_sum is not None:
         key_sum = leaving.sum(1) + (key_sum if whole is None else key_sum * whole)
     return Carried(memory, key_sum), output
 
 
-def _prepare(layout: Layout, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]:
+def _prepare(config: LinearConfig, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]:
     """Prepare the arrays of a chunk, so that tokens that are not valid read and change nothing."""
-    valid = None if chunk.valid is None else _line_up(layout, chunk.valid)
+    valid = None if chunk.valid is None else _line_up(config, chunk.valid)
 
     def real(array: Array) -> Array:
         if valid is None:
@@ -126,27 +128,27 @@ def _prepare(layout: Layout, chunk: Chunk) -> tuple[Any, Array, Array, Any, Any]
         return jnp.where(valid if array.ndim == valid.ndim else valid[:, :, None], array, 0)
 
     def enter(array: Array | None) -> Any:
-        return None if array is None else real(_line_up(layout, array).astype(layout.dtype))
+        return None if array is None else real(_line_up(config, array).astype(config.dtype))
 
     query, key, value, decay, rate = map(enter, chunk[:-1])
-    if layout.feature_map != "identity":
+    if config.feature_map != "identity":
         # A feature map need not keep 0 at 0, so tokens that are not valid are zeroed again.
-        feature_map = FEATURE_MAPS[layout.feature_map]
+        feature_map = FEATURE_MAPS[config.feature_map]
         query, key = None if query is None else real(feature_map(query)), real(feature_map(key))
     return query, key, value, decay, rate
 
 
-def _line_up(layout: Layout, array: Array) -> Array:
+def _line_up(config: LinearConfig, array: Array) -> Array:
     """Spread over *B and K, which become one axis: matrix products of many batch axes fail on some CPUs."""
-    own = array.shape[len(layout.batch) :]
-    return jnp.broadcast_to(array, (*layout.batch, *own)).reshape((math.prod(layout.batch), *own))
+    own = array.shape[len(config.batch) :]
+    return jnp.broadcast_to(array, (*config.batch, *own)).reshape((math.prod(config.batch), *own))
 
 
-def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
+def _meet(config: LinearConfig, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
     """Multiply rows with the keys up to their own; find the decay from start and to end of the chunk."""
     if decay is not None and decay.shape[-1] > 1:
-        return decay_products(rows, key, jnp.exp(decay), layout.precision)
-    products = _product(layout, rows, jnp.swapaxes(key, -1, -2))
+        return decay_products(rows, key, jnp.exp(decay), config.precision)
+    products = _product(config, rows, jnp.swapaxes(key, -1, -2))
     if decay is None:
         row, column = (jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (1, 3))
         return jnp.where(row >= column, products, 0), None, None
@@ -154,10 +156,10 @@ def _meet(layout: Layout, rows: Array, key: Array, decay: Array | None) -> tuple
     return products * weights, until, after
 
 
-def _product(layout: Layout, rows: Array, matrix: Array) -> Array:
+def _product(config: LinearConfig, rows: Array, matrix: Array) -> Array:
     """Multiply (L, C, R, X) by (L, X, Y), with the heads of a group as rows of one matrix."""
     folded = rows.reshape((rows.shape[0], rows.shape[1] * rows.shape[2], rows.shape[3]))
-    product = jnp.matmul(folded, matrix, precision=layout.precision)
+    product = jnp.matmul(folded, matrix, precision=config.precision)
     return product.reshape((*rows.shape[:3], matrix.shape[-1]))
 
 
@@ -167,14 +169,14 @@ def _divide(output: Array, total: Array) -> Array:
     return jnp.where(some, output / jnp.where(some, total, 1), 0)
 
 
-def _read_all(inputs: Inputs, carried: Carried) -> Array:
+def _read_all(problem: LinearProblem, carried: Carried) -> Array:
     """Let every query read the last state: (L, G, T, E)."""
-    layout = inputs.layout
-    *batch, heads, length, width = inputs.query.shape
-    query = inputs.query.reshape((*batch, heads // layout.group, layout.group, length, width))
-    query = _line_up(layout, query).astype(layout.dtype)
-    query = FEATURE_MAPS[layout.feature_map](query) * inputs.scale
-    output = _product(layout, query, carried.memory)
+    config = problem.config
+    *batch, heads, length, width = problem.query.shape
+    query = problem.query.reshape((*batch, heads // config.group, config.group, length, width))
+    query = _line_up(config, query).astype(config.dtype)
+    query = FEATURE_MAPS[config.feature_map](query) * problem.scale
+    output = _product(config, query, carried.memory)
     if carried.key_sum is not None:
-        output = _divide(output, _product(layout, query, carried.key_sum[..., None]))
-    return output.astype(inputs.query.dtype)
+        output = _divide(output, _product(config, query, carried.key_sum[..., None]))
+    return output.astype(problem.query.dtype)

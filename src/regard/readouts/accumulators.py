@@ -14,7 +14,7 @@ SIDE = 512  # queries of all heads of a group, and keys, of a tile
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepConfig:
     """The static settings of a sweep: what is counted, and in blocks of which size."""
 
     first: int
@@ -25,7 +25,7 @@ class Plan:
     side: int
 
     @classmethod
-    def choose(cls, problem: Problem, grid: int, first: int, local: int, top_k: int) -> Plan:
+    def choose(cls, problem: Problem, grid: int, first: int, local: int, top_k: int) -> SweepConfig:
         """Choose the smallest power-of-two blocks of which the grid holds all."""
         rows, keys = (-(-max(length, 1) // grid) for length in (problem.T, problem.S))
         return cls(first, local, top_k, 1 << (rows - 1).bit_length(), 1 << (keys - 1).bit_length(), SIDE)
@@ -52,7 +52,7 @@ class PerQuery(NamedTuple):
     total: Array
     first: Array
     distance: Array  # weight times query position - key position
-    surprise: Array  # weight times minus its log
+    entropy_sum: Array  # weight times minus its log
     itself: Array
     previous: Array
     local: Array

@@ -17,7 +17,7 @@ from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import product
 from regard.masks.grid import offset_column
-from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, Plan, Tokens
+from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
 from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals
 from regard.readouts.tiling import Place, Tiling, block_of, merge
 from regard.readouts.top_k import CHUNK, RunningTopK
@@ -25,9 +25,9 @@ from regard.readouts.top_k import CHUNK, RunningTopK
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan) -> Found:
+def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Found:
     """Visit every tile that is not EMPTY: once, if lse is given, else twice."""
-    tiling = Tiling.prepare(problem, plan)
+    tiling = Tiling.prepare(problem, sweep_config)
     rows = tiling.config.rows
     sinks = None if problem.sinks is None else sink_logits(problem).reshape(rows)
     certain = problem.bias is None and problem.score is None
@@ -63,16 +63,16 @@ class _Counting:
 
     def run(self, problem: Problem) -> Found:
         """Run the loops, and give the arrays that they filled the axes of the call."""
-        tiling, config, plan = self.tiling, self.tiling.config, self.tiling.plan
+        tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
         lead, group, dtype = config.leading, config.group, config.dtype
         height, width = tiling.pyramid
         blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
         distances = (*lead, group, config.num_queries + tiling.width + 1)
         columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
-        real = len(Norm._fields) + len(PerQuery._fields) + plan.top_k
+        real = len(Norm._fields) + len(PerQuery._fields) + sweep_config.top_k
         start = (
             jnp.zeros((*config.rows, real), dtype),
-            jnp.zeros((*config.rows, 1 + plan.top_k), jnp.int32),
+            jnp.zeros((*config.rows, 1 + sweep_config.top_k), jnp.int32),
             columns,
         )
         reals, whole, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
@@ -80,10 +80,10 @@ class _Counting:
         moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
         moved = moved.reshape((moved.shape[0], *(1,) * len(lead)))
         binned = sum_bins(columns.diagonals, moved - np.int32(tiling.width))
-        sizes = -(-problem.T // plan.query_block), -(-problem.S // plan.key_block)
+        sizes = -(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)
 
         reals, whole = (array.reshape((*batch, problem.T, -1)) for array in (reals, whole))
-        peak, rest, *sums = (reals[..., number] for number in range(real - plan.top_k))
+        peak, rest, *sums = (reals[..., number] for number in range(real - sweep_config.top_k))
 
         def of_keys(array: Array) -> Array:
             return jnp.swapaxes(array, -1, -2).reshape((*batch, -1))[..., : problem.S]
@@ -96,7 +96,7 @@ class _Counting:
             Norm(peak, rest),
             PerQuery(*sums),
             whole[..., 0],
-            reals[..., real - plan.top_k :],
+            reals[..., real - sweep_config.top_k :],
             whole[..., 1:],
             of_keys(columns.mass),
             of_keys(columns.largest),
@@ -106,12 +106,12 @@ class _Counting:
         )
 
     def _row_block(self, leading: Sequence[Any], number: Any, results: Any) -> Any:
-        tiling, plan = self.tiling, self.tiling.plan
+        tiling, sweep_config = self.tiling, self.tiling.sweep_config
         here = tiling.view(leading, number * np.int32(tiling.blocking.queries))
         row_block = self._start(here, number)
         size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.config.dtype)
-        none = RunningTopK.none(plan.top_k, size, tiling.config.dtype)
+        none = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
         empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
         body = partial(self._count, row_block)
         rows, count, running_top, columns = tiling.loop.tiles(
@@ -129,7 +129,7 @@ class _Counting:
         )
 
     def _start(self, here: TileView, number: Any) -> _RowBlock:
-        tiling, config, plan = self.tiling, self.tiling.config, self.tiling.plan
+        tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
         query = tiling.inputs.read_query(here)
         norm = self._normalise(here, number, query)
         rows = here.own_rows()
@@ -140,7 +140,9 @@ class _Counting:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
         row = here.row_span.members
-        block = spread(block_of(row, plan.query_block) - block_of(here.first_query, plan.query_block))
+        block = spread(
+            block_of(row, sweep_config.query_block) - block_of(here.first_query, sweep_config.query_block)
+        )
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
@@ -204,22 +206,22 @@ class _Counting:
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, rows: PerQuery
     ) -> PerQuery:
         """Add the sums over the keys of a tile."""
-        dtype, plan, keys = weights.dtype, self.tiling.plan, self.tiling.keys
+        dtype, sweep_config, keys = weights.dtype, self.tiling.sweep_config, self.tiling.keys
         index = jnp.arange(keys, dtype=jnp.int32)
-        first = place.key + index < plan.first
+        first = place.key + index < sweep_config.first
         kinds = jnp.stack([jnp.ones((keys,), dtype), first.astype(dtype), index.astype(dtype)])
         total, first, offset = product(kinds, weights, _EXACT)
         ahead = (row_block.position - place.key).astype(dtype)  # of the tile's first key
         distance = row_block.position[None] - (place.key + index)[:, None]
 
         def near(weights: Array) -> tuple[Array, ...]:
-            kept = (distance == 0, distance == 1, jnp.abs(distance) < plan.local)
+            kept = (distance == 0, distance == 1, jnp.abs(distance) < sweep_config.local)
             return tuple(jnp.where(keep, weights, 0).sum(0) for keep in kept)
 
         def far(weights: Array) -> tuple[Array, ...]:
             return (jnp.zeros_like(weights[0]),) * 3
 
-        reach = max(plan.local, 2)
+        reach = max(sweep_config.local, 2)
         itself, previous, local = jax.lax.cond(
             (place.least < reach) & (place.most > -reach), near, far, weights
         )
@@ -234,17 +236,17 @@ class _Counting:
             known = (index + view.first_key > 0)[:, None]
             induction = jnp.where((before == asked) & known, weights, 0).sum(0)
         # Underflow: 0 times the log of 0 is 0.
-        surprise = -(weights * jnp.maximum(logs, -1e30)).sum(0)
-        more = (total, first, total * ahead - offset, surprise, itself, previous, local, same, induction)
+        entropy_sum = -(weights * jnp.maximum(logs, -1e30)).sum(0)
+        more = (total, first, total * ahead - offset, entropy_sum, itself, previous, local, same, induction)
         return PerQuery(*(a + b for a, b in zip(rows, more, strict=True)))
 
     def _count_columns(
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
         """Add the sums and maxima over the queries of a tile."""
-        tiling, plan, group = self.tiling, self.tiling.plan, self.tiling.config.group
+        tiling, sweep_config, group = self.tiling, self.tiling.sweep_config, self.tiling.config.group
         keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
-        height = min(plan.key_block, keys)
+        height = min(sweep_config.key_block, keys)
         by_block = product(weights, row_block.membership, _EXACT).reshape((keys, group, across))
         own = weights if row_block.own is None else jnp.where(row_block.own[None], weights, 0)
         lanes = own.reshape((keys, group, -1, _lanes(queries)))
@@ -266,7 +268,12 @@ class _Counting:
         alike = bin_of(place.least) == bin_of(place.most)
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
         lead, start = view.leading, view.first_key
-        corner = (*lead, block_of(start, plan.key_block), 0, block_of(view.first_query, plan.query_block))
+        corner = (
+            *lead,
+            block_of(start, sweep_config.key_block),
+            0,
+            block_of(view.first_query, sweep_config.query_block),
+        )
         along = view.row_span.start - start + np.int32(tiling.width - keys)
         block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(

@@ -15,7 +15,7 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
 from regard.masks.data import integers, whole_number
-from regard.readouts.accumulators import Found, Norm, PerQuery, Plan, Tokens
+from regard.readouts.accumulators import Found, Norm, PerQuery, SweepConfig, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
@@ -84,7 +84,7 @@ def read(
     """
     problem = canonicalize_readable(query, key, **options)
     _place(problem, options.get("query_offset"), options.get("key_offset"))
-    plan = Plan.choose(
+    sweep_config = SweepConfig.choose(
         problem,
         whole_number("grid", grid, 1),
         whole_number("first", first, 0),
@@ -96,7 +96,7 @@ def read(
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
     given = None if lse is None else check_lse(problem, lse)
     # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
-    return _read(*jax.lax.stop_gradient((problem, given, ids)), plan)
+    return _read(*jax.lax.stop_gradient((problem, given, ids)), sweep_config)
 
 
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
@@ -157,30 +157,31 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any) -> Tokens:
     return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1))
 
 
-@partial(jax.jit, static_argnames=("plan",))
-def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan) -> Readout:
+@partial(jax.jit, static_argnames=("sweep_config",))
+def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Readout:
     nothing = 0 in (*problem.leading, problem.T, problem.S)
-    found = _find_nothing(problem, plan) if nothing else sweep(problem, lse, tokens, plan)
+    found = _find_nothing(problem, sweep_config) if nothing else sweep(problem, lse, tokens, sweep_config)
     norm, rows, dtype = found.norm, found.rows, problem.accumulation
     sound = norm.is_sound()
     alive = (found.keys > 0) & sound
-    sunk, sunk_surprise = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
+    sunk, sunk_entropy = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
     if problem.sinks is not None:
         logs = norm.logs(sink_logits(problem))
         sunk = jnp.exp(logs)
-        sunk_surprise = -sunk * jnp.where(sunk > 0, logs, 0)
+        sunk_entropy = -sunk * jnp.where(sunk > 0, logs, 0)
     # A given lse is rounded, which moves the logs of all weights of a row by one number.
     total = jnp.where(alive, rows.total + sunk, 1)
-    entropy = jnp.where(alive, (rows.surprise + sunk_surprise) / total + jnp.log(total), 0)
+    entropy = jnp.where(alive, (rows.entropy_sum + sunk_entropy) / total + jnp.log(total), 0)
     kept = jnp.where(rows.total > 0, rows.total, 1)
     top = Norm(*(part[..., None] for part in norm)).logs(found.top_scores)
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
     *_, blocks = found.block_mass.shape[:-1]
     padded = jnp.pad(
-        alive.astype(jnp.int32), [*[(0, 0)] * (alive.ndim - 1), (0, blocks * plan.query_block - problem.T)]
+        alive.astype(jnp.int32),
+        [*[(0, 0)] * (alive.ndim - 1), (0, blocks * sweep_config.query_block - problem.T)],
     )
-    block_rows = padded.reshape((*problem.leading, blocks, plan.query_block)).sum(-1, dtype=jnp.int32)
+    block_rows = padded.reshape((*problem.leading, blocks, sweep_config.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), jnp.where(sound, 0.0, jnp.nan).astype(dtype))
     rows = PerQuery(*(jnp.where(sound, row, jnp.nan) for row in rows))
@@ -207,20 +208,20 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, plan: Plan
         block_max=found.block_max,
         block_rows=block_rows,
         trust=off.max(-1, initial=0),
-        query_block=plan.query_block,
-        key_block=plan.key_block,
-        first=plan.first,
-        local=plan.local,
+        query_block=sweep_config.query_block,
+        key_block=sweep_config.key_block,
+        first=sweep_config.first,
+        local=sweep_config.local,
     )
 
 
-def _find_nothing(problem: Problem, plan: Plan) -> Found:
+def _find_nothing(problem: Problem, sweep_config: SweepConfig) -> Found:
     """Return what a sweep over no queries, no keys or no batch finds."""
     batch, dtype = problem.leading, problem.accumulation
     rows = jnp.zeros((*batch, problem.T), dtype)
-    listed = (*batch, problem.T, plan.top_k)
+    listed = (*batch, problem.T, sweep_config.top_k)
     keys = jnp.zeros((*batch, problem.S), dtype)
-    blocks = [-(-problem.T // plan.query_block), -(-problem.S // plan.key_block)]
+    blocks = [-(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)]
     grid = jnp.zeros((*batch, *blocks), dtype)
     sinks = jnp.full_like(rows, -jnp.inf) if problem.sinks is None else sink_logits(problem)
     return Found(

@@ -19,7 +19,7 @@ from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tile_scores import score_tile
 from regard.engine.flash.tiles import Blocking, TileConfig, TileLoop, TileView
-from regard.readouts.accumulators import Plan
+from regard.readouts.accumulators import SweepConfig
 from regard.readouts.top_k import CHUNK
 
 
@@ -30,14 +30,14 @@ class Tiling:
     inputs: Operands
     context: Context
     config: TileConfig
-    plan: Plan
+    sweep_config: SweepConfig
 
     @classmethod
-    def prepare(cls, problem: Problem, plan: Plan) -> Tiling:
+    def prepare(cls, problem: Problem, sweep_config: SweepConfig) -> Tiling:
         """Prepare tiles with a power of two of queries and of keys."""
-        queries = max(plan.side // problem.group, 1)
-        blocking = Blocking(1 << (queries.bit_length() - 1), plan.side)
-        return cls(*prepare(problem, blocking, blocking), plan)
+        queries = max(sweep_config.side // problem.group, 1)
+        blocking = Blocking(1 << (queries.bit_length() - 1), sweep_config.side)
+        return cls(*prepare(problem, blocking, blocking), sweep_config)
 
     @property
     def blocking(self) -> Blocking:
@@ -50,7 +50,7 @@ class Tiling:
     @property
     def keys(self) -> int:
         """The number of keys of a tile, padding included."""
-        unit = max(CHUNK, min(self.plan.key_block, self.plan.side))
+        unit = max(CHUNK, min(self.sweep_config.key_block, self.sweep_config.side))
         return -(-self.blocking.keys // unit) * unit
 
     @property
@@ -65,19 +65,19 @@ class Tiling:
     @property
     def query_blocks(self) -> int:
         """The number of query blocks of the pyramid that a tile touches."""
-        return -(-self.blocking.queries // self.plan.query_block)
+        return -(-self.blocking.queries // self.sweep_config.query_block)
 
     @property
     def key_blocks(self) -> int:
-        return -(-self.keys // self.plan.key_block)
+        return -(-self.keys // self.sweep_config.key_block)
 
     @property
     def pyramid(self) -> tuple[int, int]:
         """The numbers of query blocks and key blocks that all tiles touch."""
         rows, columns = (self.row_blocks - 1) * self.blocking.queries, self.width - self.keys
         return (
-            rows // self.plan.query_block + self.query_blocks,
-            columns // self.plan.key_block + self.key_blocks,
+            rows // self.sweep_config.query_block + self.query_blocks,
+            columns // self.sweep_config.key_block + self.key_blocks,
         )
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
@@ -100,7 +100,7 @@ class Tiling:
         """Roll the queries, on the last axis, in the same way, and pad them with 0 to whole blocks."""
         if self.config.num_queries % self.blocking.queries:
             tile = _roll(tile, view.first_query - view.row_span.start, tile.ndim - 1)
-        block = min(self.plan.query_block, self.blocking.queries)
+        block = min(self.sweep_config.query_block, self.blocking.queries)
         more = self.query_blocks * block - self.blocking.queries
         return jnp.pad(tile, [*[(0, 0)] * (tile.ndim - 1), (0, more)])
 

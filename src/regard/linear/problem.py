@@ -1,4 +1,4 @@
-"""Inputs: one call of linear attention as a frozen record, checked once by `canonicalize`."""
+"""LinearProblem: one call of linear attention as a frozen record, checked once by `canonicalize`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK, CHUNK_OF_DELTA = 64, 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class LinearConfig:
     """The static part of a call."""
 
     leading: tuple[int, ...]  # of the output
@@ -41,7 +41,7 @@ class Layout:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Inputs:
+class LinearProblem:
     """The arrays of a call, each with the axes of the output, of size 1 where it lacks one."""
 
     query: Array  # (..., H, T, D)
@@ -53,7 +53,7 @@ class Inputs:
     memory: Array  # (L, D, E) where L = all of *B, K
     key_sum: Array | None  # (L, D)
     scale: Any
-    layout: Layout = field(metadata={"static": True})
+    config: LinearConfig = field(metadata={"static": True})
 
 
 def canonicalize(
@@ -71,7 +71,7 @@ def canonicalize(
     initial: Any,
     chunk: Any,
     precision: Any,
-) -> Inputs:
+) -> LinearProblem:
     """Check the arguments of a call and fill in what was left out."""
     problem = canonicalization.canonicalize(query, key, value, scale=scale, precision=precision)
     _check_options(problem, rate, scale, causal, normalise)
@@ -97,7 +97,7 @@ def canonicalize(
         rate = _check_rate(rate, problem, batch)
     memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
     expand = problem.with_heads
-    return Inputs(
+    return LinearProblem(
         expand(query),
         expand(key),
         expand(problem.value),
@@ -107,7 +107,7 @@ def canonicalize(
         memory,
         key_sum,
         problem.scale,
-        Layout(
+        LinearConfig(
             leading,
             batch or (1,),
             problem.group,
