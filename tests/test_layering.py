@@ -19,6 +19,7 @@ FLOORS = {
     "cache": 2,
     "engine": 3,
     "attention": 4,
+    "tuning": 4,
     "linear": 4,
     "readouts": 5,
     "derivation": 5,
@@ -29,7 +30,6 @@ FLOORS = {
     "training": 8,
     "inspection": 8,
     "interop": 8,
-    "benchmarking": 8,
     "cli": 9,
 }
 
@@ -67,12 +67,9 @@ FOLDERS = {
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
-    "benchmarking": "cases peers torch_peers agreement measuring tile_lists jit_gain"
-    " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
-    " report tuning",
     "cli": "console commands spelling text_models displays interruption overview training supervision"
     " pictures plotting examples inspecting viewing demonstration diagnosis explaining planning generating"
-    " benchmarking",
+    " tuning",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

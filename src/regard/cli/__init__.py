@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _dispatch(command: Any, console: "Console", words: Sequence[str]) -> int:
     """Hands a command to its module, importing no other."""
-    from regard.cli.commands import Bench, Demo, Doctor, Explain, Generate, Inspect, Plan, Plot, Train, View
+    from regard.cli.commands import Demo, Doctor, Explain, Generate, Inspect, Plan, Plot, Train, Tune, View
 
     match command:
         case Train():
@@ -102,10 +102,10 @@ def _dispatch(command: Any, console: "Console", words: Sequence[str]) -> int:
             from regard.cli.planning import run_planning
 
             return run_planning(command, console)
-        case Bench():
-            from regard.cli.benchmarking import run_benchmark
+        case Tune():
+            from regard.cli.tuning import run_tuning
 
-            return run_benchmark(command, console)
+            return run_tuning(command, console)
         case Doctor():
             from regard.cli.diagnosis import run_diagnosis
 

@@ -262,40 +262,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Tune:
-    """Measure which tiles are fastest here, and from which size on; later calls of attend use it."""
+    """Measure which tiles are fastest here, and from which size on; later calls of attend use it.
 
-    dry_run: bool = False
-    """Print what was found and write nothing."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Time Regard beside other attention libraries that are installed; `bench tune` measures this machine.
-
-    Example: regard bench --quick --cases window decode
+    Example: regard tune --quick
     """
 
-    action: (
-        Annotated[None, tyro.conf.subcommand("measure", description="Measure cases and peers.")]
-        | Annotated[Tune, tyro.conf.subcommand("tune")]
-    ) = None
-    """What to do."""
-    cases: Annotated[tuple[str, ...], _option("WORD ...", "all")] = ()
-    """Cases whose name holds one of these words."""
-    dtypes: Annotated[
-        tuple[Literal["float32", "bfloat16"], ...], _option("{float32,bfloat16} ...", "both")
-    ] = ()
-    """Types of query, key and value."""
-    peers: Annotated[tuple[str, ...], _option("NAME ...", "all that are installed")] = ()
-    """Whom to measure; Regard's own choice of backend always is."""
     rounds: Annotated[int | None, _option("N", "7, with --quick 3")] = None
     """How often each is timed; the median counts."""
     quick: bool = False
-    """A first look: a quarter of the lengths, three rounds; for tune a few sizes, and nothing is written."""
-    out: Annotated[Path | None, _option("DIR", "out/bench, or out/bench-quick")] = None
-    """Output directory."""
-    force: bool = False
-    """Replace the results in the output directory."""
+    """A first look at a few sizes; nothing is written."""
+    dry_run: bool = False
+    """Print what was found and write nothing."""
     quiet: bool = False
     """Print errors only."""
     json: bool = False
@@ -315,7 +292,7 @@ class Doctor:
 
 DESCRIPTION = "Attention for JAX: exact, composable, inspectable."
 
-Command = Demo | Train | Generate | Plot | Inspect | View | Explain | Plan | Bench | Doctor
+Command = Demo | Train | Generate | Plot | Inspect | View | Explain | Plan | Tune | Doctor
 
 CommandChoice = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
@@ -326,7 +303,7 @@ CommandChoice = (
     | Annotated[View, tyro.conf.subcommand("view")]
     | Annotated[Explain, tyro.conf.subcommand("explain")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 

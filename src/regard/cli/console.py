@@ -2,10 +2,13 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 LABEL_WIDTH = 11
 # A model may write anything, and a terminal obeys control characters: pictures stand for them there.
@@ -37,6 +40,22 @@ class Console:
     def is_live(self) -> bool:
         """Whether text goes to a terminal that can be redrawn."""
         return self.human.is_terminal and not self.human.is_dumb_terminal and not self.human.quiet
+
+    @contextmanager
+    def show_steps(self) -> Iterator[Callable[[int, int, str], None]]:
+        """Yield a function of steps done, steps in all and the step that begins; it moves a bar or prints."""
+        if not self.is_live:
+            yield lambda done, total, label: self.say(f"{done + 1}/{total} {label}")
+            return
+        columns = (
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns, console=self.human, transient=True) as shown:
+            bar = shown.add_task("", total=None)
+            yield lambda done, total, label: shown.update(bar, completed=done, total=total, description=label)
 
     def say(self, text: RenderableType = "") -> None:
         """Prints text, as it is, or a table."""
