@@ -18,7 +18,7 @@ NAMES = ("output", "query's gradient", "key's gradient", "value's gradient")
 
 
 def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
-    """Compute the definition in float32 on the rounded inputs, a few queries at a time; with gradients if asked."""
+    """Compute the definition in float32 on the rounded inputs, a few queries at a time."""
     arrays = [inputs.query, inputs.key, inputs.value]
     query, key, value = (jnp.asarray(array, case.dtype).astype(jnp.float32) for array in arrays)
     cotangent = None
@@ -67,7 +67,7 @@ def _define_both(
 
 
 def largest_error(results: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> tuple[float, str]:
-    """Return the largest error of a row relative to its size, or to a usual row's, and the array that has it."""
+    """Return the largest error of a row relative to its size, or to a usual one, and the array with it."""
     worst, place = 0.0, NAMES[0]
     if len(results) != len(reference):
         return float("inf"), f"{len(results)} results instead of {len(reference)}"

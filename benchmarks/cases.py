@@ -22,7 +22,7 @@ SHRINK = 4  # quick cases have lengths divided by this
 
 
 def window_width(length: int) -> int:
-    """Return how many keys before its own a query of the window case sees: 512, 1024 in very long sequences."""
+    """Return how many keys before its own a query of the window case sees."""
     return max(min(512 if length < 32_768 else 1024, length // 4), 1)
 
 
@@ -124,7 +124,7 @@ class Case:
         return pairs * self.query[0] * self.query[1]
 
     def count_flops(self) -> int:
-        """Count operations of the matrix products over kept pairs: two products forward, five more backward."""
+        """Count operations of products over kept pairs: two products forward, five more backward."""
         return 2 * self.count_pairs() * self.query[-1] * (7 if self.is_backward else 2)
 
     def make_inputs(self) -> Inputs:
@@ -162,7 +162,7 @@ CASES = (
 
 
 def select(kind: str, names: Sequence[str], words: Sequence[str], *, exact: bool = False) -> list[str]:
-    """Return names that hold any of the words (all names for no words); a word that finds none is an error."""
+    """Return names that hold any of the words (all for no words); a word that finds none is an error."""
     for word in words:
         if not any(word == name if exact else word in name for name in names):
             raise ValueError(f"no {kind} {'is' if exact else 'has'} {word!r}; expected {', '.join(names)}")

@@ -38,7 +38,7 @@ def _load_torch() -> tuple[Any, str]:
 
 
 def _time_first(attention: Callable[..., Any], case: Case, inputs: Inputs) -> Call:
-    """Run `attention(query, key, value)`, then a backward pass with fresh gradients where the case has one."""
+    """Time `attention(query, key, value)`, with a backward pass where the case has one."""
     torch, device = _load_torch()
     dtype = getattr(torch, case.dtype)
 
