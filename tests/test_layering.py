@@ -67,9 +67,10 @@ FOLDERS = {
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"
     " huggingface_configs huggingface_exports tokenizer_files huggingface sentence_embeddings",
-    "cli": "console commands spelling text_models displays interruption overview training supervision"
-    " pictures plotting examples inspecting viewing demonstration diagnosis explaining planning generating"
-    " tuning",
+    "cli": "console declaration spelling text_models displays interruption overview pictures examples"
+    " commands.demo commands.train commands.generate commands.plot commands.inspect commands.view"
+    " commands.explain commands.plan commands.tune commands.doctor commands"
+    " training supervision plotting inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

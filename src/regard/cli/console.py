@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,16 +23,28 @@ class UsageError(Exception):
     """A wrong argument, setting or directory: the message is for the user, the exit code is 2."""
 
 
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """Turn errors about settings, directories and missing packages into messages without a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader has seen enough; `main` knows
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
 class Console:
     """The streams of one command.
 
     Args:
         json_lines: objects go to standard output and text moves to standard error.
         quiet: leave the text out.
+        words: the command as it was given.
     """
 
-    def __init__(self, *, json_lines: bool = False, quiet: bool = False):
-        self.json_lines = json_lines
+    def __init__(self, *, json_lines: bool = False, quiet: bool = False, words: Sequence[str] = ()):
+        self.json_lines, self.words = json_lines, words
         self.human = RichConsole(stderr=json_lines, quiet=quiet, highlight=False, soft_wrap=True)
         self._errors = RichConsole(stderr=True, highlight=False, soft_wrap=True)
 

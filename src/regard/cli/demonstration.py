@@ -12,11 +12,11 @@ from rich.table import Table
 
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
-from regard.cli.console import Console
+from regard.cli.console import Console, expected_errors
 from regard.cli.examples import watch_run
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
-from regard.cli.training import advance_run, expected_errors
+from regard.cli.training import advance_run
 from regard.training import loop, metrics, presets, runs, tasks
 from regard.training.history import training_document
 

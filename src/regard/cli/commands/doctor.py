@@ -1,4 +1,4 @@
-"""`regard doctor`: what a bug report needs."""
+"""`regard doctor`: the facts that a bug report needs."""
 
 import importlib.metadata
 import importlib.util
@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from regard.cli.console import Console
+from regard.cli.declaration import Command
 
 PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
 # What each optional package gives, and the extra that installs it.
@@ -30,23 +32,35 @@ SETTINGS = (
 )
 
 
-def run_diagnosis(command: Any, console: Console) -> int:
-    """Prints what is installed, what runs where, and what is missing; always succeeds."""
-    facts = collect_facts()
-    if command.json:
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+@dataclass(frozen=True)
+class Doctor(Command):
+    """Print versions, devices, backends and optional packages, for bug reports.
+
+    Example: regard doctor
+    """
+
+    json: bool = False
+    """One JSON object instead of text."""
+
+    def run(self, console: Console) -> int:
+        """Print what is installed, what runs where, and what is missing; always succeed."""
+        facts = collect_facts()
+        if self.json:
+            sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+            return 0
+        console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
+        console.note(
+            "packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+        )
+        console.note("devices", "\n".join(facts["devices"]))
+        for name, answer in facts["backends"].items():
+            console.note("backend", f"{name}: {answer}")
+        for name, entry in facts["optional"].items():
+            found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
+            console.note("optional", f"{name} {found}")
+        for name, value in facts["settings"].items():
+            console.note("setting", f"{name}={value}")
         return 0
-    console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
-    console.note("packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items()))
-    console.note("devices", "\n".join(facts["devices"]))
-    for name, answer in facts["backends"].items():
-        console.note("backend", f"{name}: {answer}")
-    for name, entry in facts["optional"].items():
-        found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
-        console.note("optional", f"{name} {found}")
-    for name, value in facts["settings"].items():
-        console.note("setting", f"{name}={value}")
-    return 0
 
 
 def collect_facts() -> dict[str, Any]:

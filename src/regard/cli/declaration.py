@@ -1,0 +1,45 @@
+"""The parts of a command's declaration: its base class, the shape of an option, the options of output."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import tyro
+
+from regard.cli.console import Console
+
+
+def option(metavar: str, default: str | None = None) -> Any:
+    """Return the annotation of a flag: how it shows its value, and a default that depends on other flags."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where words go."""
+
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+class Command:
+    """A command: a dataclass whose fields are its options and whose docstring is its help.
+
+    Attributes:
+        RUNS: module and function that run it, for a command that has no `run` of its own.
+    """
+
+    RUNS: ClassVar[str]
+    output: Any = Output()
+
+    def load(self) -> Callable[..., int]:
+        """Return the function that runs the command, of which other commands load nothing."""
+        module, function = self.RUNS.split(":")
+        return getattr(import_module(module), function)
+
+    def run(self, console: Console) -> int:
+        """Run the command and return the exit code."""
+        return self.load()(self, console)
