@@ -49,7 +49,7 @@ FOLDERS = {
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",
-    "planning": "amounts chips host links candidates workload estimates reports planner",
+    "planning": "chips candidates estimates reports planner",
     "linear": "features halving state inputs chunks attention",
     "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"

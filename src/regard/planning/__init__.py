@@ -1,11 +1,14 @@
-"""Floor 6. Planning: the best mesh for attention at a length, by a roofline that says its assumptions."""
+"""Planning: the best mesh of devices for attention at a length, by a roofline that says its assumptions.
 
-from regard.planning.amounts import read_amount as read_amount
+Start with `plan`, which returns a `Report`. `CHIPS` has kinds of devices; `measure_host` measures this one.
+"""
+
 from regard.planning.chips import CHIPS as CHIPS
 from regard.planning.chips import Chip as Chip
+from regard.planning.chips import measure_host as measure_host
 from regard.planning.estimates import Assumptions as Assumptions
 from regard.planning.estimates import Estimate as Estimate
-from regard.planning.host import measure_host as measure_host
 from regard.planning.planner import MemoryTooSmallError as MemoryTooSmallError
 from regard.planning.planner import plan as plan
+from regard.planning.planner import read_amount as read_amount
 from regard.planning.reports import Report as Report

@@ -130,7 +130,7 @@ def _tabulate(report: Report, top: int) -> Table:
 def _describe(item: Estimate) -> list[str]:
     """Return times and sizes."""
     from regard.engine.explanation import scaled
-    from regard.planning.amounts import spell_seconds
+    from regard.planning.reports import spell_seconds
 
     times = (item.seconds, item.compute_seconds, item.travel_seconds, item.exchange_seconds)
     sizes = (item.memory_bytes, item.all_bytes)
