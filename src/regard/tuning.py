@@ -72,7 +72,7 @@ class Grid:
 
 
 def _square(mask: Mask | None, *shape: int) -> tuple[Workload, Workload]:
-    """Self-attention, forward alone and with the backward pass."""
+    """Return self-attention, forward alone and with the backward pass."""
     batch, heads, length, width = shape
     sizes = (batch, heads, length, width)
     return Workload(sizes, sizes, mask), Workload(sizes, sizes, mask, backward=True)

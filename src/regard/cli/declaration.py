@@ -17,7 +17,7 @@ def option(metavar: str, default: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Output:
-    """Where words go."""
+    """The streams that words go to."""
 
     quiet: bool = False
     """Print errors only."""
@@ -36,7 +36,7 @@ class Command:
     output: Any = Output()
 
     def load(self) -> Callable[..., int]:
-        """Return the function that runs the command, of which other commands load nothing."""
+        """Import the function that runs the command."""
         module, function = self.RUNS.split(":")
         return getattr(import_module(module), function)
 

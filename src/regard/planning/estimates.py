@@ -130,7 +130,7 @@ class Estimate:
 
     @property
     def all_bytes(self) -> int:
-        """Sent by each device for whatever reason."""
+        """Bytes that each device sends, for whatever reason."""
         return self.sent_bytes + self.summed_bytes + self.gathered_bytes
 
     @property
@@ -141,7 +141,7 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """Name the part that takes longest."""
+        """The part that takes longest."""
         parts = ("compute", "memory", "travel", "exchange")
         return max(parts, key=lambda part: getattr(self, f"{part}_seconds"))
 

@@ -1,4 +1,4 @@
-"""`regard demo`."""
+"""`regard demo`: its options."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,6 @@
 """`regard doctor`: the facts that a bug report needs."""
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -64,7 +63,11 @@ class Doctor(Command):
 
 
 def collect_facts() -> dict[str, Any]:
-    """Everything the doctor knows, as plain values."""
+    """Collect everything that is said, as plain values."""
+    optional = {
+        name: {"version": _find_version(name), "gives": gives, "install": f"pip install 'regard[{extra}]'"}
+        for name, (gives, extra) in OPTIONAL.items()
+    }
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -72,14 +75,7 @@ def collect_facts() -> dict[str, Any]:
         "packages": {name: _find_version(name) for name in PACKAGES},
         "devices": _list_devices(),
         "backends": _ask_backends(),
-        "optional": {
-            name: {
-                "version": _find_version(name),
-                "gives": gives,
-                "install": f"pip install 'regard[{extra}]'",
-            }
-            for name, (gives, extra) in OPTIONAL.items()
-        },
+        "optional": optional,
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
@@ -92,7 +88,7 @@ def _find_version(package: str) -> str | None:
 
 
 def _list_devices() -> list[str]:
-    """JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
+    """List JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
     import jax
 
     try:
@@ -102,7 +98,7 @@ def _list_devices() -> list[str]:
 
 
 def _ask_backends() -> dict[str, str]:
-    """Each backend's answer to a plain call."""
+    """Collect each backend's answer to a plain call."""
     import jax
 
     from regard import explain

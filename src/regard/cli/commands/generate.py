@@ -1,4 +1,4 @@
-"""`regard generate`."""
+"""`regard generate`: its options."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from regard.cli.declaration import Command, Output, option
 
 @dataclass(frozen=True)
 class TextOutput(Output):
-    """Where words go."""
+    """The streams that words go to."""
 
     quiet: bool = False
     """Print the text, and errors, only."""

@@ -1,4 +1,4 @@
-"""`regard inspect`."""
+"""`regard inspect`: its options."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,7 +11,7 @@ from regard.cli.console import Console, UsageError
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
-    from regard.planning import Estimate, Report
+    from regard.planning import Report
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,11 @@ class Plan(Command):
             return 1
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
-        _emit(report, self.top, console)
+        values = report.as_json(self.top)
+        meshes = values.pop("meshes")
+        console.emit("plan", **values)
+        for rank, mesh in enumerate(meshes):
+            console.emit("mesh", rank=rank, **mesh)
         for label, text in report.lines():
             console.note(label, text)
         console.say()
@@ -90,14 +94,6 @@ class Plan(Command):
             console.note(label, text)
         console.say(f"\n{report.code()}")
         return 0
-
-
-def _emit(report: Report, top: int, console: Console) -> None:
-    values = report.as_json(top)
-    meshes = values.pop("meshes")
-    console.emit("plan", **values)
-    for rank, mesh in enumerate(meshes):
-        console.emit("mesh", rank=rank, **mesh)
 
 
 def _parse_sizes(text: str | None) -> dict[str, int]:
@@ -115,23 +111,16 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 def _tabulate(report: Report, top: int) -> Table:
     """Return a table of the first meshes, one a row."""
-    from regard.planning.reports import name_mesh
+    from regard.engine.explanation import scaled
+    from regard.planning.reports import name_mesh, spell_seconds
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("time", "compute", "travel", "exchange", "memory", "sent"):
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
     table.add_column("mesh, and why not")
     for item in report.ranking[:top]:
-        place = f"{name_mesh(item)} {item.candidate.layout}"
-        table.add_row(*_describe(item), f"{place}: {report.explain_loss(item)}")
+        times = (item.seconds, item.compute_seconds, item.travel_seconds, item.exchange_seconds)
+        sizes = (item.memory_bytes, item.all_bytes)
+        place = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"
+        table.add_row(*map(spell_seconds, times), *(scaled(size, "B") for size in sizes), place)
     return table
-
-
-def _describe(item: Estimate) -> list[str]:
-    """Return times and sizes."""
-    from regard.engine.explanation import scaled
-    from regard.planning.reports import spell_seconds
-
-    times = (item.seconds, item.compute_seconds, item.travel_seconds, item.exchange_seconds)
-    sizes = (item.memory_bytes, item.all_bytes)
-    return [*map(spell_seconds, times), *(scaled(size, "B") for size in sizes)]

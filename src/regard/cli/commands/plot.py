@@ -1,4 +1,4 @@
-"""`regard plot`."""
+"""`regard plot`: its options."""
 
 from dataclasses import dataclass
 from pathlib import Path

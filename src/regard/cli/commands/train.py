@@ -1,4 +1,4 @@
-"""`regard train`."""
+"""`regard train`: its options."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from regard.tuning import Findings
 
 ROUNDS, QUICK_ROUNDS = 7, 3
@@ -64,24 +64,17 @@ class Tune(Command):
 
 def _tabulate(findings: Findings) -> Iterator[Table]:
     """Return tables of tiles, thresholds, and the choice beside the defaults."""
-    tiles = _new_table("tile side", "cells", "forward", "with backward")
+    tiles = new_table("tile side", "cells", "forward", "with backward")
     for (side, cells), mean in findings.forward.items():
         tiles.add_row(str(side), f"{cells:,}", f"{mean:.3f}", f"{findings.backward[side, cells]:.3f}")
     yield tiles
-    points = _new_table("threshold", "size", "dense / tiled")
+    points = new_table("threshold", "size", "dense / tiled")
     for name, measured in findings.thresholds.items():
         for point in measured:
             points.add_row(name, f"{point.size:,}", f"{point.dense_seconds / point.tiled_seconds:.3f}")
     yield points
     default = type(findings.tuning)()
-    choice = _new_table("setting", "chosen", "default")
+    choice = new_table("setting", "chosen", "default")
     for name, value in dataclasses.asdict(findings.tuning).items():
         choice.add_row(name, f"{value:,}", f"{getattr(default, name):,}")
     yield choice
-
-
-def _new_table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for index, header in enumerate(headers):
-        table.add_column(header, justify="right" if index else "left")
-    return table
