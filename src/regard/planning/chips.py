@@ -28,27 +28,27 @@ class Chip:
     """
 
     name: str
-    """How it is called on the command line."""
+    """Name on the command line."""
     flops: Mapping[str, float]
     """Floating-point operations per second in matrix products, by the dtype that is multiplied."""
     memory_bytes: float
-    """What one device holds."""
+    """Memory of one device."""
     memory_bandwidth: float
-    """Of the device's own memory."""
+    """Bandwidth of a device's own memory."""
     devices_per_host: int
     """Devices in one machine: one process each machine."""
     near_devices: int
     """Devices that the fast links join: those of a host, or of a pod."""
     near_bandwidth: float
-    """Over the fast links: of one device in all, or on a torus of one link."""
+    """Bandwidth of the fast links: all those of a device, or on a torus one link."""
     far_bandwidth: float
-    """Over the network, per device."""
+    """Bandwidth of the network, per device."""
     sources: Mapping[str, str]
-    """Where figures are published: of compute, memory, links and network."""
+    """Publications of the figures of compute, memory, links and network."""
     torus: bool = False
-    """Whether the fast links go to neighbours alone, and not through a switch."""
+    """True if the fast links go to neighbours alone, and not through a switch."""
     shared: bool = False
-    """Whether the figures for compute and memory bandwidth are those of a host, which its devices share."""
+    """True if the figures are those of a host, which its devices share."""
 
     def name_source(self, figure: str) -> str:
         """Say where a figure is published, as a sentence."""

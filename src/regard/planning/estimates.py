@@ -78,15 +78,15 @@ class Assumptions:
     """
 
     compute_efficiency: float = 0.5
-    """Of the operations per second, in attention."""
+    """Share of the operations per second that attention reaches."""
     memory_efficiency: float = 0.8
-    """Of the memory's bandwidth."""
+    """Share of the memory's bandwidth that is reached."""
     link_efficiency: float = 0.8
-    """Of the bandwidth of links and network."""
+    """Share of the bandwidth of links and network that is reached."""
     message_seconds: float = 1e-5
-    """Before the first byte of a message arrives."""
+    """Seconds before the first byte of a message arrives."""
     memory_share: float = 0.9
-    """Of the memory, for arrays."""
+    """Share of the memory that is for arrays."""
 
     def reach(self, seconds: float, messages: int) -> float:
         """Return seconds on links of which a share is reached, with those before each message."""
@@ -99,29 +99,29 @@ class Estimate:
 
     candidate: Candidate
     memory_bytes: int
-    """Arguments, results and what lies between them at the same time."""
+    """Bytes of arguments, results and what lies between them at the same time."""
     fits: bool
-    """Whether that is at most the share of the chip's memory that is for arrays."""
+    """True if that is at most the share of the chip's memory that is for arrays."""
     flops: float
-    """Of the matrix products, in tiles with work."""
+    """Operations of the matrix products in tiles with work."""
     cells: tuple[float, float]
     """Pairs of query and key in tiles with work, per head: fewest on a device, and most."""
     rounds: int
     """Steps of the ring with work, the one at home included."""
     sent_bytes: int
-    """By attention: keys, values, their gradients, and what is exchanged."""
+    """Bytes that attention sends: keys, values, their gradients, and what is exchanged."""
     balancing_bytes: int
-    """Of them, to put tokens in an order that spreads the work, and back."""
+    """Bytes among them that put tokens in an order that spreads the work, and back."""
     summed_bytes: int
-    """By the projection after it, where heads are divided: sums of its parts."""
+    """Bytes that the projection after it sends to sum its parts, where heads are divided."""
     gathered_bytes: int
-    """Where the length is not divided evenly, and rows are whole on every device before and after."""
+    """Bytes sent where the length is not divided evenly, and every device has whole rows before and after."""
     compute_seconds: float
     memory_seconds: float
     travel_seconds: float
-    """Of keys and gradients on their way around, while devices compute."""
+    """Time of keys and gradients on their way around, while devices compute."""
     exchange_seconds: float
-    """Of all that nothing can be computed during: heads for sequence, halves for balance, sums of heads."""
+    """Time in which nothing can be computed: heads for sequence, halves for balance, sums of heads."""
 
     @property
     def seconds(self) -> float:

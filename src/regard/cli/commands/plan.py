@@ -26,13 +26,13 @@ class Plan(Command):
     heads: Annotated[int, option("N")]
     """Query heads."""
     devices: Annotated[int, option("N")]
-    """How many there are."""
+    """Number of devices."""
     chip: Annotated[str, option("NAME")]
-    """What they are: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
+    """Kind of device: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
     """Heads of keys and values."""
     width: int = 128
-    """Of a head."""
+    """Width of a head."""
     batch: int = 1
     """Sequences."""
     mask: Annotated[str | None, option("EXPRESSION", "everybody to everybody")] = None
@@ -46,7 +46,7 @@ class Plan(Command):
     efficiency: float = 0.5
     """Share of the chip's operations per second that attention reaches."""
     top: int = 5
-    """How many meshes to show."""
+    """Meshes to show."""
     output: Output = Output()
 
     def run(self, console: Console) -> int:
