@@ -1,9 +1,11 @@
 """The parts of a command's declaration: its base class, the shape of an option, the options of output."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -13,6 +15,11 @@ from regard.cli.console import Console
 def option(metavar: str, default: str | None = None) -> Any:
     """Return the annotation of a flag: how it shows its value, and a default that depends on other flags."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+
+
+def choice(named: Mapping[str, type]) -> Any:
+    """Return the type of one of these subcommands."""
+    return reduce(operator.or_, (Annotated[one, tyro.conf.subcommand(name)] for name, one in named.items()))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,7 +16,7 @@ from regard.cli.commands.plot import Plot
 from regard.cli.commands.train import Train
 from regard.cli.commands.tune import Tune
 from regard.cli.commands.view import View
-from regard.cli.declaration import Command
+from regard.cli.declaration import Command, choice
 
 # In the order of the help; each is called by its name in lower case.
 COMMANDS: list[type[Command]] = [Demo, Train, Generate, Plot, Inspect, View, Explain, Plan, Tune, Doctor]
@@ -28,10 +28,9 @@ def parse_arguments(words: Sequence[str]) -> Command:
     Raises:
         SystemExit: 0 after printing help, 2 after printing what was not understood and what is near it.
     """
-    named = tuple(Annotated[one, tyro.conf.subcommand(one.__name__.lower())] for one in COMMANDS)
-    choice: Any = Annotated[Union[named], tyro.conf.arg(name="")]  # noqa: UP007
+    named: Any = choice({command.__name__.lower(): command for command in COMMANDS})
     # The field's name appears in errors about settings that do not fit together.
-    line = dataclasses.make_dataclass("Line", [("regard", choice)])
+    line = dataclasses.make_dataclass("Line", [("regard", Annotated[named, tyro.conf.arg(name="")])])
     style = (
         tyro.conf.CascadeSubcommandArgs,  # `train copy --out DIR` as well as `train --out DIR copy`
         tyro.conf.OmitArgPrefixes,

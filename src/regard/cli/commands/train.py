@@ -2,21 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from regard.cli.console import Console
-from regard.cli.declaration import Command, Output, option
+from regard.cli.declaration import Command, Output, choice, option
 from regard.training import presets
 
-TaskChoice = (
-    Annotated[presets.Threshold, tyro.conf.subcommand("threshold")]
-    | Annotated[presets.Copy, tyro.conf.subcommand("copy")]
-    | Annotated[presets.Reverse, tyro.conf.subcommand("reverse")]
-    | Annotated[presets.Digits, tyro.conf.subcommand("digits")]
-    | Annotated[presets.Text, tyro.conf.subcommand("text")]
-)
+if TYPE_CHECKING:
+    TaskChoice = presets.Preset
+else:
+    TaskChoice = choice(presets.PRESETS)
 
 
 @dataclass(frozen=True)
