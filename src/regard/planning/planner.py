@@ -17,7 +17,7 @@ from regard.planning.estimates import Assumptions, Estimate, Weighing, Work
 from regard.planning.reports import Report
 
 _ALIKE = 1.02  # times that differ by less are the same: bytes decide
-_DOUBLINGS = 20  # of the devices, to find out how many hold a call
+_MOST_DEVICES = 1 << 20
 
 
 class MemoryTooSmallError(ValueError):
@@ -119,7 +119,8 @@ def plan(
         )
 
     if (least := find_least(devices)) > room:
-        more = [] if chosen.shared else [devices << doubling for doubling in range(1, _DOUBLINGS)]
+        doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
+        more = [] if chosen.shared else [count for count in doubled if count < 2 * _MOST_DEVICES]
         enough = next((count for count in more if find_least(count) <= room), None)
         advice = "more devices do not help, a smaller batch or a shorter sequence would"
         raise MemoryTooSmallError(
