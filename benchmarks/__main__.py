@@ -22,8 +22,7 @@ from benchmarks import (
     report,
     torch_peers,
 )
-from regard.cli.console import Console, UsageError
-from regard.cli.training import expected_errors
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.inspection.figures import canvas
 from regard.training import metrics
 
