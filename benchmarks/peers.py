@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.cases import Case, Inputs, window_width
 from regard.attention import attend, explain
-from regard.engine.canonicalization import canonicalize
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 from regard.tuning import compile_passes
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value

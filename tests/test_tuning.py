@@ -9,8 +9,8 @@ import pytest
 from regard import masks, tuning
 from regard.cli import main
 from regard.cli.console import Console
-from regard.engine import tuning as engine_tuning
-from regard.engine.canonicalization import canonicalize
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.flash import tuning as engine_tuning
 
 SHAPE = (1, 2, 64, 4)
 GRID = tuning.Grid(

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from regard import masks
-from regard.engine import dense, tiled
-from regard.engine.canonicalization import canonicalize
-from regard.engine.tiles import Blocking
-from regard.engine.tuning import Tuning
+from regard.engine.backends import dense, tiled
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.tuning import Tuning
 from regard.masks import Mask
 
 Shape = tuple[int, int, int, int]  # batch, heads, length, width

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.engine.explanation import classify_tiles
-from regard.engine.problem import Problem
-from regard.engine.tuning import Tuning
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import classify_tiles
+from regard.engine.flash.tuning import Tuning
 from regard.masks import TileKind
 from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division

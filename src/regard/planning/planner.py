@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from regard.engine.canonicalization import canonicalize
-from regard.engine.explanation import scaled
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
 from regard.planning.candidates import AXES, list_candidates
 from regard.planning.chips import Chip, find_chip

@@ -111,7 +111,7 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 def _tabulate(report: Report, top: int) -> Table:
     """Return a table of the first meshes, one a row."""
-    from regard.engine.explanation import scaled
+    from regard.engine.dispatch.explanation import scaled
     from regard.planning.reports import name_mesh, spell_seconds
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

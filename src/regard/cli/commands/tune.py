@@ -36,7 +36,7 @@ class Tune(Command):
     def run(self, console: Console) -> int:
         """Find the tuning, show what it was chosen from, and write it unless asked not to."""
         from regard import tuning
-        from regard.engine import tuning as engine_tuning
+        from regard.engine.flash import tuning as engine_tuning
 
         rounds = self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS)
         if self.rounds is not None and self.rounds < 1:
