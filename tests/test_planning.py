@@ -15,9 +15,9 @@ from regard import masks, parallel, planning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
 from regard.planning.candidates import Candidate, list_candidates
-from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.estimates import Work
 from regard.planning.planner import rank
-from regard.planning.workload import Work
 
 CAUSAL = masks.causal()
 # 1 GFLOP/s and so on, so that times are read off: 4 devices to a host.

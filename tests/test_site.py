@@ -70,7 +70,7 @@ def test_names_that_do_not_exist_are_found_out():
 def test_commands_in_the_text_exist(page):
     from regard.cli import commands
 
-    known = {name.lower() for name in dir(commands)}
+    known = {command.__name__.lower() for command in commands.COMMANDS}
     for line in re.findall(r"(?:`|^!)(regard [a-z]+[^`\n]*)", TEXTS[page], re.M):
         assert line.split()[1] in known, line
 

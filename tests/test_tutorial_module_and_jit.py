@@ -3,9 +3,6 @@
 The printed numbers themselves are in test_multi_head.py; here are those of today's random bits.
 """
 
-import importlib.util
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,36 +113,3 @@ def test_weights_are_there_for_the_asking():
     assert_golden(aux["scores"], scores)
     assert_golden(aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
     assert_golden(aux["weights"] @ ENCODINGS, out)
-
-
-def load_benchmark():
-    path = pathlib.Path(__file__).parents[1] / "benchmarks" / "jit_speed.py"
-    spec = importlib.util.spec_from_file_location("jit_speed", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_benchmark_waits_for_every_result_after_a_warm_up():
-    calls = []
-
-    class Result:
-        def block_until_ready(self):
-            calls.append("waited")
-            return self
-
-    def call():
-        calls.append("called")
-        return Result()
-
-    medians = load_benchmark().measure({"one": call, "other": call}, rounds=3)
-    assert calls == ["called", "waited"] * 2 * (1 + 3)
-    assert all(0 <= seconds < 1 for seconds in medians.values())
-
-
-def test_the_benchmark_runs_and_refuses_nonsense(capsys):
-    benchmark = load_benchmark()
-    assert benchmark.main(["1"]) == 0
-    assert capsys.readouterr().out.count(", jit ") == 3 * len(benchmark.SHAPES)
-    assert benchmark.main(["-1"]) == 2
-    assert "usage" in capsys.readouterr().err

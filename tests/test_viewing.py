@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 
 from regard import inspection
-from regard.cli import examples, inspecting, main, pictures, viewing
+from regard.cli import examples, inspecting, main, pictures
+from regard.cli.commands import view
 from regard.training import presets, runs, tasks
 from small_runs import (
     snapshot,
@@ -303,7 +304,7 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypat
         read.update({path: read_url(url + path) for path in ("", "row/0/0/0/1", "row/1/0/0/1")})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(viewing.threading.Event, "wait", wait_in_threads(look))
+    monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(look))
     words = [str(copied), "--compare", str(kept / "copy.regard"), "--no-browser", "--json"]
     assert main(["view", *words]) == 0
     document = read_document(read.pop("").decode())
@@ -371,8 +372,8 @@ def test_a_browser_opens_where_there_is_a_screen(kept, monkeypatch, capsys, word
     if display:
         monkeypatch.setenv("DISPLAY", display)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(viewing.webbrowser, "open", asked.append)
-    monkeypatch.setattr(viewing.threading.Event, "wait", wait_in_threads(interrupt))
+    monkeypatch.setattr(view.webbrowser, "open", asked.append)
+    monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(interrupt))
     assert main(["view", str(kept / "copy.regard"), *words]) == 0
     printed = capsys.readouterr().out
     assert len(asked) == opened
@@ -382,11 +383,11 @@ def test_a_browser_opens_where_there_is_a_screen(kept, monkeypatch, capsys, word
 
 def wait_in_threads(interrupt):
     """Waiting goes on everywhere but where nothing else would end it."""
-    wait = viewing.threading.Event.wait
+    wait = view.threading.Event.wait
 
     def waiting(event, timeout=None):
         caller = sys._getframe(1).f_globals["__name__"]
-        return interrupt(event) if caller == viewing.__name__ else wait(event, timeout)
+        return interrupt(event) if caller == view.__name__ else wait(event, timeout)
 
     return waiting
 
@@ -395,7 +396,7 @@ def test_quiet_says_nothing(kept, monkeypatch, capsys):
     def interrupt(event):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(viewing.threading.Event, "wait", wait_in_threads(interrupt))
+    monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(interrupt))
     assert main(["view", str(kept / "copy.regard"), "--quiet", "--no-browser"]) == 0
     assert capsys.readouterr() == ("", "")
 

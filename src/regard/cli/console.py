@@ -1,11 +1,15 @@
-"""Where words go: text for people, JSON lines for programs, errors on standard error."""
+"""The streams of a command: text for people, JSON lines for programs, errors on standard error."""
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 LABEL_WIDTH = 11
 # A model may write anything, and a terminal obeys control characters: pictures stand for them there.
@@ -20,35 +24,71 @@ class UsageError(Exception):
     """A wrong argument, setting or directory: the message is for the user, the exit code is 2."""
 
 
+@contextmanager
+def expected_errors() -> Iterator[None]:
+    """Turn errors about settings, directories and missing packages into messages without a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader has seen enough; `main` knows
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def new_table(*headers: str, gap: int = 3) -> Table:
+    """Return a table without lines; columns after the first that have a header are of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index and header else "left")
+    return table
+
+
 class Console:
     """The streams of one command.
 
     Args:
         json_lines: objects go to standard output and text moves to standard error.
         quiet: leave the text out.
+        words: the command as it was given.
     """
 
-    def __init__(self, *, json_lines: bool = False, quiet: bool = False):
-        self.json_lines = json_lines
+    def __init__(self, *, json_lines: bool = False, quiet: bool = False, words: Sequence[str] = ()):
+        self.json_lines, self.words = json_lines, words
         self.human = RichConsole(stderr=json_lines, quiet=quiet, highlight=False, soft_wrap=True)
         self._errors = RichConsole(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def is_live(self) -> bool:
-        """Whether text goes to a terminal that can be redrawn."""
+        """True where text goes to a terminal that can be redrawn."""
         return self.human.is_terminal and not self.human.is_dumb_terminal and not self.human.quiet
 
+    @contextmanager
+    def show_steps(self) -> Iterator[Callable[[int, int, str], None]]:
+        """Show progress: yield a function to call with steps done, steps in all and the name of the next."""
+        if not self.is_live:
+            yield lambda done, total, label: self.say(f"{done + 1}/{total} {label}")
+            return
+        columns = (
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns, console=self.human, transient=True) as shown:
+            bar = shown.add_task("", total=None)
+            yield lambda done, total, label: shown.update(bar, completed=done, total=total, description=label)
+
     def say(self, text: RenderableType = "") -> None:
-        """Prints text, as it is, or a table."""
+        """Print text, as it is, or a table."""
         self.human.print(text, markup=False)
 
     def note(self, label: str, text: str) -> None:
-        """Prints a line with a label, aligned with the other labels."""
+        """Print a line with a label, aligned with the other labels."""
         self.human.print(f"[bold]{label:<{LABEL_WIDTH}}[/bold]", end="")
         self.human.print(text.replace("\n", "\n" + " " * LABEL_WIDTH), markup=False)
 
     def write(self, text: str) -> None:
-        """Writes text as it is, at once; in place of JSON lines, never beside them."""
+        """Write text as it is, at once; in place of JSON lines, never beside them."""
         if text and not self.json_lines:
             encoding = sys.stdout.encoding or "utf-8"
             text = text.translate(VISIBLE) if sys.stdout.isatty() else text
@@ -56,17 +96,17 @@ class Console:
             sys.stdout.flush()
 
     def remark(self, text: str) -> None:
-        """Prints what is said about a text that goes to standard output, on standard error."""
+        """Print a remark about a text that goes to standard output, on standard error."""
         if not self.human.quiet:
             self._errors.print(text, markup=False)
 
     def emit(self, event: str, **values: Any) -> None:
-        """Writes one JSON line, when JSON lines were asked for."""
+        """Write one JSON line, when JSON lines were asked for."""
         if self.json_lines:
             sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
             sys.stdout.flush()
 
     def fail(self, text: str) -> None:
-        """Prints an error, also when quiet."""
+        """Print an error, also when quiet."""
         self._errors.print("[bold red]error:[/bold red] ", end="")
         self._errors.print(text, markup=False)

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
-from regard.cli.console import Console
+from regard.cli.console import Console, expected_errors, new_table
 from regard.cli.examples import watch_run
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
-from regard.cli.training import advance_run, expected_errors
+from regard.cli.training import advance_run
 from regard.training import loop, metrics, presets, runs, tasks
 from regard.training.history import training_document
 
@@ -45,7 +43,7 @@ class Entry:
         return self.goal.is_reached(self.outcome.held_out)
 
     def summarise(self) -> dict[str, Any]:
-        """The task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
+        """Return the task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
         return {
             "steps": self.outcome.step,
             "metric": self.goal.metric,
@@ -62,7 +60,7 @@ class Entry:
 
 
 def run_demonstration(command: Demo, console: Console) -> int:
-    """Trains, draws and sums up; 1 when a task misses its goal or diverges, 130 when interrupted."""
+    """Train, draw and sum up; return 1 when a task misses its goal or diverges, 130 when interrupted."""
     start = time.perf_counter()
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
     console.say(f"Four tasks on {describe_devices()}; results go to {out}")
@@ -92,7 +90,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
 
 
 def open_all(command: Demo, out: Path) -> list[tuple[tasks.Task, runs.Run]]:
-    """Every task with its run, refused together or not at all: nobody waits a minute for a refusal."""
+    """Open every task's run, or refuse them together: nobody waits a minute for a refusal."""
     chosen = [presets.PRESETS[name]() for name in TASKS]
     chosen = [presets.shrink(preset) for preset in chosen] if command.smoke else chosen
     options = {"seed": command.seed, "force": command.force}
@@ -102,7 +100,7 @@ def open_all(command: Demo, out: Path) -> list[tuple[tasks.Task, runs.Run]]:
 
 
 def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
-    """Draws the figures of every task, then masks; returns the files."""
+    """Draw the figures of every task, then masks; return the files."""
 
     def draw_all() -> Iterator[pictures.Picture]:
         for entry in entries:
@@ -115,7 +113,7 @@ def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
 
 
 def write_pages(entries: list[Entry], out: Path) -> list[Path]:
-    """Writes the explorer's page of every task that has one; returns the files."""
+    """Write the explorer's page of every task that has one; return the files."""
     written = []
     for entry in entries:
         if entry.task.name in PAGES:
@@ -130,7 +128,7 @@ def write_pages(entries: list[Entry], out: Path) -> list[Path]:
 def write_summary(
     path: Path, entries: list[Entry], figures: list[Path], pages: list[Path], seconds: float, *, smoke: bool
 ) -> None:
-    """Writes summary.json in one move."""
+    """Write summary.json in one move."""
     summary = {
         "tasks": {entry.task.name: entry.summarise() for entry in entries},
         "seconds": round(seconds, 3),
@@ -143,7 +141,7 @@ def write_summary(
 
 
 def show_pretrained(console: Console, out: Path) -> list[Path]:
-    """What a trained model reads in a sentence, with a page; or how to get one."""
+    """Inspect a pretrained model and return its page; without one, say how to get it."""
     from regard.interop import huggingface
 
     console.say()
@@ -160,11 +158,8 @@ def show_pretrained(console: Console, out: Path) -> list[Path]:
 def report(
     console: Console, out: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool
 ) -> int:
-    """Prints the table and what to try next; returns the exit code."""
-    table = Table(title=None, box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("task")
-    for header in ("steps", "held out", "goal", "training", "compiling", ""):
-        table.add_column(header, justify="right" if header else "left")
+    """Print the table and what to try next; return the exit code."""
+    table = new_table("task", "steps", "held out", "goal", "training", "compiling", "")
     for entry in entries:
         verdict = "" if smoke else "reached" if entry.reached else "MISSED"
         table.add_row(

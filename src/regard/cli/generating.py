@@ -8,10 +8,9 @@ from typing import Any
 import jax
 
 from regard.cli.commands import Generate
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.spelling import Ending
 from regard.cli.text_models import TextModel, open_text_model
-from regard.cli.training import expected_errors
 from regard.models import Sampling, beam_search, stream
 from regard.models.sampling import row_keys
 

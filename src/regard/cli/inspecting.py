@@ -12,10 +12,9 @@ from rich.table import Table
 
 from regard import inspection, readouts
 from regard.cli.commands import Inspect
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.examples import watch_run
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
-from regard.cli.training import expected_errors
 from regard.inspection import Call, Tokens, Trace, figures
 from regard.inspection.words import WordReading, join_pieces
 from regard.training import runs

@@ -13,7 +13,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Interruption:
-    """Catches interrupts inside a `with` block; outside the main thread it catches nothing.
+    """A `with` block that catches interrupts; outside the main thread it catches nothing.
 
     Args:
         ask: called at the first one, where more than this process must know.
@@ -46,5 +46,5 @@ class Interruption:
             self._ask()
 
     def is_requested(self) -> bool:
-        """Whether somebody asked to stop."""
+        """Return whether somebody asked to stop."""
         return self.requested

@@ -1,4 +1,4 @@
-"""What runs where: devices, model, attention and data of a training, said before it starts."""
+"""The overview before a training: devices, model, attention and data."""
 
 import os
 from collections.abc import Iterator
@@ -7,29 +7,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from rich.table import Table
+from rich.padding import Padding
 
 import regard
 from regard import parallel
-from regard.cli.console import LABEL_WIDTH, Console
+from regard.cli.console import LABEL_WIDTH, Console, new_table
 from regard.training import processes, runs
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
 
 def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
-    """Prints where and with what a run is about to train."""
+    """Print where and with what a run is about to train."""
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
-    arrays = dict(_walk_parameters(shapes))
-    total = sum(leaf.size for leaf in arrays.values())
+    params = nnx.state(shapes, nnx.Param)
+    modules = _count_parameters(params)
+    table = new_table("module", "arrays", "parameters")
+    for module, sizes in modules.items():
+        table.add_row(module, str(len(sizes)), f"{sum(sizes):,}")
     optimization = task.preset.optimization
     first_line = (type(task.preset).__doc__ or "").splitlines()[0]
     console.note("task", f"{task.name}: {first_line}")
     console.note("devices", describe_devices())
     if deployment is not None:
-        console.note("mesh", describe_mesh(deployment, nnx.state(shapes, nnx.Param)))
+        console.note("mesh", describe_mesh(deployment, params))
+    total = sum(map(sum, modules.values()))
     console.note("model", f"{type(shapes).__name__}, {total:,} parameters, {jnp.dtype(jnp.float32).name}")
-    console.say(_tabulate(arrays))
+    console.say(Padding.indent(table, LABEL_WIDTH))
     for line in describe_attention(task, deployment):
         console.note("attention", line)
     data = task.describe_data()
@@ -43,14 +47,14 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
 
 
 def describe_devices() -> str:
-    """The devices that JAX uses, by platform."""
+    """Describe the devices that JAX uses."""
     devices = jax.devices()
     kind = f"cpu with {os.cpu_count()} cores" if devices[0].platform == "cpu" else devices[0].device_kind
     return f"{len(devices)} x {kind}, jax {jax.__version__}"
 
 
 def describe_mesh(deployment: Deployment, params: Any) -> str:
-    """The mesh, and how much of the parameters a device keeps."""
+    """Describe the mesh, and the share of the parameters that a device keeps."""
     own, whole = deployment.count_bytes(params)
     several = f" of {processes.count()} processes" if processes.count() > 1 else ""
     kept = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
@@ -58,7 +62,7 @@ def describe_mesh(deployment: Deployment, params: Any) -> str:
 
 
 def describe_start(run: runs.Run) -> str:
-    """Where a run's parameters come from."""
+    """Say where a run's parameters come from."""
     if run.start is None:
         return "new run"
     if run.source is not None:
@@ -67,7 +71,7 @@ def describe_start(run: runs.Run) -> str:
 
 
 def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:
-    """One line per kind of attention in the task's model: shapes, the backend or plan and why."""
+    """Yield a line per kind of attention in the task's model: shapes, the backend or plan and why."""
     config, rows = task.config, task.preset.optimization.batch_size
     for name, (queries, keys, mask) in task.attention_calls().items():
         query = jax.ShapeDtypeStruct((rows, config.num_heads, queries, config.head_width), jnp.float32)
@@ -82,36 +86,18 @@ def describe_attention(task: Task, deployment: Deployment | None = None) -> Iter
         yield f"{name} {query.shape} on {keys} keys{masked}: {chosen}"
 
 
-def _walk_parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter with its dotted path."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))[0]:
-        yield jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"), leaf
-
-
-def _tabulate(arrays: dict[str, Any]) -> Table:
-    """Parameters by module, those inside a block by its parts."""
-    modules: dict[str, list[Any]] = {}
-    for path, leaf in arrays.items():
-        modules.setdefault(_name_module(path), []).append(leaf)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", min_width=LABEL_WIDTH - 3)
-    table.add_column("module")
-    table.add_column("arrays", justify="right")
-    table.add_column("parameters", justify="right")
-    for module, leaves in modules.items():
-        table.add_row("", module, str(len(leaves)), f"{sum(leaf.size for leaf in leaves):,}")
-    return table
-
-
-def _name_module(path: str) -> str:
-    """The module of an array; inside a block, the block's part that holds it."""
-    parts = path.split(".")[:-1]
-    block = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: block + 2])
+def _count_parameters(params: Any) -> dict[str, list[int]]:
+    """Return the sizes of the arrays of each module, or of each part of a block."""
+    modules: dict[str, list[int]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        names = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value").split(".")[:-1]
+        block = next((index for index, name in enumerate(names) if name.isdigit()), len(names))
+        modules.setdefault(".".join(names[: block + 2]), []).append(leaf.size)
+    return modules
 
 
 def _name_rate(task: Task) -> str:
-    """The learning rate and its course."""
+    """Describe the learning rate and its course."""
     optimization = task.preset.optimization
     rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
     return f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from regard.cli import pictures
 from regard.cli.commands import Plot
-from regard.cli.console import Console, UsageError
-from regard.cli.training import expected_errors
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.training import metrics, runs
 
 

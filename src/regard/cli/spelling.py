@@ -1,4 +1,4 @@
-"""From tokens to text while they are being made: whole characters only, and an end where a text says so."""
+"""Text of tokens while they are made: whole characters only, and an end before given words."""
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
@@ -24,11 +24,11 @@ class ByteSpelling:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, tokens: Iterable[int]) -> str:
-        """The characters that these tokens complete."""
+        """Return the characters that these tokens complete."""
         return self._decoder.decode(b"".join(map(self._spell, tokens)))
 
     def finish(self) -> str:
-        """What waits for a rest that will not come."""
+        """Return what waits for a rest that will not come."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -63,7 +63,7 @@ class TokenizerSpelling:
 
 
 class Ending:
-    """Ends a text before the first of some words; what may begin one waits until it is clear.
+    """The end of a text, before the first of some words; what may begin one waits until it is clear.
 
     Args:
         words: texts to end at, none of them empty.
@@ -80,7 +80,7 @@ class Ending:
         self.is_reached = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to come before the end."""
+        """Return the text that is certain to come before the end."""
         if self.is_reached:
             return ""
         text, self._waiting = self._waiting + text, ""
@@ -96,6 +96,6 @@ class Ending:
         return text
 
     def finish(self) -> str:
-        """What was held back, as no more text comes."""
+        """Return what was held back, as no more text comes."""
         text, self._waiting = self._waiting, ""
         return "" if self.is_reached else text

@@ -1,13 +1,11 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import jax
 
 from regard.cli.commands import Train
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.displays import open_display
 from regard.cli.interruption import Interruption
 from regard.cli.overview import print_overview
@@ -100,17 +98,6 @@ def advance_run(
             console.fail(f"{task.name}: {error}")
         return None
     except checkpoints.CheckpointError as error:
-        raise UsageError(str(error)) from error
-
-
-@contextmanager
-def expected_errors() -> Iterator[None]:
-    """Turns errors about settings, directories and missing packages into messages without a traceback."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # the reader has seen enough; `main` knows
-    except (ValueError, TypeError, ImportError, OSError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -1,14 +1,12 @@
-"""Planning: the best mesh for attention at a length, by a roofline that states its assumptions.
+"""Planning: the best mesh of devices for attention at a length, by a roofline that says its assumptions.
 
 Start from `plan`, whose `Report` gives memory, work and time of every mesh; `CHIPS` describes devices, and
 `measure_host` the one at hand.
 """
 
-from regard.planning.amounts import read_amount
-from regard.planning.chips import CHIPS, Chip
+from regard.planning.chips import CHIPS, Chip, measure_host
 from regard.planning.estimates import Assumptions, Estimate
-from regard.planning.host import measure_host
-from regard.planning.planner import MemoryTooSmallError, plan
+from regard.planning.planner import MemoryTooSmallError, plan, read_amount
 from regard.planning.reports import Report
 
 __all__ = [

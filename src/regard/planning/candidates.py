@@ -15,7 +15,7 @@ from regard.engine.call.problem import Problem
 from regard.parallel.division import Division, Round
 from regard.parallel.placements import MeshPlacement
 from regard.parallel.schedule import plan_rounds
-from regard.planning.links import Line
+from regard.planning.chips import Line
 
 AXES = ("data", "sequence", "exchange", "heads")
 
@@ -44,7 +44,7 @@ class Candidate:
 
     @property
     def plan(self) -> str:
-        """As in `parallel.attend`."""
+        """The plan's name in `parallel.attend`."""
         if self.exchange == 1:
             return "ring"
         return "both" if self.sequence > 1 else "all_to_all"
@@ -55,26 +55,25 @@ class Candidate:
         return tuple(name for name in ("sequence", "exchange") if name in self.mesh)
 
     def place(self) -> MeshPlacement:
-        """The mesh and what its axes are for."""
+        """Return the mesh and what its axes are for."""
         mesh = jax.sharding.AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
         batch, heads = ((name,) if name in self.mesh else () for name in ("data", "heads"))
         return MeshPlacement.check(mesh, self.axes, batch, heads, self.layout, self.plan)
 
     def line(self, axis: str) -> Line:
-        """Where the devices along an axis are."""
+        """Return how many devices lie along an axis, and how far apart."""
         after = AXES[AXES.index(axis) + 1 :]
         return Line(getattr(self, axis), math.prod(getattr(self, name) for name in after))
 
     def cut(self, problem: Problem) -> Division:
-        """Which device has which part, without rounds."""
+        """Return the part that each device has, without rounds."""
         place = self.place()
         ring, exchange = (name if name in self.mesh else None for name in ("sequence", "exchange"))
-        return Division(
-            place.mesh, ring, exchange, place.batch, place.heads, self.layout, problem.T, problem.S
-        )
+        axes = (ring, exchange, place.batch, place.heads)
+        return Division(place.mesh, *axes, self.layout, problem.T, problem.S)
 
     def divide(self, problem: Problem, known: dict[Any, tuple[Round, ...]] | None = None) -> Division:
-        """Which device has which part, and the rounds of the ring; `known` keeps those of one problem."""
+        """Return each device's part, and the rounds of the ring; `known` keeps those of one problem."""
         division, known = self.cut(problem), {} if known is None else known
         # The batch and the heads have no part in them.
         chunks = (self.sequence, self.layout, division.queries.chunk)
@@ -83,13 +82,10 @@ class Candidate:
         return dataclasses.replace(division, rounds=known[chunks])
 
     def code(self) -> str:
-        """Python that runs attention like this."""
+        """Return Python that runs attention like this."""
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
-        options = [
-            f"{keyword}={name!r}"
-            for keyword, name in (("batch_axis", "data"), ("head_axis", "heads"))
-            if name in self.mesh
-        ]
+        names_of = {"batch_axis": "data", "head_axis": "heads"}
+        options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
         first, *others = self.axes
         axes = self.axes if others else first
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
@@ -97,7 +93,7 @@ class Candidate:
 
 
 def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:
-    """Meshes whose sizes divide batch and heads; tokens in the order of the sequence, and balanced."""
+    """Yield meshes whose sizes divide batch and heads, with tokens in order and balanced."""
     batch, query_heads = problem.leading[0], problem.leading[-1]
     key_heads = problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads

@@ -1,13 +1,19 @@
-"""Chips: what a device computes, holds and sends per second, each figure with where it is published."""
+"""Chips: what a device computes, holds and sends per second, and how long messages between devices take."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-GB, TB = 1e9, 1e12
-TERA = 1e12
+import jax
+import jax.numpy as jnp
+
+GIGA, TERA = 1e9, 1e12
+_SIDE, _NUMBERS, _REPEATS = 1024, 1 << 25, 5  # of what is measured
 
 
 @dataclass(frozen=True)
@@ -22,101 +28,74 @@ class Chip:
     """
 
     name: str
-    """How it is called on the command line."""
+    """Name on the command line."""
     flops: Mapping[str, float]
     """Floating-point operations per second in matrix products, by the dtype that is multiplied."""
     memory_bytes: float
-    """What one device holds."""
+    """Memory of one device."""
     memory_bandwidth: float
-    """Of the device's own memory."""
+    """Bandwidth of a device's own memory."""
     devices_per_host: int
     """Devices in one machine: one process each machine."""
     near_devices: int
     """Devices that the fast links join: those of a host, or of a pod."""
     near_bandwidth: float
-    """Over the fast links: of one device in all, or on a torus of one link."""
+    """Bandwidth of the fast links: all those of a device, or on a torus one link."""
     far_bandwidth: float
-    """Over the network, per device."""
+    """Bandwidth of the network, per device."""
     sources: Mapping[str, str]
-    """Where figures are published: of compute, memory, links and network."""
+    """Publications of the figures of compute, memory, links and network."""
     torus: bool = False
-    """Whether the fast links go to neighbours alone, and not through a switch."""
+    """True if the fast links go to neighbours alone, and not through a switch."""
     shared: bool = False
-    """Whether the figures for compute and memory bandwidth are those of a host, which its devices share."""
+    """True if the figures are those of a host, which its devices share."""
 
     def name_source(self, figure: str) -> str:
-        """Where a figure is published, as a sentence."""
+        """Say where a figure is published, as a sentence."""
         return f"{self.sources.get(figure, 'Given')}."
 
     def divide(self, devices: int) -> Chip:
-        """What each of so many devices has of a host that they share."""
-        return dataclasses.replace(
-            self,
-            flops={dtype: rate / devices for dtype, rate in self.flops.items()},
-            memory_bytes=self.memory_bytes / devices,
-            memory_bandwidth=self.memory_bandwidth / devices,
-            near_bandwidth=self.near_bandwidth / devices,
-            far_bandwidth=self.far_bandwidth / devices,
-        )
+        """Return what each of so many devices has of a host that they share."""
+        shared = ("memory_bytes", "memory_bandwidth", "near_bandwidth", "far_bandwidth")
+        parts = {name: getattr(self, name) / devices for name in shared}
+        flops = {dtype: rate / devices for dtype, rate in self.flops.items()}
+        return dataclasses.replace(self, flops=flops, **parts)
 
 
-_NVIDIA_NETWORK = "NVIDIA DGX {} user guide: eight devices, a {} Gb/s network adapter each"
-_NVLINK = "NVIDIA {} data sheet: NVLink {} GB/s, of which half in one direction"
-_DENSE = "NVIDIA {} data sheet: without sparsity; float32 as TF32, which XLA multiplies by default"
-
-
-def _nvidia(
-    name: str,
-    system: str,
-    bfloat16: float,
-    tf32: float,
-    float64: float,
-    memory: float,
-    bandwidth: float,
-    nvlink: int,
-    network: int,
-) -> Chip:
-    title = name.upper()
+def _nvidia(name: str, *figures: float) -> Chip:
+    bfloat16, tf32, float64, memory, bandwidth, nvlink, network = figures
+    sheet, guide = f"NVIDIA {name.upper()} data sheet", f"NVIDIA DGX {name.upper()} user guide"
     return Chip(
         name=name,
         flops={"bfloat16": bfloat16 * TERA, "float32": tf32 * TERA, "float64": float64 * TERA},
-        memory_bytes=memory * GB,
-        memory_bandwidth=bandwidth * TB,
+        memory_bytes=memory * GIGA,
+        memory_bandwidth=bandwidth * TERA,
         devices_per_host=8,
         near_devices=8,
-        near_bandwidth=nvlink / 2 * GB,
-        far_bandwidth=network / 8 * GB,
+        near_bandwidth=nvlink / 2 * GIGA,
+        far_bandwidth=network / 8 * GIGA,
         sources={
-            "compute": _DENSE.format(title),
-            "memory": f"NVIDIA {title} data sheet, the SXM module",
-            "links": _NVLINK.format(title, nvlink),
-            "network": _NVIDIA_NETWORK.format(system, network),
+            "compute": f"{sheet}: without sparsity; float32 as TF32, which XLA multiplies by default",
+            "memory": f"{sheet}, the SXM module",
+            "links": f"{sheet}: NVLink {nvlink} GB/s, of which half in one direction",
+            "network": f"{guide}: eight devices, a {network} Gb/s network adapter each",
         },
     )
 
 
-def _tpu(
-    name: str,
-    bfloat16: float,
-    memory: float,
-    bandwidth: float,
-    host: int,
-    pod: int,
-    ici: int,
-    ports: int,
-    network: float,
-) -> Chip:
+def _tpu(name: str, host: int, pod: int, *figures: float) -> Chip:
+    bfloat16, memory, bandwidth, ici, ports, network = figures
     page = f"Google Cloud documentation, TPU {name}"
     return Chip(
         name=name,
         # Products of float32 are made of bfloat16 ones: one of them by default.
         flops={"bfloat16": bfloat16 * TERA, "float32": bfloat16 * TERA},
-        memory_bytes=memory * GB,
-        memory_bandwidth=bandwidth * GB,
+        memory_bytes=memory * GIGA,
+        memory_bandwidth=bandwidth * GIGA,
         devices_per_host=host,
         near_devices=pod,
-        near_bandwidth=ici / ports / 2 * GB,
-        far_bandwidth=network / 8 * GB,
+        near_bandwidth=ici / ports / 2 * GIGA,
+        far_bandwidth=network / 8 * GIGA,
         sources={
             "compute": f"{page}: bfloat16; float32 by the default precision, one pass of bfloat16",
             "memory": page,
@@ -130,21 +109,125 @@ def _tpu(
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _nvidia("a100", "A100", 312, 156, 19.5, 80, 2.039, 600, 200),
-        _nvidia("h100", "H100", 989.5, 494.5, 67, 80, 3.35, 900, 400),
-        _nvidia("h200", "H200", 989.5, 494.5, 67, 141, 4.8, 900, 400),
-        _nvidia("b200", "B200", 2250, 1125, 37, 180, 8.0, 1800, 400),
-        _tpu("v5e", 197, 16, 819, 8, 256, 400, 4, 25),
-        _tpu("v5p", 459, 95, 2765, 4, 8960, 1200, 6, 50),
-        _tpu("v6e", 918, 32, 1638, 8, 256, 800, 4, 100),
+        _nvidia("a100", 312, 156, 19.5, 80, 2.039, 600, 200),
+        _nvidia("h100", 989.5, 494.5, 67, 80, 3.35, 900, 400),
+        _nvidia("h200", 989.5, 494.5, 67, 141, 4.8, 900, 400),
+        _nvidia("b200", 2250, 1125, 37, 180, 8.0, 1800, 400),
+        _tpu("v5e", 8, 256, 197, 16, 819, 400, 4, 25),
+        _tpu("v5p", 4, 8960, 459, 95, 2765, 1200, 6, 50),
+        _tpu("v6e", 8, 256, 918, 32, 1638, 800, 4, 100),
     )
 }
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of this name; an error lists the others."""
+    """Return the chip of this name, measured if it is "cpu"; an error lists the others."""
+    if name == "cpu":
+        return measure_host()
     chip = CHIPS.get(name.lower())
     if chip is None:
         known = ", ".join([*CHIPS, "cpu"])
         raise ValueError(f"chip: expected one of {known}, or a planning.Chip; got {name!r}")
     return chip
+
+
+def measure_host() -> Chip:
+    """Measure what this machine's processor multiplies and reads per second; its JAX devices share that.
+
+    Returns:
+        A chip called "cpu", whose figures are those of the whole machine, until `plan` divides them.
+
+    Example:
+        >>> from regard import planning
+        >>> planning.measure_host().flops["float32"] > 1e6
+        True
+    """
+    device = jax.devices("cpu")[0]
+    with jax.default_device(device):
+        flops = {name: _multiply(name) for name in ("float32", "bfloat16")}
+        numbers = jnp.ones(_NUMBERS, jnp.float32)
+        size = numbers.nbytes
+        # In place: pages that are new would be most of the time.
+        seconds = _time(jax.jit(lambda x: x + 1, donate_argnums=0), numbers)
+    bandwidth = 2 * size / seconds
+    return Chip(
+        name="cpu",
+        flops=flops,
+        memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory_bandwidth=bandwidth,
+        devices_per_host=1 << 30,
+        near_devices=1 << 30,
+        near_bandwidth=bandwidth / 2,
+        far_bandwidth=bandwidth / 2,
+        sources={
+            "compute": f"Measured now: products of {_SIDE} x {_SIDE}, best of {_REPEATS}",
+            "memory": f"Measured now: {size >> 20} MiB read and written; size from the system",
+            "links": "Copies in memory, each read and written",
+            "network": "None: all devices are on this machine",
+        },
+        shared=True,
+    )
+
+
+def _multiply(dtype: str) -> float:
+    matrix = jnp.ones((_SIDE, _SIDE), dtype)
+    # Divided by the side, a matrix of ones stays one.
+    product = jax.jit(lambda a: (jnp.matmul(a, a, preferred_element_type=jnp.float32) / _SIDE).astype(dtype))
+    return 2 * _SIDE**3 / _time(product, matrix)
+
+
+def _time(function: Callable[[Any], Any], array: Any) -> float:
+    """Return seconds of the fastest of a few calls, each on the last one's result: others run here, too."""
+    array = jax.block_until_ready(function(array))
+    best = float("inf")
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        array = jax.block_until_ready(function(array))
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+@dataclass(frozen=True)
+class Line:
+    """Devices along one mesh axis: how many, and how far apart neighbours are in the order of all devices."""
+
+    size: int
+    stride: int
+
+    def near(self, chip: Chip) -> int:
+        """Count the devices, one after the other, that the fast links join."""
+        return max(min(self.size, chip.near_devices // self.stride), 1)
+
+
+def hop_seconds(chip: Chip, line: Line, count: float, steps: int = 1) -> float:
+    """Return seconds in which every device sends bytes to the one some steps further, by the slowest hop."""
+    steps = min(steps % line.size, -steps % line.size)
+    if steps == 0:
+        return 0.0
+    if line.near(chip) < line.size:
+        return count / chip.far_bandwidth
+    # On a torus the way further leads through the neighbours, whose links carry as much of others.
+    return count * (steps if chip.torus else 1) / chip.near_bandwidth
+
+
+def exchange_seconds(chip: Chip, line: Line, count: float) -> float:
+    """Return seconds in which every device sends so many bytes in all, as many to each of the others."""
+    if line.size == 1:
+        return 0.0
+    near = line.near(chip)
+    each = count / (line.size - 1)
+    far = each * (line.size - near) / chip.far_bandwidth
+    close = each * (near - 1) / chip.near_bandwidth
+    if chip.torus and near > 1:
+        # Both directions of a ring, on which a message crosses a quarter of the devices on average.
+        close *= max(near / 8 * near / (near - 1), 0.5)
+    return max(far, close)
+
+
+def sum_seconds(chip: Chip, line: Line, count: float) -> float:
+    """Return seconds in which every device sends so many bytes in all to add arrays up, around a ring."""
+    if line.size == 1:
+        return 0.0
+    if line.near(chip) < line.size:
+        return count / chip.far_bandwidth
+    return count / (chip.near_bandwidth * (2 if chip.torus else 1))

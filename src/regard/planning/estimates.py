@@ -1,24 +1,75 @@
-"""Estimates: memory, work, bytes and time of a candidate, from what a chip offers."""
+"""Estimates: work, memory, bytes and time of a candidate, from what a chip offers."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import classify_tiles
 from regard.engine.flash.tuning import Tuning
+from regard.masks import TileKind
 from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
+from regard.parallel.schedule import is_countable
 from regard.planning.candidates import Candidate
-from regard.planning.chips import Chip
-from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
-from regard.planning.workload import Work
+from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """Cells of tiles with work, up to each row; `side` is that of the tiles, 0 if the mask is not known."""
+
+    edges: np.ndarray
+    cells: np.ndarray
+    side: int
+    pairs: int
+    """Cells in all, kept or not."""
+
+    @classmethod
+    def count(cls, problem: Problem) -> Work:
+        """Count by looking at every tile once; heads and rows that differ are averaged."""
+        pairs = problem.T * problem.S
+        if problem.mask is None or not is_countable(problem):
+            edges = np.asarray([0, problem.T])
+            return cls(edges, edges * float(problem.S), 0, pairs)
+        codes, side = classify_tiles(problem)
+        columns = np.diff(np.minimum(np.arange(codes.shape[-1] + 1) * side, problem.S))
+        edges = np.minimum(np.arange(codes.shape[-2] + 1) * side, problem.T)
+        # Kinds that do not depend on the row or the key have one for all.
+        held = (codes != TileKind.EMPTY) @ columns.astype(float)
+        held = held.reshape(-1, held.shape[-1]).mean(0)
+        return cls(edges, np.concatenate([[0.0], np.cumsum(held * np.diff(edges))]), side, pairs)
+
+    @property
+    def total(self) -> float:
+        return float(self.cells[-1])
+
+    @property
+    def kept(self) -> float:
+        """Share of the cells that are in tiles with work."""
+        return self.total / self.pairs
+
+    def divide(self, division: Division) -> np.ndarray:
+        """Return the cells of each member of the ring."""
+        chunk, parts = division.queries.chunk, range(division.parts)
+        chunks = [
+            [division.chunk_of(part, member) for part in parts] for member in range(division.queries.ring)
+        ]
+        first = np.asarray(chunks) * chunk
+        return (self._before(first + chunk) - self._before(first)).sum(-1)
+
+    def _before(self, rows: np.ndarray) -> np.ndarray:
+        """Return the cells above a row; within a tile they are taken to be spread evenly."""
+        return np.interp(rows, self.edges, self.cells)
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What shares of a chip's published figures are taken to be reached.
+    """Shares of a chip's published figures that are taken to be reached.
 
     Example:
         >>> from regard import planning
@@ -27,55 +78,59 @@ class Assumptions:
     """
 
     compute_efficiency: float = 0.5
-    """Of the operations per second, in attention."""
+    """Share of the operations per second that attention reaches."""
     memory_efficiency: float = 0.8
-    """Of the memory's bandwidth."""
+    """Share of the memory's bandwidth that is reached."""
     link_efficiency: float = 0.8
-    """Of the bandwidth of links and network."""
+    """Share of the bandwidth of links and network that is reached."""
     message_seconds: float = 1e-5
-    """Before the first byte of a message arrives."""
+    """Seconds before the first byte of a message arrives."""
     memory_share: float = 0.9
-    """Of the memory, for arrays."""
+    """Share of the memory that is for arrays."""
+
+    def reach(self, seconds: float, messages: int) -> float:
+        """Return seconds on links of which a share is reached, with those before each message."""
+        return seconds / self.link_efficiency + messages * self.message_seconds
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one call costs on each device of a mesh; of those with unequal shares, the most loaded one."""
+    """The cost of a call on each device of a mesh, or on the most loaded one."""
 
     candidate: Candidate
     memory_bytes: int
-    """Arguments, results and what lies between them at the same time."""
+    """Bytes of arguments, results and what lies between them at the same time."""
     fits: bool
-    """Whether that is at most the share of the chip's memory that is for arrays."""
+    """True if that is at most the share of the chip's memory that is for arrays."""
     flops: float
-    """Of the matrix products, in tiles with work."""
+    """Operations of the matrix products in tiles with work."""
     cells: tuple[float, float]
     """Pairs of query and key in tiles with work, per head: fewest on a device, and most."""
     rounds: int
-    """Stops of the keys with work, the one at home included."""
+    """Steps of the ring with work, the one at home included."""
     sent_bytes: int
-    """By attention: keys, values, their gradients, and what is exchanged."""
+    """Bytes that attention sends: keys, values, their gradients, and what is exchanged."""
     balancing_bytes: int
-    """Of them, to put tokens in an order that spreads the work, and back."""
+    """Bytes among them that put tokens in an order that spreads the work, and back."""
     summed_bytes: int
-    """By the projection after it, where heads are divided: sums of its parts."""
+    """Bytes that the projection after it sends to sum its parts, where heads are divided."""
     gathered_bytes: int
-    """Where the length is not divided evenly, and rows are whole on every device before and after."""
+    """Bytes sent where the length is not divided evenly, and every device has whole rows before and after."""
     compute_seconds: float
     memory_seconds: float
     travel_seconds: float
-    """Of keys and gradients on their way around, while devices compute."""
+    """Time of keys and gradients on their way around, while devices compute."""
     exchange_seconds: float
-    """Of all that nothing can be computed during: heads for sequence, halves for balance, sums of heads."""
+    """Time in which nothing can be computed: heads for sequence, halves for balance, sums of heads."""
 
     @property
     def seconds(self) -> float:
-        """Of all: the slowest of computing, reading and travelling, and then what waits."""
+        """Time of the call: the slowest of computing, reading and travelling, and then what waits."""
         return self.exchange_seconds + max(self.compute_seconds, self.memory_seconds, self.travel_seconds)
 
     @property
     def all_bytes(self) -> int:
-        """Sent by each device for whatever reason."""
+        """Bytes that each device sends, for whatever reason."""
         return self.sent_bytes + self.summed_bytes + self.gathered_bytes
 
     @property
@@ -86,112 +141,43 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
-        parts = {
-            "compute": self.compute_seconds,
-            "memory": self.memory_seconds,
-            "travel": self.travel_seconds,
-            "exchange": self.exchange_seconds,
-        }
-        return max(parts, key=lambda name: parts[name])
+        """The part that takes longest."""
+        parts = ("compute", "memory", "travel", "exchange")
+        return max(parts, key=lambda part: getattr(self, f"{part}_seconds"))
 
 
-def estimate(
-    problem: Problem,
-    candidate: Candidate,
-    division: Division,
-    work: Work,
-    chip: Chip,
-    assumptions: Assumptions,
-    backward: bool,
-) -> Estimate:
-    """Weigh a candidate, divided with its rounds."""
-    held = _Held.measure(problem, division)
-    cells = work.divide(division)
-    share = (
-        problem.leading[0] // candidate.data * problem.leading[-1] / (candidate.heads * candidate.exchange)
-    )
-    forward_products, backward_products = problem.D + problem.E, 3 * problem.D + 2 * problem.E
-    products = forward_products + (backward_products if backward else 0)
-    flops = 2 * float(cells.max()) * share * products
-    memory = held.peak(candidate, backward)
-    rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
-    kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
-    sent, ordered = (sum(sent_bytes(problem, one)[: 2 if backward else 1]) for one in (division, kept))
-    summed, waiting = _wait(problem, division, candidate, chip, assumptions, backward)
-    gathered = held.gathered(backward)
-    along = Line(candidate.sequence * candidate.exchange, candidate.heads)
-    waiting += sum_seconds(chip, along, gathered) / assumptions.link_efficiency
-    return Estimate(
-        candidate=candidate,
-        memory_bytes=memory,
-        fits=memory <= chip.memory_bytes * assumptions.memory_share,
-        flops=flops,
-        cells=(float(cells.min()), float(cells.max())),
-        rounds=len(division.rounds),
-        sent_bytes=sent,
-        balancing_bytes=sent - ordered,
-        summed_bytes=summed,
-        gathered_bytes=gathered,
-        compute_seconds=flops / rate,
-        memory_seconds=held.traffic(len(division.rounds), backward)
-        / (chip.memory_bandwidth * assumptions.memory_efficiency),
-        travel_seconds=_travel(problem, division, candidate, chip, assumptions, backward),
-        exchange_seconds=waiting,
-    )
+class Weighing:
+    """A call divided over devices, and the bytes of the arrays that a device has a part of."""
 
-
-def memory_of(problem: Problem, candidate: Candidate, backward: bool) -> int:
-    """Bytes on each device."""
-    return _Held.measure(problem, candidate.cut(problem)).peak(candidate, backward)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Sizes, in bytes, of what a device has a part of."""
-
-    query: int
-    keys: int  # and values
-    output: int
-    sums: int  # the output while it is summed up
-    query_sums: int
-    key_sums: int  # gradients of keys and values while they are
-    statistic: int
-    tiles: float
-    copies: int  # of the caller's rows on devices along the sequence, whose parts are uneven; 1: none
-
-    @classmethod
-    def measure(cls, problem: Problem, division: Division) -> _Held:
-        wide = problem.accumulation.itemsize
-        query, key, value = (
+    def __init__(self, problem: Problem, candidate: Candidate, division: Division, backward: bool):
+        self.problem, self.candidate, self.division, self.backward = problem, candidate, division, backward
+        self.query, key, value = (
             local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
         )
-        rows = query // problem.query.dtype.itemsize // problem.D
+        size, wide = problem.query.dtype.itemsize, problem.accumulation.itemsize
+        rows = self.query // size // problem.D
+        self.keys = key + value
+        self.output = rows * problem.E * size
+        # What is summed up is wider meanwhile.
+        self.sums, self.query_sums = rows * problem.E * wide, rows * problem.D * wide
+        self.key_sums = (key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide
+        self.statistic = rows * wide
         scores = min(Tuning().forward_cells, rows * division.size(division.exchange) * problem.S)
-        return cls(
-            query=query,
-            keys=key + value,
-            output=rows * problem.E * problem.query.dtype.itemsize,
-            sums=rows * problem.E * wide,
-            query_sums=rows * problem.D * wide,
-            key_sums=(key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide,
-            statistic=rows * wide,
-            tiles=2.5 * scores * wide,
-            copies=1
-            if division.queries.padded == division.queries.length
-            else division.size(division.ring, division.exchange),
-        )
+        self.tiles = 2.5 * scores * wide
+        # Devices along the sequence whose parts are uneven have all of the caller's rows.
+        uneven = division.queries.padded != division.queries.length
+        self.copies = division.size(division.ring, division.exchange) if uneven else 1
 
-    def peak(self, candidate: Candidate, backward: bool) -> int:
-        """What is there at once. Counted against compiled programs: tests hold it to a factor of them."""
-        travels = candidate.sequence > 1
-        moved = candidate.exchange > 1 or candidate.layout == "balanced"
+    def peak(self) -> int:
+        """Return the bytes that are there at once; tests hold them to a factor of compiled programs."""
+        travels = self.candidate.sequence > 1
+        moved = self.candidate.exchange > 1 or self.candidate.layout == "balanced"
         inside = self.query + self.keys if moved else 0  # as the ring lies, beside what the caller has
-        # What was summed up before and what a stop adds; the keys here and those that arrive.
+        # What was summed up before and what a step adds; the keys here and those that arrive.
         forward = (2 if travels else 1) * self.sums + (2 * self.keys if travels else 0) + inside
         forward += 2 * self.statistic + self.tiles
         caller = self.copies * (self.query + self.keys + self.output)
-        if not backward:
+        if not self.backward:
             return round(caller + forward)
         # The gradient that comes, and those that go.
         caller += self.copies * (self.output + self.query + self.keys)
@@ -200,66 +186,69 @@ class _Held:
         later += 4 * self.statistic + self.tiles
         return round(caller + max(forward, later))
 
-    def gathered(self, backward: bool) -> int:
-        """Bytes sent so that all have all rows of the output, and of the gradients."""
-        results = self.output + (self.query + self.keys if backward else 0)
-        return (self.copies - 1) * results
-
-    def traffic(self, rounds: int, backward: bool) -> float:
-        """Read from and written to memory, if what a stop needs is read once there."""
-        count = rounds * (self.query + self.keys + 2 * self.sums)
-        if backward:
-            read = self.query + self.keys + self.output + 2 * self.statistic
-            count += rounds * (read + 2 * self.query_sums + 2 * self.key_sums)
-        return count
-
-
-def _travel(
-    problem: Problem,
-    division: Division,
-    candidate: Candidate,
-    chip: Chip,
-    assumptions: Assumptions,
-    backward: bool,
-) -> float:
-    """Keys, values and gradients from stop to stop."""
-    held, line = _Held.measure(problem, division), candidate.line("sequence")
-    stops = [stop.number for stop in division.rounds]
-    hops = [later - earlier for earlier, later in zip([0, *stops], stops, strict=False)]
-    carried = [(hop, held.keys) for hop in hops]
-    if backward and stops:
-        carried += [(hop, held.keys + held.key_sums) for hop in hops[1:]]
-        carried += [(hops[0], held.keys), (-stops[-1], held.key_sums)]
-    carried = [(hop, count) for hop, count in carried if hop % line.size]
-    way = sum(hop_seconds(chip, line, count, hop) for hop, count in carried)
-    return way / assumptions.link_efficiency + len(carried) * assumptions.message_seconds
-
-
-def _wait(
-    problem: Problem,
-    division: Division,
-    candidate: Candidate,
-    chip: Chip,
-    assumptions: Assumptions,
-    backward: bool,
-) -> tuple[int, float]:
-    """Bytes of sums over heads, and seconds of them and of all that is exchanged before and after."""
-    held = _Held.measure(problem, division)
-    moved = held.query + held.keys + held.output
-    messages, seconds = 0, 0.0
-    trips = 2 if backward else 1
-    if candidate.exchange > 1:
-        away = trips * moved * (candidate.exchange - 1) / candidate.exchange
-        seconds += exchange_seconds(chip, candidate.line("exchange"), away)
-        messages += 4 * trips
-    if candidate.layout == "balanced" and candidate.sequence > 1:
-        seconds += exchange_seconds(chip, candidate.line("sequence"), trips * moved * moved_halves(division))
-        messages += 8 * trips
-    summed = 0
-    if candidate.heads > 1:
+    def estimate(self, work: Work, chip: Chip, assumptions: Assumptions) -> Estimate:
+        """Return what the call costs on chips of a kind."""
+        problem, candidate, division = self.problem, self.candidate, self.division
+        cells, memory, steps = work.divide(division), self.peak(), len(division.rounds)
+        heads = problem.leading[-1] / (candidate.heads * candidate.exchange)
+        products = problem.D + problem.E
+        read = self.query + self.keys + 2 * self.sums  # and written, if each step reads once what it needs
+        if self.backward:
+            products += 3 * problem.D + 2 * problem.E
+            read += self.query + self.keys + self.output + 2 * self.statistic
+            read += 2 * self.query_sums + 2 * self.key_sums
+        flops = 2 * float(cells.max()) * (problem.leading[0] // candidate.data * heads) * products
+        rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
+        kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
+        trips = 2 if self.backward else 1
+        sent, ordered = (sum(sent_bytes(problem, one)[:trips]) for one in (division, kept))
+        # All have all rows of the output, and of the gradients.
+        gathered = (self.copies - 1) * (self.output + (self.query + self.keys if self.backward else 0))
         # The projection gives every device a part of each row: as wide as all heads together.
-        whole = held.output * candidate.heads
-        summed = round(trips * 2 * (candidate.heads - 1) / candidate.heads * whole)
-        seconds += sum_seconds(chip, candidate.line("heads"), summed)
-        messages += trips
-    return summed, seconds / assumptions.link_efficiency + messages * assumptions.message_seconds
+        summed = round(trips * 2 * (candidate.heads - 1) * self.output)
+        return Estimate(
+            candidate=candidate,
+            memory_bytes=memory,
+            fits=memory <= chip.memory_bytes * assumptions.memory_share,
+            flops=flops,
+            cells=(float(cells.min()), float(cells.max())),
+            rounds=steps,
+            sent_bytes=sent,
+            balancing_bytes=sent - ordered,
+            summed_bytes=summed,
+            gathered_bytes=gathered,
+            compute_seconds=flops / rate,
+            memory_seconds=steps * read / (chip.memory_bandwidth * assumptions.memory_efficiency),
+            travel_seconds=self._travel(chip, assumptions),
+            exchange_seconds=self._wait(chip, assumptions, gathered, summed),
+        )
+
+    def _travel(self, chip: Chip, assumptions: Assumptions) -> float:
+        """Return seconds of keys, values and gradients on their way around the ring."""
+        line = self.candidate.line("sequence")
+        steps = [step.number for step in self.division.rounds]
+        hops = [later - earlier for earlier, later in zip([0, *steps], steps, strict=False)]
+        carried = [(self.keys, hop) for hop in hops]
+        if self.backward and steps:
+            carried += [(self.keys + self.key_sums, hop) for hop in hops[1:]]
+            carried += [(self.keys, hops[0]), (self.key_sums, -steps[-1])]
+        carried = [(count, hop) for count, hop in carried if hop % line.size]
+        return assumptions.reach(sum(hop_seconds(chip, line, *one) for one in carried), len(carried))
+
+    def _wait(self, chip: Chip, assumptions: Assumptions, gathered: int, summed: int) -> float:
+        """Return seconds of all that overlaps with nothing."""
+        candidate, trips = self.candidate, 2 if self.backward else 1
+        moved = trips * (self.query + self.keys + self.output)
+        along = Line(candidate.sequence * candidate.exchange, candidate.heads)
+        seconds, messages = sum_seconds(chip, along, gathered), 0
+        if candidate.exchange > 1:
+            away = moved * (candidate.exchange - 1) / candidate.exchange
+            seconds += exchange_seconds(chip, candidate.line("exchange"), away)
+            messages += 4 * trips
+        if candidate.layout == "balanced" and candidate.sequence > 1:
+            seconds += exchange_seconds(chip, candidate.line("sequence"), moved * moved_halves(self.division))
+            messages += 8 * trips
+        if candidate.heads > 1:
+            seconds += sum_seconds(chip, candidate.line("heads"), summed)
+            messages += trips
+        return assumptions.reach(seconds, messages)

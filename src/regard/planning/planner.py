@@ -9,16 +9,12 @@ from typing import Any
 import jax
 
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
-from regard.planning.amounts import read_amount
 from regard.planning.candidates import AXES, list_candidates
 from regard.planning.chips import Chip, find_chip
-from regard.planning.estimates import Assumptions, Estimate, estimate, memory_of
-from regard.planning.host import measure_host
-from regard.planning.reports import Report, Request
-from regard.planning.workload import Work
+from regard.planning.estimates import Assumptions, Estimate, Weighing, Work
+from regard.planning.reports import Report
 
 _ALIKE = 1.02  # times that differ by less are the same: bytes decide
 _MOST_DEVICES = 1 << 20
@@ -82,44 +78,68 @@ def plan(
     Reference: Williams et al., "Roofline", 2009; all-to-all and ring together: Fang and Zhao, "USP", 2024.
     """
     numbers = {"length": length, "heads": heads, "devices": devices, "width": width, "batch": batch}
+    numbers["key_heads"] = heads if key_heads is None else key_heads
     sizes = {name: _read(name, number) for name, number in numbers.items()}
-    sizes["key_heads"] = _read("key_heads", heads if key_heads is None else key_heads)
-    if sizes["heads"] % sizes["key_heads"]:
+    heads, key_heads, devices = sizes["heads"], sizes["key_heads"], sizes["devices"]
+    if heads % key_heads:
         raise ValueError(
-            f"heads: expected a multiple of key_heads, {sizes['key_heads']}; got {sizes['heads']}. Each key"
-            " head serves as many query heads"
+            f"heads: expected a multiple of key_heads, {key_heads}; got {heads}. Each key head serves as many"
+            " query heads"
         )
-    fixed = _check_axes(fixed or {}, sizes["devices"])
-    problem = _canonicalize(sizes, mask, dtype)
-    chosen = _share(
-        measure_host() if chip == "cpu" else find_chip(chip) if isinstance(chip, str) else chip, sizes
-    )
+    fixed = _check_axes(fixed or {}, devices)
+    with jax.enable_x64(dtype == "float64"):
+        query, key = (
+            jax.ShapeDtypeStruct((sizes["batch"], count, sizes["length"], sizes["width"]), dtype)
+            for count in (heads, key_heads)
+        )
+        problem = canonicalize(query, key, key, mask=mask)
+    chosen = find_chip(chip) if isinstance(chip, str) else chip
+    chosen = chosen.divide(devices) if chosen.shared else chosen
     if problem.matmul_dtype.name not in chosen.flops:
-        known = ", ".join(chosen.flops)
         raise ValueError(
-            f"dtype: expected one that {chosen.name} multiplies, {known}; got {dtype}, which is multiplied as"
-            f" {problem.matmul_dtype.name}"
+            f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got {dtype},"
+            f" which is multiplied as {problem.matmul_dtype.name}"
         )
     assumptions = assumptions or Assumptions()
-    candidates = list(list_candidates(problem, sizes["devices"], fixed))
+    candidates = list(list_candidates(problem, devices, fixed))
     if not candidates:
-        raise ValueError(_say_indivisible(sizes, fixed))
+        wanted = ", ".join(f"{name}={size}" for name, size in fixed.items())
+        raise ValueError(
+            f"devices: no mesh of {devices}{' with ' * bool(fixed)}{wanted} divides the call; data must"
+            f" divide the batch, {sizes['batch']}; heads times exchange the {key_heads} key heads; and"
+            f" sequence times exchange is at most the length, {sizes['length']}"
+        )
     room = chosen.memory_bytes * assumptions.memory_share
-    least = min(memory_of(problem, candidate, backward) for candidate in candidates)
-    if least > room:
-        raise MemoryTooSmallError(_say_too_small(problem, sizes, fixed, chosen, least, room, backward))
+
+    def find_least(count: int) -> float:
+        """Return the bytes per device on the mesh of so many that needs least."""
+        listed = list_candidates(problem, count, fixed)
+        return min(
+            (Weighing(problem, one, one.cut(problem), backward).peak() for one in listed), default=math.inf
+        )
+
+    if (least := find_least(devices)) > room:
+        doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
+        more = [] if chosen.shared else [count for count in doubled if count < 2 * _MOST_DEVICES]
+        enough = next((count for count in more if find_least(count) <= room), None)
+        advice = "more devices do not help, a smaller batch or a shorter sequence would"
+        raise MemoryTooSmallError(
+            f"devices: no mesh of {devices} {chosen.name} holds the call: it takes {scaled(least, 'B')} per"
+            f" device of the {scaled(room, 'B')} there are for arrays; "
+            + (f"{enough} devices would do" if enough else advice)
+        )
     work = Work.count(problem)
     rounds: dict[Any, Any] = {}
     found = [
-        estimate(problem, item, item.divide(problem, rounds), work, chosen, assumptions, backward)
-        for item in candidates
+        Weighing(problem, one, one.divide(problem, rounds), backward).estimate(work, chosen, assumptions)
+        for one in candidates
     ]
-    request = Request(**sizes, mask=None if mask is None else repr(mask), dtype=dtype, backward=backward)
+    request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
     return Report(request, chosen, assumptions, rank(found), work.kept, work.side)
 
 
 def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
-    """Those that fit by time, but first, of those as fast as the fastest, the one that sends least."""
+    """Order those that fit by time, but first, of those as fast as the fastest, the one that sends least."""
     fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
     rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
     alike = [item for item in fitting if item.seconds <= _ALIKE * fitting[0].seconds]
@@ -127,14 +147,34 @@ def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
     return (best, *(item for item in fitting if item is not best), *rest)
 
 
-def _canonicalize(sizes: dict[str, int], mask: Mask | None, dtype: str) -> Problem:
-    batch, length, width = sizes["batch"], sizes["length"], sizes["width"]
-    with jax.enable_x64(dtype == "float64"):
-        query, key = (
-            jax.ShapeDtypeStruct((batch, sizes[name], length, width), dtype)
-            for name in ("heads", "key_heads")
-        )
-        return canonicalize(query, key, key, mask=mask)
+def read_amount(text: str | int) -> int:
+    """Read a whole number, with k, M or G for powers of 1024.
+
+    Args:
+        text: such as "1M", "128k", "1_048_576" or a number.
+
+    Returns:
+        The number, at least 1.
+
+    Raises:
+        ValueError: for anything else.
+
+    Example:
+        >>> from regard.planning import read_amount
+        >>> read_amount("128k"), read_amount("1M"), read_amount("1_000")
+        (131072, 1048576, 1000)
+    """
+    words = str(text).strip().lower()
+    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(words[-1:], 1)
+    digits = words[:-1] if factor > 1 else words
+    try:
+        # Of fractions only those that give whole numbers, such as 1.5k.
+        amount = int(digits) * factor if "." not in digits else float(digits) * factor
+    except ValueError:
+        amount = 0
+    if amount < 1 or amount != int(amount):
+        raise ValueError(f"expected a whole number such as 4096, 128k, 1M or 1_048_576, got {text!r}")
+    return int(amount)
 
 
 def _read(name: str, number: Any) -> int:
@@ -153,40 +193,3 @@ def _check_axes(fixed: Mapping[str, int], devices: int) -> dict[str, int]:
             f"fixed: expected sizes whose product divides the {devices} devices; got {dict(fixed)}"
         )
     return dict(fixed)
-
-
-def _share(chip: Chip, sizes: dict[str, int]) -> Chip:
-    """What each of the devices of a machine has of it."""
-    return chip.divide(sizes["devices"]) if chip.shared else chip
-
-
-def _say_indivisible(sizes: dict[str, int], fixed: dict[str, int]) -> str:
-    wanted = ", ".join(f"{name}={size}" for name, size in fixed.items())
-    wanted = f" with {wanted}" if wanted else ""
-    return (
-        f"devices: no mesh of {sizes['devices']}{wanted} divides the call; data must"
-        f" divide the batch, {sizes['batch']}; heads times exchange the {sizes['key_heads']} key heads; and"
-        f" sequence times exchange is at most the length, {sizes['length']}"
-    )
-
-
-def _say_too_small(
-    problem: Problem,
-    sizes: dict[str, int],
-    fixed: dict[str, int],
-    chip: Chip,
-    least: int,
-    room: float,
-    backward: bool,
-) -> str:
-    text = (
-        f"devices: no mesh of {sizes['devices']} {chip.name} holds the call: it takes"
-        f" {scaled(least, 'B')} per device of the {scaled(room, 'B')} there are for arrays"
-    )
-    count = sizes["devices"]
-    while not chip.shared and count < _MOST_DEVICES:
-        count *= 2
-        more = list_candidates(problem, count, fixed)
-        if any(memory_of(problem, candidate, backward) <= room for candidate in more):
-            return f"{text}; {count} devices would do"
-    return f"{text}; more devices do not help, a smaller batch or a shorter sequence would"

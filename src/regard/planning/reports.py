@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regard.engine.dispatch.explanation import scaled
-from regard.planning.amounts import spell_seconds
 from regard.planning.chips import Chip
 from regard.planning.estimates import Assumptions, Estimate
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be planned."""
-
-    length: int
-    """Tokens: queries and keys."""
-    heads: int
-    """Query heads."""
-    key_heads: int
-    """Heads of keys and values."""
-    width: int
-    """Of a head."""
-    batch: int
-    """Sequences."""
-    mask: str | None
-    """As an expression."""
-    dtype: str
-    """Of query, key and value."""
-    backward: bool
-    """Whether gradients are computed, too."""
-    devices: int
-    """How many there are."""
-
-
-@dataclass(frozen=True)
 class Report:
-    """What `plan` found; print it to read it.
+    """Every mesh for a call, and the costs of the call on it; print it to read it.
 
     Example:
         >>> from regard import masks, planning
@@ -50,8 +25,8 @@ class Report:
         ({'sequence': 4}, 2, True)
     """
 
-    request: Request
-    """What was asked."""
+    request: Mapping[str, Any]
+    """Arguments of `plan` by name; the mask as an expression."""
     chip: Chip
     """With the figures that were used."""
     assumptions: Assumptions
@@ -65,16 +40,16 @@ class Report:
 
     @property
     def best(self) -> Estimate:
-        """Of the fastest within 2%, the one that sends least."""
+        """The mesh that sends least of those within 2% of the fastest."""
         return self.ranking[0]
 
     @property
     def processes(self) -> int:
-        """One for each host."""
-        return -(-self.request.devices // self.chip.devices_per_host)
+        """Processes, one for each host."""
+        return -(-self.request["devices"] // self.chip.devices_per_host)
 
     def explain_loss(self, other: Estimate) -> str:
-        """Why a mesh is not the best one."""
+        """Say why a mesh is not the best one."""
         best = self.best
         if other is best:
             return "best"
@@ -98,24 +73,23 @@ class Report:
         return f"{slower:.0%} slower: {' and '.join(reasons)}" if slower > 0.02 else f"as fast: {reasons[0]}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Label and text of all but the ranking."""
+        """Yield label and text of all but the ranking."""
         asked, chip, best = self.request, self.chip, self.best
-        heads = f"{asked.heads} heads"
-        if asked.key_heads != asked.heads:
-            heads += f" on {asked.key_heads} of keys"
-        trips = "forward and backward" if asked.backward else "forward"
-        yield (
-            "call",
-            f"{asked.batch} x {asked.length:,} tokens, {heads}, width {asked.width}, {asked.dtype}, {trips}",
-        )
-        side = f"tiles of {self.tile_side} x {self.tile_side}"
-        counted = f"{self.kept:.1%} of the pairs are in {side} with work"
-        if asked.mask and not self.tile_side:
-            counted = "not known here, so all pairs are counted"
-        yield "mask", f"{asked.mask}: {counted}" if asked.mask else "none: every pair counts"
+        heads = f"{asked['heads']} heads"
+        if asked["key_heads"] != asked["heads"]:
+            heads += f" on {asked['key_heads']} of keys"
+        trips = "forward and backward" if asked["backward"] else "forward"
+        tokens = f"{asked['batch']} x {asked['length']:,} tokens"
+        yield "call", f"{tokens}, {heads}, width {asked['width']}, {asked['dtype']}, {trips}"
+        counted = "not known here, so all pairs are counted"
+        if self.tile_side:
+            side = f"tiles of {self.tile_side} x {self.tile_side}"
+            counted = f"{self.kept:.1%} of the pairs are in {side} with work"
+        yield "mask", f"{asked['mask']}: {counted}" if asked["mask"] else "none: every pair counts"
         joined = "one machine" if chip.shared else f"on hosts of {chip.devices_per_host}: {self.processes}"
-        yield "devices", f"{asked.devices} x {chip.name}, {joined}"
-        yield "best", f"{_name(best)}: {spell_seconds(best.seconds)}, bound by {best.bound}"
+        yield "devices", f"{asked['devices']} x {chip.name}, {joined}"
+        place = f"{name_mesh(best)} ({best.candidate.plan}, {best.candidate.layout})"
+        yield "best", f"{place}: {spell_seconds(best.seconds)}, bound by {best.bound}"
         yield "memory", f"{scaled(best.memory_bytes, 'B')} of {scaled(chip.memory_bytes, 'B')} per device"
         yield "work", f"{scaled(best.flops, 'FLOP')} per device, busiest over idlest {best.balance:.2f}"
         sent = f"{scaled(best.sent_bytes, 'B')} per device in {best.rounds} rounds"
@@ -135,7 +109,7 @@ class Report:
             yield "order", f"balanced in every call; tokens kept in zig-zag order would save sending {saved}"
 
     def assumed(self) -> Iterator[tuple[str, str]]:
-        """Label and text of every figure behind the numbers, with its source."""
+        """Yield label and text of every figure behind the numbers, with its source."""
         chip, shares = self.chip, self.assumptions
         rates = ", ".join(f"{scaled(rate, 'FLOP/s')} {dtype}" for dtype, rate in chip.flops.items())
         memory = f"{scaled(chip.memory_bytes, 'B')} at {scaled(chip.memory_bandwidth, 'B/s')}"
@@ -157,15 +131,14 @@ class Report:
         )
 
     def code(self) -> str:
-        """Python that runs attention on the best mesh."""
+        """Return Python that runs attention on the best mesh."""
         return self.best.candidate.code()
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values, for programs."""
-        chip = dataclasses.asdict(self.chip)
+        """Return plain values, for programs."""
         return {
-            "request": dataclasses.asdict(self.request),
-            "chip": chip,
+            "request": self.request,
+            "chip": dataclasses.asdict(self.chip),
             "assumptions": dataclasses.asdict(self.assumptions),
             "kept": self.kept,
             "tile_side": self.tile_side,
@@ -183,10 +156,14 @@ class Report:
         return "\n".join(f"{label:<10} {text}" for label, text in rows)
 
 
-def _name(item: Estimate) -> str:
-    return f"{name_mesh(item)} ({item.candidate.plan}, {item.candidate.layout})"
-
-
 def name_mesh(item: Estimate) -> str:
-    """As `--mesh` takes it: data=2,sequence=4."""
+    """Spell a mesh as `--mesh` takes it: data=2,sequence=4."""
     return ",".join(f"{name}={size}" for name, size in item.candidate.mesh.items())
+
+
+def spell_seconds(seconds: float) -> str:
+    """Spell a time in the unit that suits it."""
+    unit, factor = next(
+        ((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1), ("us", 1e6)
+    )
+    return f"{seconds * factor:.3g} {unit}" if seconds else "0 s"

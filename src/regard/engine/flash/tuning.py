@@ -23,7 +23,7 @@ _LANES = 32  # sizes of tiles that vector units like
 class Tuning:
     """Measured numbers of one kind of device. Scores are counted over all heads and batch rows.
 
-    The defaults come from two CPU cores with AVX-512 (benchmarks/NOTES.md); `regard bench tune` measures.
+    The defaults come from two CPU cores with AVX-512 (benchmarks/NOTES.md); `regard tune` measures.
     """
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster
@@ -72,7 +72,7 @@ def _divide(length: int, side: int) -> int:
 
 
 def cache_file() -> Path:
-    """Return the file of `regard tune`'s measurements, under XDG_CACHE_HOME or ~/.cache."""
+    """Where `regard tune` keeps what it measured: under XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "regard" / "tuning.json"
 
@@ -133,6 +133,6 @@ def _checked(entry: Any) -> Tuning:
 
 
 def _ignore(path: Path, error: Exception) -> Tuning:
-    message = f"{path} is ignored: {type(error).__name__}: {error}; `regard bench tune` writes it anew"
+    message = f"{path} is ignored: {type(error).__name__}: {error}; `regard tune` writes it anew"
     warnings.warn(message, stacklevel=2)
     return Tuning()

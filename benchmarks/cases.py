@@ -1,4 +1,4 @@
-"""What is measured: shapes, masks, passes and dtypes, with the same random numbers every time."""
+"""Cases to measure: shapes, masks, passes and dtypes, with the same random numbers every time."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ SHRINK = 4  # quick cases have lengths divided by this
 
 
 def window_width(length: int) -> int:
-    """Keys before its own that a query of the window case sees: 512, in very long sequences 1024."""
+    """Return how many keys before its own a query of the window case sees."""
     return max(min(512 if length < 32_768 else 1024, length // 4), 1)
 
 
 def prefix_length(length: int) -> int:
-    """Keys that everybody sees in the prefix case."""
+    """Return how many keys everybody sees in the prefix case."""
     return max(min(1024, length // 4), 1)
 
 
 def block_side(length: int) -> int:
-    """Side of the blocks that the blocks case keeps or drops."""
+    """Return the side of the blocks that the blocks case keeps or drops."""
     return max(min(128, length // 4), 1)
 
 
 def document_ids(length: int) -> np.ndarray:
-    """Documents of unequal lengths, packed into one sequence."""
+    """Return the ids of documents of unequal lengths, packed into one sequence."""
     chosen = np.random.default_rng(0).choice(np.arange(1, length), min(DOCUMENTS, length) - 1, replace=False)
     return np.searchsorted(np.sort(chosen), np.arange(length), side="right").astype(np.int32)
 
 
 def kept_blocks(num_queries: int, num_keys: int) -> np.ndarray:
-    """Random blocks, and those that hold the diagonal, so that no query is left without keys."""
+    """Draw blocks to keep, besides those that hold the diagonal: no query is left without keys."""
     shape = (-(-num_queries // block_side(num_queries)), -(-num_keys // block_side(num_keys)))
     kept = np.random.default_rng(0).random(shape) < KEPT_BLOCKS
     return kept | np.eye(*shape, dtype=bool)
@@ -73,6 +73,11 @@ class Inputs:
     value: np.ndarray
     cotangent: np.ndarray | None  # of the output, where there is a backward pass
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Those that there are, in order."""
+        return [array for array in (self.query, self.key, self.value, self.cotangent) if array is not None]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -95,7 +100,7 @@ class Case:
         return self.query[-2], self.key[-2]
 
     def shrink(self) -> Case:
-        """The same with shorter sequences, to try things out."""
+        """Return the same with shorter sequences, to try things out."""
 
         def shorten(shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
             batch, heads, length, width = shape
@@ -104,26 +109,26 @@ class Case:
         return dataclasses.replace(self, query=shorten(self.query), key=shorten(self.key))
 
     def make_mask(self) -> Mask | None:
-        """The mask as Regard takes it."""
+        """Return the mask as Regard takes it."""
         return MASKS[self.mask](*self.lengths)
 
     def make_dense_mask(self) -> np.ndarray | None:
-        """The mask as a boolean matrix, True = may attend."""
+        """Return the mask as a boolean matrix, True = may attend."""
         mask = self.make_mask()
         return None if mask is None else np.asarray(mask.dense(*self.lengths)).reshape(self.lengths)
 
     def count_pairs(self) -> int:
-        """Query-key pairs that the mask keeps, over all heads and batch rows."""
+        """Count the query-key pairs that the mask keeps, over all heads and batch rows."""
         keep = self.make_dense_mask()
         pairs = math.prod(self.lengths) if keep is None else int(keep.sum())
         return pairs * self.query[0] * self.query[1]
 
     def count_flops(self) -> int:
-        """Operations of the matrix products over kept pairs: two products forward, five more backward."""
+        """Count operations of products over kept pairs: two products forward, five more backward."""
         return 2 * self.count_pairs() * self.query[-1] * (7 if self.is_backward else 2)
 
     def make_inputs(self) -> Inputs:
-        """Random numbers that depend on the case's name and shapes alone."""
+        """Draw random numbers that depend on the case's name and shapes alone."""
         rng = np.random.default_rng(zlib.crc32(f"{self.name} {self.query} {self.key}".encode()))
         query, key, value, cotangent = (
             rng.standard_normal(shape, np.float32) for shape in (self.query, self.key, self.key, self.query)
@@ -132,7 +137,7 @@ class Case:
 
 
 def _square(name: str, *shape: int, mask: str = "full", passes: Passes = "forward") -> Case:
-    """Self-attention: as many keys as queries, as many key heads as query heads."""
+    """Return a case of self-attention, with as many key heads as query heads."""
     batch, heads, length, width = shape
     return Case(name, (batch, heads, length, width), (batch, heads, length, width), mask, passes)
 
@@ -157,7 +162,7 @@ CASES = (
 
 
 def select(kind: str, names: Sequence[str], words: Sequence[str], *, exact: bool = False) -> list[str]:
-    """Names that hold any of the words (all names for no words); a word that finds none is an error."""
+    """Return names that hold any of the words (all for no words); a word that finds none is an error."""
     for word in words:
         if not any(word == name if exact else word in name for name in names):
             raise ValueError(f"no {kind} {'is' if exact else 'has'} {word!r}; expected {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Whether a peer computed what was asked: its results against the definition in float32, row by row."""
+"""Comparison of a peer's results with the definition in float32, row by row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.benchmarking.cases import Case, Inputs
+from benchmarks.cases import Case, Inputs
 
 CELLS = 1 << 25  # scores at a time
 # The largest error of a row, relative to the row's size: a wrong mask gives errors near 1.
@@ -18,7 +18,7 @@ NAMES = ("output", "query's gradient", "key's gradient", "value's gradient")
 
 
 def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
-    """The definition in float32 on the rounded inputs, a few queries at a time; with gradients if asked."""
+    """Compute the definition in float32 on the rounded inputs, a few queries at a time."""
     arrays = [inputs.query, inputs.key, inputs.value]
     query, key, value = (jnp.asarray(array, case.dtype).astype(jnp.float32) for array in arrays)
     cotangent = None
@@ -47,7 +47,7 @@ def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
 
 @jax.jit
 def _define(query: jax.Array, key: jax.Array, value: jax.Array, keep: jax.Array | None) -> jax.Array:
-    """softmax(query key^T / sqrt(D)) value, with the query heads of a key head side by side."""
+    """Compute softmax(query key^T / sqrt(D)) value, with the query heads of a key head side by side."""
     batch, heads, rows, width = query.shape
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], rows, width)
     with jax.default_matmul_precision("highest"):
@@ -67,7 +67,7 @@ def _define_both(
 
 
 def largest_error(results: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> tuple[float, str]:
-    """The largest error of a row relative to its size, or to that of a usual row, and where it is."""
+    """Return the largest error of a row relative to its size, or to a usual one, and the array with it."""
     worst, place = 0.0, NAMES[0]
     if len(results) != len(reference):
         return float("inf"), f"{len(results)} results instead of {len(reference)}"
@@ -86,7 +86,7 @@ def largest_error(results: Sequence[np.ndarray], reference: Sequence[np.ndarray]
 def describe_disagreement(
     case: Case, results: Sequence[np.ndarray], reference: Sequence[np.ndarray]
 ) -> str | None:
-    """Where results are not what was asked for, or None."""
+    """Return a sentence about results that are not what was asked for, or None."""
     tolerance = TOLERANCE[case.dtype]
     if case.dtype == "float32" and jax.default_backend() != "cpu":
         tolerance = TOLERANCE_TF32

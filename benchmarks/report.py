@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from regard.benchmarking.measuring import Measurement, Outcome
-from regard.benchmarking.peers import OWN
+from benchmarks.measuring import Measurement, Outcome
+from benchmarks.peers import OWN
 
 HEADERS = ("ms", "/ regard", "/ best", "GFLOP/s", "of product", "MiB", "first s")
 LEGEND = (
@@ -21,7 +21,7 @@ LEGEND = (
 
 
 def tabulate(outcomes: Sequence[Outcome], title: str) -> Table:
-    """A line per case, and one below it per peer with times."""
+    """Return a table with a line per case, and one below it per peer with times."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(title, no_wrap=True)
     for header in HEADERS:
@@ -41,18 +41,18 @@ def _name(one: Measurement) -> str:
 def _format_row(outcome: Outcome, one: Measurement) -> list[str]:
     rate = outcome.gflops(one)
     return [
-        _show(one.median_seconds, 1e3),
-        _show(outcome.ratio_to_own(one)),
-        _show(outcome.ratio_to_best(one)),
-        _show(rate),
+        show_digits(one.median_seconds, 1e3),
+        show_digits(outcome.ratio_to_own(one)),
+        show_digits(outcome.ratio_to_best(one)),
+        show_digits(rate),
         "" if rate is None else f"{rate / outcome.product_gflops:.0%}",
-        "" if one.temporary_bytes is None else _show(one.temporary_bytes / 2**20),
-        _show(one.first_seconds),
+        "" if one.temporary_bytes is None else show_digits(one.temporary_bytes / 2**20),
+        show_digits(one.first_seconds),
     ]
 
 
-def _show(value: float | None, factor: float = 1.0) -> str:
-    """Three digits."""
+def show_digits(value: float | None, factor: float = 1.0) -> str:
+    """Return three digits."""
     if value is None:
         return ""
     value *= factor
@@ -60,7 +60,7 @@ def _show(value: float | None, factor: float = 1.0) -> str:
 
 
 def list_absent(outcomes: Sequence[Outcome]) -> list[str]:
-    """Who has no times and why, cases with the same reason together."""
+    """Return why peers have no times, cases with the same reason together."""
     absent: dict[tuple[str, str, str], list[str]] = {}
     for outcome in outcomes:
         for one in outcome.measurements:
@@ -74,7 +74,7 @@ def list_absent(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """One case with all its peers as plain values."""
+    """Return one case with all its peers as plain values."""
     case = outcome.case
     return {
         "case": case.name,
@@ -110,7 +110,7 @@ def _measurement_to_json(outcome: Outcome, one: Measurement) -> dict[str, Any]:
 
 
 def draw_ratios(outcomes: Sequence[Outcome], title: str) -> Any:
-    """Bars of time over Regard's time, a group per case, on a logarithmic axis; a matplotlib figure."""
+    """Draw bars of time over Regard's time, a group per case, on a logarithmic axis; a matplotlib figure."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -133,7 +133,7 @@ def draw_ratios(outcomes: Sequence[Outcome], title: str) -> Any:
             side = "left" if ratio >= 1 else "right"
             shift = (3, 0) if ratio >= 1 else (-3, 0)
             axes.annotate(
-                _show(ratio),
+                show_digits(ratio),
                 (ratio, place),
                 shift,
                 textcoords="offset points",

@@ -1,14 +1,15 @@
-"""`regard doctor`: what a bug report needs."""
+"""`regard doctor`: the facts that a bug report needs."""
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from regard.cli.console import Console
+from regard.cli.declaration import Command
 
 PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
 # What each optional package gives, and the extra that installs it.
@@ -30,27 +31,43 @@ SETTINGS = (
 )
 
 
-def run_diagnosis(command: Any, console: Console) -> int:
-    """Prints what is installed, what runs where, and what is missing; always succeeds."""
-    facts = collect_facts()
-    if command.json:
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+@dataclass(frozen=True)
+class Doctor(Command):
+    """Print versions, devices, backends and optional packages, for bug reports.
+
+    Example: regard doctor
+    """
+
+    json: bool = False
+    """One JSON object instead of text."""
+
+    def run(self, console: Console) -> int:
+        """Print what is installed, what runs where, and what is missing; always succeed."""
+        facts = collect_facts()
+        if self.json:
+            sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+            return 0
+        console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
+        console.note(
+            "packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+        )
+        console.note("devices", "\n".join(facts["devices"]))
+        for name, answer in facts["backends"].items():
+            console.note("backend", f"{name}: {answer}")
+        for name, entry in facts["optional"].items():
+            found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
+            console.note("optional", f"{name} {found}")
+        for name, value in facts["settings"].items():
+            console.note("setting", f"{name}={value}")
         return 0
-    console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
-    console.note("packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items()))
-    console.note("devices", "\n".join(facts["devices"]))
-    for name, answer in facts["backends"].items():
-        console.note("backend", f"{name}: {answer}")
-    for name, entry in facts["optional"].items():
-        found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
-        console.note("optional", f"{name} {found}")
-    for name, value in facts["settings"].items():
-        console.note("setting", f"{name}={value}")
-    return 0
 
 
 def collect_facts() -> dict[str, Any]:
-    """Everything the doctor knows, as plain values."""
+    """Collect everything that is said, as plain values."""
+    optional = {
+        name: {"version": _find_version(name), "gives": gives, "install": f"pip install 'regard[{extra}]'"}
+        for name, (gives, extra) in OPTIONAL.items()
+    }
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -58,14 +75,7 @@ def collect_facts() -> dict[str, Any]:
         "packages": {name: _find_version(name) for name in PACKAGES},
         "devices": _list_devices(),
         "backends": _ask_backends(),
-        "optional": {
-            name: {
-                "version": _find_version(name),
-                "gives": gives,
-                "install": f"pip install 'regard[{extra}]'",
-            }
-            for name, (gives, extra) in OPTIONAL.items()
-        },
+        "optional": optional,
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
@@ -78,7 +88,7 @@ def _find_version(package: str) -> str | None:
 
 
 def _list_devices() -> list[str]:
-    """JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
+    """List JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
     import jax
 
     try:
@@ -88,7 +98,7 @@ def _list_devices() -> list[str]:
 
 
 def _ask_backends() -> dict[str, str]:
-    """Each backend's answer to a plain call."""
+    """Collect each backend's answer to a plain call."""
     import jax
 
     from regard import explain

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from regard.benchmarking.cases import (
+from benchmarks.cases import (
     Case,
     Inputs,
     block_side,
@@ -19,15 +19,15 @@ from regard.benchmarking.cases import (
     prefix_length,
     window_width,
 )
-from regard.benchmarking.peers import Call, Peer, Results, UnavailableError, demand_package
+from benchmarks.peers import Call, Peer, Results, UnavailableError, demand_package
 
 
 def _load_torch() -> tuple[Any, str]:
-    """The package and the device that stands beside JAX's."""
+    """Return the package and the device that stands beside JAX's."""
     demand_package("torch")
     # OpenMP threads that spin between calls lose up to 4x beside the threads of another library.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch  # pyright: ignore[reportMissingImports]
+    import torch
 
     kind = jax.default_backend()
     if kind == "cpu":
@@ -38,19 +38,18 @@ def _load_torch() -> tuple[Any, str]:
 
 
 def _time_first(attention: Callable[..., Any], case: Case, inputs: Inputs) -> Call:
-    """`attention(query, key, value)`, then a backward pass with fresh gradients where the case has one."""
+    """Time `attention(query, key, value)`, with a backward pass where the case has one."""
     torch, device = _load_torch()
     dtype = getattr(torch, case.dtype)
 
     def place(array: np.ndarray) -> Any:
         return torch.from_numpy(array).to(device, dtype)
 
-    arrays = [place(array) for array in (inputs.query, inputs.key, inputs.value)]
-    cotangent = None if inputs.cotangent is None else place(inputs.cotangent)
+    *arrays, cotangent = map(place, inputs.arrays) if case.is_backward else (*map(place, inputs.arrays), None)
     for array in arrays:
         array.requires_grad_(cotangent is not None)
 
-    def run() -> Any:
+    def begin() -> Any:
         if cotangent is None:
             with torch.no_grad():
                 results = (attention(*arrays),)
@@ -60,6 +59,9 @@ def _time_first(attention: Callable[..., Any], case: Case, inputs: Inputs) -> Ca
             output = attention(*arrays)
             output.backward(cotangent)
             results = (output.detach(), *(array.grad for array in arrays))
+        return results
+
+    def wait(results: Any) -> Any:
         if device == "cuda":
             torch.cuda.synchronize()
         return results
@@ -68,8 +70,8 @@ def _time_first(attention: Callable[..., Any], case: Case, inputs: Inputs) -> Ca
         return tuple(result.float().cpu().numpy() for result in results)
 
     start = time.perf_counter()
-    run()
-    return Call(run, read, time.perf_counter() - start)
+    wait(begin())
+    return Call(begin, wait, read, time.perf_counter() - start)
 
 
 def _prepare_sdpa(case: Case, inputs: Inputs) -> Call:
@@ -94,7 +96,7 @@ def prepare_flex(case: Case, inputs: Inputs, *, masks_in_call: bool = False) -> 
     if device == "cpu" and case.is_backward:
         raise UnavailableError("FlexAttention has no backward pass on the CPU")
     demand_package("torch.nn.attention.flex_attention")
-    from torch.nn.attention import flex_attention as flex  # pyright: ignore[reportMissingImports]
+    from torch.nn.attention import flex_attention as flex
 
     modifier = _mask_modifier(case, torch, device)
     num_queries, num_keys = case.lengths
@@ -117,7 +119,7 @@ def prepare_flex(case: Case, inputs: Inputs, *, masks_in_call: bool = False) -> 
 
 
 def _mask_modifier(case: Case, torch: Any, device: str) -> Any:
-    """The case's mask as FlexAttention takes it, or None for all to all."""
+    """Return the case's mask as FlexAttention takes it, or None for all to all."""
     num_queries, num_keys = case.lengths
     width, prefix = window_width(num_keys), prefix_length(num_keys)
     ids: Any = torch.tensor(document_ids(num_keys), device=device) if case.mask == "documents" else None

@@ -1,4 +1,4 @@
-"""Who is measured: Regard's backends and other libraries, each as a compiled call on the same numbers."""
+"""Regard's backends and other libraries, each as a compiled call on the same numbers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.cases import Case, Inputs, window_width
 from regard.attention import attend, explain
-from regard.benchmarking.cases import Case, Inputs, window_width
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
+from regard.tuning import compile_passes
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value
 KEEP_FREE = 1 << 30  # bytes of memory that no call may take
 
 
 class UnavailableError(Exception):
-    """Why a peer cannot serve a case."""
+    """A peer cannot serve a case, for the reason given."""
 
 
 @dataclass(frozen=True)
 class Call:
     """A peer's call on one case, compiled and run once."""
 
-    run: Callable[[], Any]  # returns when the result is there
-    read: Callable[[Any], Results]  # that result in float32, (batch, heads, length, width)
+    start: Callable[[], Any]
+    wait: Callable[[Any], Any]  # for what `start` returned
+    read: Callable[[Any], Results]  # that in float32, (batch, heads, length, width)
     first_seconds: float  # until the first result, compilation included
     temporary_bytes: int | None = None  # what the compiled program needs besides arguments and results
     note: str = ""
+
+    def run(self) -> Any:
+        """Return the result when it is there."""
+        return self.wait(self.start())
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,14 @@ class Peer:
 
 
 def canonicalize_plain(query: Any, key: Any, value: Any, mask: Any) -> Problem:
-    """A call without options; the last query stands beside the last key."""
+    """Check a call without options; the last query stands beside the last key."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     offset = None if num_queries == num_keys else num_keys - num_queries
     return canonicalize(query, key, value, mask=mask, query_offset=offset)
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping, where the system tells."""
+    """Return the memory that can be had without swapping, where the system tells."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
@@ -72,7 +78,7 @@ def demand_package(name: str) -> None:
 
 
 def swap_lengths(array: np.ndarray) -> np.ndarray:
-    """(batch, heads, length, width) as (batch, length, heads, width), and back."""
+    """Turn (batch, heads, length, width) into (batch, length, heads, width), and back."""
     return np.ascontiguousarray(np.swapaxes(array, 1, 2))
 
 
@@ -85,34 +91,22 @@ def compile_call(
     swapped: bool = False,
     note: str = "",
 ) -> Call:
-    """`attention(query, key, value, extra)` under jit, with its vjp in one program for a backward pass."""
+    """Compile `attention(query, key, value, extra)`, with its vjp in one program for a backward pass."""
     rearrange = swap_lengths if swapped else np.asarray
-    arrays = [inputs.query, inputs.key, inputs.value]
-    arrays += [] if inputs.cotangent is None else [inputs.cotangent]
-    arguments = [jnp.asarray(rearrange(array), case.dtype) for array in arrays]
-
-    def forward(query: Any, key: Any, value: Any, extra: Any) -> Any:
-        return (attention(query, key, value, extra),)
-
-    def both(query: Any, key: Any, value: Any, cotangent: Any, extra: Any) -> Any:
-        output, vjp = jax.vjp(lambda *arrays: attention(*arrays, extra), query, key, value)
-        return (output, *vjp(cotangent))
-
-    start = time.perf_counter()
-    compiled = jax.jit(both if case.is_backward else forward).lower(*arguments, extra).compile()
-    seconds = time.perf_counter() - start
+    arguments = [jnp.asarray(rearrange(array), case.dtype) for array in inputs.arrays]
+    begun = time.perf_counter()
+    compiled = compile_passes(attention, arguments, extra)
+    seconds = time.perf_counter() - begun
     needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", None)
     _demand_memory(needed)
-
-    def run() -> Any:
-        return jax.block_until_ready(compiled(*arguments, extra))
 
     def read(results: Any) -> Results:
         return tuple(rearrange(np.asarray(result.astype(jnp.float32))) for result in results)
 
-    start = time.perf_counter()
-    run()
-    return Call(run, read, seconds + time.perf_counter() - start, needed, note)
+    begun = time.perf_counter()
+    jax.block_until_ready(compiled(arguments, extra))
+    seconds += time.perf_counter() - begun
+    return Call(lambda: compiled(arguments, extra), jax.block_until_ready, read, seconds, needed, note)
 
 
 def _demand_memory(needed: int | None) -> None:
@@ -124,38 +118,48 @@ def _demand_memory(needed: int | None) -> None:
 
 def _prepare_regard(case: Case, inputs: Inputs, *, backend: str | None) -> Call:
     """`attend`, with its own choice of backend or a given one."""
+    return prepare_attend(case, inputs, case.make_mask(), backend=backend)
+
+
+def prepare_attend(
+    case: Case, inputs: Inputs, mask: Any, *, backend: str | None = None, constant: bool = False
+) -> Call:
+    """`attend` with a mask that is an argument of the compiled program, or constant in it."""
     num_queries, num_keys = case.lengths
     options: dict[str, Any] = {"backend": backend}
     if num_queries != num_keys:
         options["query_offset"] = num_keys - num_queries
-    mask = case.make_mask()
     query, key = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in (case.query, case.key))
     try:
         note = explain(query, key, key, mask=mask, **options).backend if backend is None else ""
     except NotImplementedError as error:
         raise UnavailableError(str(error)) from error
-    attention = lambda query, key, value, mask: attend(query, key, value, mask=mask, **options)  # noqa: E731
-    return compile_call(attention, case, inputs, mask, note=note)
+    extra = None if constant else mask
+
+    def attention(query: Any, key: Any, value: Any, extra: Any) -> Any:
+        return attend(query, key, value, mask=mask if constant else extra, **options)
+
+    return compile_call(attention, case, inputs, extra, note=note)
 
 
-def _dense_argument(case: Case) -> Any:
-    """The mask as an array for (batch, heads, queries, keys)."""
-    keep = case.make_dense_mask()
-    return None if keep is None else jnp.asarray(keep)[None, None]
-
-
-def _prepare_jax_nn(case: Case, inputs: Inputs) -> Call:
+def prepare_jax_nn(case: Case, inputs: Inputs, *, implementation: Any = None) -> Call:
     """`jax.nn.dot_product_attention`, with its own arguments for causal masks and windows."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"implementation": implementation}
     if case.mask in ("causal", "window"):
         options["is_causal"] = True
     if case.mask == "window":
         options["local_window_size"] = (window_width(case.lengths[1]), 0)
-    keep = None if options else _dense_argument(case)
-    attention = lambda query, key, value, mask: jax.nn.dot_product_attention(  # noqa: E731
-        query, key, value, mask=mask, **options
-    )
-    return compile_call(attention, case, inputs, keep, swapped=True)
+    if implementation is not None and case.mask not in ("full", "causal", "window"):
+        raise UnavailableError("has no argument for this mask but a dense one")
+    return _prepare_swapped(jax.nn.dot_product_attention, case, inputs, options)
+
+
+def _prepare_swapped(function: Callable[..., Any], case: Case, inputs: Inputs, options: Any) -> Call:
+    """A function of (batch, length, heads, width) that takes a dense mask where no option says it."""
+    keep = None if options.get("is_causal") else case.make_dense_mask()
+    mask = None if keep is None else jnp.asarray(keep)[None, None]
+    attention = lambda query, key, value, mask: function(query, key, value, mask=mask, **options)  # noqa: E731
+    return compile_call(attention, case, inputs, mask, swapped=True)
 
 
 def _prepare_flax(case: Case, inputs: Inputs) -> Call:
@@ -165,23 +169,17 @@ def _prepare_flax(case: Case, inputs: Inputs) -> Call:
 
     if case.query[1] != case.key[1]:
         raise UnavailableError("takes as many key heads as query heads")
-    causal = case.mask == "causal"
-    attention = lambda query, key, value, mask: nnx.dot_product_attention(  # noqa: E731
-        query, key, value, mask=mask, is_causal=causal
-    )
-    return compile_call(attention, case, inputs, None if causal else _dense_argument(case), swapped=True)
+    options = {"is_causal": case.mask == "causal"}
+    return _prepare_swapped(nnx.dot_product_attention, case, inputs, options)
 
 
 def _prepare_tokamax(case: Case, inputs: Inputs) -> Call:
     """`tokamax.dot_product_attention`, which has an argument for causal masks."""
     demand_package("tokamax")
-    import tokamax  # pyright: ignore[reportMissingImports]
+    import tokamax
 
-    causal = case.mask == "causal"
-    attention = lambda query, key, value, mask: tokamax.dot_product_attention(  # noqa: E731
-        query, key, value, mask=mask, is_causal=causal
-    )
-    return compile_call(attention, case, inputs, None if causal else _dense_argument(case), swapped=True)
+    options = {"is_causal": case.mask == "causal"}
+    return _prepare_swapped(tokamax.dot_product_attention, case, inputs, options)
 
 
 OWN = "regard"  # what ratios are to
@@ -189,7 +187,7 @@ JAX_PEERS: Sequence[Peer] = (
     Peer(OWN, partial(_prepare_regard, backend=None)),
     Peer("regard-dense", partial(_prepare_regard, backend="dense")),
     Peer("regard-tiled", partial(_prepare_regard, backend="tiled")),
-    Peer("jax.nn", _prepare_jax_nn),
+    Peer("jax.nn", prepare_jax_nn),
     Peer("flax.nnx", _prepare_flax),
     Peer("tokamax", _prepare_tokamax),
 )

@@ -1,25 +1,23 @@
-"""Calls that take turns: every peer once a round in rotating order, so that a busy moment hits all."""
+"""Measurements of all peers on a case, which take turns."""
 
 from __future__ import annotations
 
 import resource
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from regard.benchmarking import agreement
-from regard.benchmarking.cases import Case
-from regard.benchmarking.peers import OWN, Call, Peer, UnavailableError
+from benchmarks import agreement
+from benchmarks.cases import Case
+from benchmarks.peers import OWN, Call, Peer, UnavailableError
+from regard.tuning import interleave
 
 PRODUCT_SIDE = 2048  # of the square matrices whose product is the yardstick
-SHORT_SECONDS = 0.5
-SETTLING_CALLS = 3
 Status = Literal["measured", "refused", "failed", "disagrees"]
 
 
@@ -49,16 +47,16 @@ class Outcome:
     process_peak_bytes: int  # of the whole process so far
 
     def find(self, peer: str) -> Measurement | None:
-        """A peer's measurement, where it has times."""
+        """Return a peer's measurement, where it has times."""
         return next((m for m in self.measurements if m.peer == peer and m.median_seconds is not None), None)
 
     def ratio_to_own(self, one: Measurement) -> float | None:
-        """Time over that of Regard's own choice."""
+        """Return time over that of Regard's own choice."""
         own = self.find(OWN)
         return _divide(one.median_seconds, own and own.median_seconds)
 
     def ratio_to_best(self, one: Measurement) -> float | None:
-        """Time over that of the fastest other library."""
+        """Return time over that of the fastest other library."""
         others = [
             m.median_seconds
             for m in self.measurements
@@ -67,7 +65,7 @@ class Outcome:
         return _divide(one.median_seconds, min(others, default=None))
 
     def gflops(self, one: Measurement) -> float | None:
-        """Products over kept pairs per second, in 10^9."""
+        """Return operations of products over kept pairs per second, in 10^9."""
         return _divide(self.flops / 1e9, one.median_seconds)
 
 
@@ -75,50 +73,36 @@ def _divide(one: float | None, other: float | None) -> float | None:
     return None if one is None or not other else one / other
 
 
-def interleave(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, *, settle: bool = False
-) -> dict[str, list[float]]:
-    """Seconds of every call in every round; `settle` runs short ones untimed first, each time.
-
-    What ran before leaves its own data in the caches, its threads spinning and its memory to be faulted in
-    again: after a call that freed a gigabyte, the next two or three take up to twice as long.
-    """
-    names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % max(len(names), 1)
-        order = names[first:] + names[:first]
-        for name in order[:: -1 if turn % 2 else 1]:  # not always after the same one
-            if settle and min(seconds[name], default=0.0) < SHORT_SECONDS:
-                for _ in range(SETTLING_CALLS):
-                    calls[name]()
-            start = time.perf_counter()
-            calls[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def measure_case(case: Case, peers: Sequence[Peer], rounds: int, product_side: int = PRODUCT_SIDE) -> Outcome:
-    """Compile every peer, compare its result with the definition, then time those that agree."""
+def prepare_calls(
+    case: Case, peers: Sequence[Peer], *, check: bool = True
+) -> tuple[dict[str, Call], dict[str, Measurement]]:
+    """Compile every peer and compare its result with the definition; return calls, and why some have none."""
     inputs = case.make_inputs()
-    reference = agreement.compute_reference(case, inputs)
+    reference = agreement.compute_reference(case, inputs) if check else None
     calls: dict[str, Call] = {}
-    refused: dict[str, Measurement] = {}
+    absent: dict[str, Measurement] = {}
     for peer in peers:
         try:
             call = peer.prepare(case, inputs)
-            problem = agreement.describe_disagreement(case, call.read(call.run()), reference)
+            problem = None
+            if reference is not None:
+                problem = agreement.describe_disagreement(case, call.read(call.run()), reference)
         except UnavailableError as error:
-            refused[peer.name] = Measurement(peer.name, "refused", str(error))
+            absent[peer.name] = Measurement(peer.name, "refused", str(error))
         except Exception as error:  # one library's trouble is a result, not the end
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-            refused[peer.name] = Measurement(peer.name, "failed", reason)
+            absent[peer.name] = Measurement(peer.name, "failed", reason)
         else:
             if problem is None:
                 calls[peer.name] = call
             else:
-                refused[peer.name] = Measurement(peer.name, "disagrees", problem)
-    del reference
+                absent[peer.name] = Measurement(peer.name, "disagrees", problem)
+    return calls, absent
+
+
+def measure_case(case: Case, peers: Sequence[Peer], rounds: int, product_side: int = PRODUCT_SIDE) -> Outcome:
+    """Time the peers that agree with the definition, and one large product, in turns."""
+    calls, absent = prepare_calls(case, peers)
     product = _make_product(case.dtype, product_side)
     times = interleave({name: call.run for name, call in calls.items()} | {"": product}, rounds, settle=True)
     rate = 2 * product_side**3 / statistics.median(times.pop("")) / 1e9
@@ -134,12 +118,12 @@ def measure_case(case: Case, peers: Sequence[Peer], rounds: int, product_side: i
         )
         for name, seconds in times.items()
     }
-    ordered = tuple((measured | refused)[peer.name] for peer in peers)
+    ordered = tuple((measured | absent)[peer.name] for peer in peers)
     return Outcome(case, case.count_pairs(), case.count_flops(), rate, ordered, process_peak_bytes())
 
 
 def _make_product(dtype: str, side: int) -> Callable[[], Any]:
-    """One square product, warm."""
+    """Return a call of one square product, warm."""
     one, other = (jax.random.normal(rng, (side, side), dtype) for rng in jax.random.split(jax.random.key(0)))
     multiply = jax.jit(jnp.matmul)
 
@@ -151,6 +135,6 @@ def _make_product(dtype: str, side: int) -> Callable[[], Any]:
 
 
 def process_peak_bytes() -> int:
-    """The most memory that this process has held."""
+    """Return the most memory that this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,4 @@
-"""What the numbers were measured on: never the machine's name, nor a path."""
+"""The machine that numbers were measured on: never its name, nor a path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("regard", "jax", "jaxlib", "numpy", "flax", "torch", "tokamax")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, devices and versions, as plain values."""
+    """Return processor, devices and versions, as plain values."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": read_cpu_model(),
@@ -26,7 +26,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read_cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,0 +1,70 @@
+"""`regard explain`: the dispatcher's answer for shapes alone."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from regard.cli.console import Console, UsageError
+from regard.cli.declaration import Command, option
+
+
+@dataclass(frozen=True)
+class Explain(Command):
+    """Say which backend would serve an attention call, why, and how much work it is; nothing is computed.
+
+    Example: regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'
+    """
+
+    shape: Annotated[str, option("N,N,...")]
+    """Shape of query: leading axes, heads, length, width."""
+    key_shape: Annotated[str | None, option("N,N,...", "that of query")] = None
+    """Shape of key."""
+    value_shape: Annotated[str | None, option("N,N,...", "that of key")] = None
+    """Shape of value."""
+    mask: Annotated[str | None, option("EXPRESSION", "everybody to everybody")] = None
+    """Who may attend to whom, such as 'causal() & sliding_window(256)'."""
+    query_offset: Annotated[int | None, option("N", "0 when lengths are equal")] = None
+    """Position of the first query."""
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
+    """Type of query, key and value."""
+    backend: Annotated[str | None, option("NAME", "the best that serves")] = None
+    """Ask for one backend."""
+    picture: bool = False
+    """Draw the mask too."""
+
+    def run(self, console: Console) -> int:
+        """Print which backend serves a call and why; return 1 when none does."""
+        shape = _parse_shape("--shape", self.shape)
+        key_shape = _parse_shape("--key-shape", self.key_shape) if self.key_shape else shape
+        value_shape = _parse_shape("--value-shape", self.value_shape) if self.value_shape else key_shape
+
+        import jax
+
+        from regard import explain, masks
+
+        query, key, value = (jax.ShapeDtypeStruct(s, self.dtype) for s in (shape, key_shape, value_shape))
+        try:
+            mask = masks.parse(self.mask) if self.mask else None
+            with jax.enable_x64(self.dtype == "float64"):
+                report = explain(
+                    query, key, value, mask=mask, query_offset=self.query_offset, backend=self.backend
+                )
+            console.say(str(report))
+            if self.picture and mask is not None:
+                console.say(mask.picture(shape[-2], key_shape[-2], query_offset=self.query_offset))
+        except NotImplementedError as error:
+            console.fail(str(error))
+            return 1
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error
+        return 0
+
+
+def _parse_shape(flag: str, text: str) -> tuple[int, ...]:
+    """Read a shape such as 1,8,4096,64."""
+    try:
+        shape = tuple(int(word) for word in text.strip(" ()").split(",") if word.strip())
+    except ValueError:
+        shape = ()
+    if len(shape) < 2 or min(shape) < 0:
+        raise UsageError(f"{flag} must be whole numbers such as 1,8,4096,64, at least two, got {text!r}")
+    return shape

@@ -1,0 +1,42 @@
+"""`regard inspect`: its options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from regard.cli.declaration import Command, Output, option
+
+
+@dataclass(frozen=True)
+class Inspect(Command):
+    """Look into every head of a model at work: a table, figures, and a page to look around in.
+
+    Of a pretrained model of text, the table says which word a word reads most; of a run, how each head
+    reads an example that it was not trained on. Without a model it takes all-MiniLM-L6-v2, a small BERT, from
+    the package that `make pretrained` installs.
+
+    Example: regard inspect --text 'The cat sat on the mat because it was tired.'
+    """
+
+    RUNS = "regard.cli.inspecting:run_inspecting"
+
+    model: Annotated[tyro.conf.Positional[Path | None], option("RUN|DIR", "MiniLM")] = None
+    """A run of `regard train`, or a folder with a Hugging Face model of text: config.json, safetensors,
+    tokenizer.json."""
+    text: Annotated[str | None, option("TEXT", "a sentence, or held-out text")] = None
+    """What to read, by a pretrained model or a run of text."""
+    word: Annotated[str | None, option("WORD", "it, or the last word")] = None
+    """Whose reading is printed."""
+    layer: Annotated[int | None, option("N", "the last")] = None
+    """Layer whose heads are drawn."""
+    out: Annotated[Path | None, option("DIR", "out/inspect, or RUN/figures")] = None
+    """Where figures and the page, explorer.html, go."""
+    format: Literal["png", "svg", "pdf"] = "png"
+    """Kind of figures."""
+    save: Annotated[Path | None, option("FILE.regard", "nothing is kept")] = None
+    """Keep what was seen in a file, for `regard view` and `regard.inspection.load`."""
+    keep_qk: bool = False
+    """Keep queries and keys in it too: then every zoom is exact, and much of the text can be guessed."""
+    output: Output = Output()

@@ -1,0 +1,61 @@
+"""`regard train`: its options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from regard.cli.console import Console
+from regard.cli.declaration import Command, Output, choice, option
+from regard.training import presets
+
+if TYPE_CHECKING:
+    TaskChoice = presets.Preset
+else:
+    TaskChoice = choice(presets.PRESETS)
+
+
+@dataclass(frozen=True)
+class Train(Command):
+    """Train a model on one task; the same command again goes on where it stopped.
+
+    Example: regard train copy --seed 1
+    """
+
+    RUNS = "regard.cli.supervision:supervise_training"
+
+    task: Annotated[TaskChoice, tyro.conf.arg(name="")]
+    """What to learn."""
+    out: Annotated[Path | None, option("DIR", "out/TASK, or out/TASK-smoke")] = None
+    """Run directory."""
+    seed: int = 0
+    """Seed of parameters, batches and dropout."""
+    smoke: bool = False
+    """Tiny model, 20 steps: checks the plumbing. Settings you give yourself stay."""
+    resume: Annotated[str, option("auto|never|DIR")] = "auto"
+    """Where to start: auto goes on from this run's checkpoint; never refuses a directory that holds a run;
+    DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
+    force: bool = False
+    """Delete the run in the output directory and start again."""
+    mesh: Annotated[str | None, option("AXIS=N,...", "one device; data=* for several processes")] = None
+    """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), tensor (heads and
+    widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
+    another mesh."""
+    coordinator: Annotated[str | None, option("HOST:PORT|auto", "as the launcher says")] = None
+    """Of several processes, where the first one listens; auto lets JAX find all three, as on Cloud TPUs."""
+    processes: Annotated[int | None, option("N", "as the launcher says, or 1")] = None
+    """How many processes run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
+    process: Annotated[int | None, option("I", "as the launcher says")] = None
+    """Which one this is, from 0; the first one writes."""
+    output: Output = Output()
+
+    def run(self, console: Console) -> int:
+        """Train, where there are several processes in a child that is started by the same words."""
+        return self.load()(self, console, console.words)
+
+    @property
+    def directory(self) -> Path:
+        """Return the run directory."""
+        name = self.task.name
+        return self.out or Path("out") / (f"{name}-smoke" if self.smoke else name)

@@ -1,0 +1,98 @@
+"""`regard view`: the explorer's page of a trace, served until somebody has seen enough."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.declaration import Command, Output, option
+
+if TYPE_CHECKING:
+    from regard.inspection import Trace
+
+
+@dataclass(frozen=True)
+class View(Command):
+    """Look around in what a model attends to, in the browser, exactly at every zoom; Ctrl-C ends it.
+
+    The page is served to this machine alone, at an address that holds a secret.
+
+    Example: regard view out/digits
+    """
+
+    source: Annotated[tyro.conf.Positional[Path], option("FILE|RUN")]
+    """A file of `regard inspect --save` or `Trace.save`, or a run, of which a held-out example is watched."""
+    compare: Annotated[Path | None, option("FILE|RUN", "nothing")] = None
+    """Another one, to be laid beside it."""
+    port: Annotated[int, option("N", "one that is free")] = 0
+    """Where to serve."""
+    no_browser: bool = False
+    """Print the address only."""
+    output: Output = Output()
+
+    def run(self, console: Console) -> int:
+        """Serve the page until Ctrl-C, which is how it ends."""
+        from regard.inspection.explorer.server import serve
+
+        with expected_errors():
+            trace, training = open_source(self.source)
+            other = None if self.compare is None else open_source(self.compare)[0]
+            console.note("trace", repr(trace))
+            if other is not None:
+                console.note("beside", repr(other))
+            console.say("preparing the page ...")
+            page = serve(trace, compare=other, port=self.port, training=training)
+        with page:
+            try:
+                console.emit("serving", url=page.url, port=page.port)
+                console.note("open", page.url)
+                console.say("served to this machine alone; Ctrl-C ends it")
+                if not self.no_browser and _has_browser():
+                    webbrowser.open(page.url)
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                console.say("\nended")
+        return 0
+
+
+def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
+    """Return a trace from a file, or of a run with what it logged.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    from regard import inspection
+    from regard.cli.examples import watch_run
+    from regard.training import runs
+    from regard.training.history import training_document
+
+    if path.is_dir():
+        if not runs.is_run(path):
+            raise UsageError(
+                f"{path} is not a run; give one of `regard train`, or a file: regard inspect {path} --save"
+                f" {path.name or 'trace'}.regard"
+            )
+        task, model = runs.load_run(path)
+        return watch_run(task, model), training_document(path)
+    if not path.exists():
+        raise UsageError(f"there is no {path}; give a file of `regard inspect --save`, or a run")
+    if path.suffix.lower() in (".html", ".htm"):
+        raise UsageError(
+            f"{path} is a page; open it in a browser. `regard view` takes .regard files and runs"
+        )
+    return inspection.load(path), None
+
+
+def _has_browser() -> bool:
+    """Return whether a window can open: without a screen, a browser of text would take the terminal."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

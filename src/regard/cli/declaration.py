@@ -1,0 +1,52 @@
+"""The parts of a command's declaration: its base class, the shape of an option, the options of output."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
+
+import tyro
+
+from regard.cli.console import Console
+
+
+def option(metavar: str, default: str | None = None) -> Any:
+    """Return the annotation of a flag: how it shows its value, and a default that depends on other flags."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+
+
+def choice(named: Mapping[str, type]) -> Any:
+    """Return the type of one of these subcommands."""
+    return reduce(operator.or_, (Annotated[one, tyro.conf.subcommand(name)] for name, one in named.items()))
+
+
+@dataclass(frozen=True)
+class Output:
+    """The streams that words go to."""
+
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """JSON lines on standard output, text for people on standard error."""
+
+
+class Command:
+    """A command: a dataclass whose fields are its options and whose docstring is its help.
+
+    Attributes:
+        RUNS: module and function that run it, for a command that has no `run` of its own.
+    """
+
+    RUNS: ClassVar[str]
+    output: Any = Output()
+
+    def load(self) -> Callable[..., int]:
+        """Import the function that runs the command."""
+        module, function = self.RUNS.split(":")
+        return getattr(import_module(module), function)
+
+    def run(self, console: Console) -> int:
+        """Run the command and return the exit code."""
+        return self.load()(self, console)
