@@ -72,7 +72,7 @@ def _divide(length: int, side: int) -> int:
 
 
 def cache_file() -> Path:
-    """Where `regard tune` keeps what it measured: under XDG_CACHE_HOME or ~/.cache."""
+    """Return the file of `regard tune`, under XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "regard" / "tuning.json"
 
