@@ -18,7 +18,7 @@ from regard.cli import commands, main
 from regard.cli.console import Console, UsageError
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline, expected_errors
-from regard.training import checkpoints, presets, runs
+from regard.training import checkpoints, runs, tasks
 from small_runs import (
     Compiled,
     begin,
@@ -109,10 +109,10 @@ def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
         assert type(parsed).__name__.lower() == words[1]
 
 
-@pytest.mark.parametrize("task", list(presets.PRESETS))
+@pytest.mark.parametrize("task", list(tasks.TASKS))
 def test_every_setting_is_explained_with_its_default(capsys, task):
     text = read_help(capsys, "train", task)
-    preset = presets.PRESETS[task]()
+    preset = tasks.TASKS[task]()
     assert f"--learning-rate FLOAT Peak learning rate. (default: {preset.optimization.learning_rate})" in text
     assert f"--d-model INT Width of the residual stream. (default: {preset.model.d_model})" in text
     assert "(default: out/TASK, or out/TASK-smoke)" in text
@@ -251,7 +251,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
     arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
-    begin(tmp_path / "run", presets.shrink(commands.parse_arguments(arguments).task))
+    begin(tmp_path / "run", tasks.shrink(commands.parse_arguments(arguments).task))
     (folder / "3.txt").write_text("other words\n")
     before = snapshot(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 2

@@ -26,11 +26,11 @@ FLOORS = {
     "layers": 6,
     "planning": 6,
     "models": 7,
-    "training": 8,
     "inspection": 8,
     "interop": 8,
     "benchmarking": 8,
-    "cli": 9,
+    "training": 9,
+    "cli": 10,
 }
 
 # Within a folder, a module may import those before it.
@@ -54,8 +54,9 @@ FOLDERS = {
     "layers": "heads dropout normalisation projections multi_head derivation feed_forward residual blocks",
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
-    "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
-    " vocabularies task language tasks checkpoints runs sharding heads programs history loop",
+    "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
+    " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics progress processes"
+    " checkpoints runs sharding heads optimization programs history loop",
     "inspection": "words tokens"
     " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures"
@@ -71,7 +72,7 @@ FOLDERS = {
     " option_costs readout_costs cache_rate linear_gain training_gain generation_rate machine gpu_rates"
     " report tuning",
     "cli": "console commands spelling text_models displays interruption overview training supervision"
-    " pictures plotting examples inspecting viewing demonstration diagnosis explaining planning generating"
+    " pictures plotting inspecting viewing demonstration diagnosis explaining planning generating"
     " benchmarking",
 }
 

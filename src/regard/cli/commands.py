@@ -1,14 +1,16 @@
 """The commands and their options as dataclasses; tyro makes the flags and the help from them."""
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from regard.training import presets
+from regard.training.tasks import TASKS, Task
 
 
 def _option(metavar: str, default: str | None = None) -> Any:
@@ -16,13 +18,12 @@ def _option(metavar: str, default: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
 
 
-TaskChoice = (
-    Annotated[presets.Threshold, tyro.conf.subcommand("threshold")]
-    | Annotated[presets.Copy, tyro.conf.subcommand("copy")]
-    | Annotated[presets.Reverse, tyro.conf.subcommand("reverse")]
-    | Annotated[presets.Digits, tyro.conf.subcommand("digits")]
-    | Annotated[presets.Text, tyro.conf.subcommand("text")]
-)
+if TYPE_CHECKING:
+    TaskChoice = Task
+else:
+    TaskChoice = functools.reduce(
+        operator.or_, (Annotated[task, tyro.conf.subcommand(name)] for name, task in TASKS.items())
+    )
 
 
 @dataclass(frozen=True)

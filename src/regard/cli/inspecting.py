@@ -13,7 +13,6 @@ from rich.table import Table
 from regard import inspection, readouts
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError
-from regard.cli.examples import watch_run
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.cli.training import expected_errors
 from regard.inspection import Call, Tokens, Trace, figures
@@ -108,7 +107,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
         raise UsageError("--word and --layer are for pretrained models of text, not for runs")
     with expected_errors():
         task, model = runs.load_run(directory)
-        trace = watch_run(task, model, command.text)
+        trace = task.watch(model, command.text)
         training = training_document(directory)
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
     console.say(f"{trace.title}: {type(model).__name__}, {layers}")

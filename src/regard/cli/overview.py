@@ -22,8 +22,8 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     arrays = dict(_walk_parameters(shapes))
     total = sum(leaf.size for leaf in arrays.values())
-    optimization = task.preset.optimization
-    first_line = (type(task.preset).__doc__ or "").splitlines()[0]
+    optimization = task.optimization
+    first_line = (type(task).__doc__ or "").splitlines()[0]
     console.note("task", f"{task.name}: {first_line}")
     console.note("devices", describe_devices())
     if deployment is not None:
@@ -68,7 +68,7 @@ def describe_start(run: runs.Run) -> str:
 
 def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:
     """One line per kind of attention in the task's model: shapes, the backend or plan and why."""
-    config, rows = task.config, task.preset.optimization.batch_size
+    config, rows = task.config, task.optimization.batch_size
     for name, (queries, keys, mask) in task.attention_calls().items():
         query = jax.ShapeDtypeStruct((rows, config.num_heads, queries, config.head_width), jnp.float32)
         key = jax.ShapeDtypeStruct((rows, config.num_heads, keys, config.head_width), jnp.float32)
@@ -112,6 +112,6 @@ def _name_module(path: str) -> str:
 
 def _name_rate(task: Task) -> str:
     """The learning rate and its course."""
-    optimization = task.preset.optimization
+    optimization = task.optimization
     rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
     return f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"

@@ -55,7 +55,7 @@ def open_text_model(directory: Path) -> TextModel:
             " model"
         )
     task, model = runs.load_run(directory)
-    if not isinstance(model, Decoder):
+    if not task.writes_text:
         raise ValueError(
             f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`,"
             " or a folder with a Hugging Face model"

@@ -10,7 +10,6 @@ from typing import Any
 from regard import inspection
 from regard.cli.commands import View
 from regard.cli.console import Console, UsageError
-from regard.cli.examples import watch_run
 from regard.cli.training import expected_errors
 from regard.inspection import Trace
 from regard.inspection.explorer.server import serve
@@ -54,7 +53,7 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
                 f" {path.name or 'trace'}.regard"
             )
         task, model = runs.load_run(path)
-        return watch_run(task, model), training_document(path)
+        return task.watch(model), training_document(path)
     if not path.exists():
         raise UsageError(f"there is no {path}; give a file of `regard inspect --save`, or a run")
     if path.suffix.lower() in (".html", ".htm"):

@@ -1,6 +1,6 @@
-"""Training: typed tasks, a reproducible loop, checkpoints and metrics.
+"""Training: tasks, a reproducible loop, checkpoints, metrics and what the heads did.
 
-`presets` says what to train and how (plain dataclasses, no JAX), `tasks` turns a preset into a model and
-data, `runs` owns a run directory, `checkpoints` and `metrics` what lies in it, and `loop` trains. Importing
-this package loads none of them, so that reading settings or printing help costs nothing.
+`tasks` holds what can be trained, `runs.open_run` decides how a run directory starts or goes on, `loop.train`
+trains it, and `runs.load_run` gives the trained model back. Importing this package loads none of them, so
+that reading settings or printing help costs nothing.
 """

@@ -1,4 +1,4 @@
-"""Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here, as in `presets`."""
+"""Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here."""
 
 import dataclasses
 import difflib
@@ -59,13 +59,13 @@ class MeshSpec:
             )
         return self
 
-    def demand_divides(self, preset: Any) -> None:
-        """Raises where a preset's batch, heads or widths cannot be divided.
+    def demand_divides(self, task: Any) -> None:
+        """Raises where a task's batch, heads or widths cannot be divided.
 
         Raises:
             ValueError: naming the setting and the sizes that could be.
         """
-        rows, batch_size = self.data * self.fsdp, preset.optimization.batch_size
+        rows, batch_size = self.data * self.fsdp, task.optimization.batch_size
         if batch_size % rows:
             below = batch_size - batch_size % rows
             raise ValueError(
@@ -73,7 +73,7 @@ class MeshSpec:
                 f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
         for name in ("num_heads", "d_ff"):
-            size = getattr(preset.model, name)
+            size = getattr(task.model, name)
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]
                 raise ValueError(

@@ -18,12 +18,11 @@ from typing import Any
 
 from flax import nnx
 
-from regard.training import checkpoints, metrics, presets, tasks
+from regard.training import checkpoints, metrics, tasks
 from regard.training.compilation import run_once
 
 FORMAT = 1
-KEPT = ("tokenizer.json", "corpus.json")  # what tasks may keep
-OWN_ENTRIES = ("config.json", *KEPT, "metrics.jsonl", "checkpoints", "figures")
+OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
 RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -37,7 +36,7 @@ class Run:
 
     Attributes:
         directory: the run directory.
-        preset: what is trained.
+        task: what is trained, with what it kept when the run, or the one that it starts from, began.
         seed: seeds parameters, batches and dropout.
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
@@ -47,7 +46,7 @@ class Run:
     """
 
     directory: Path
-    preset: presets.Preset
+    task: tasks.Task
     seed: int
     start: checkpoints.Checkpoint | None = None
     source: Path | None = None
@@ -58,9 +57,7 @@ class Run:
     def is_finished(self) -> bool:
         """Whether every step is done already."""
         return (
-            self.start is not None
-            and self.source is None
-            and self.start.step >= self.preset.optimization.steps
+            self.start is not None and self.source is None and self.start.step >= self.task.optimization.steps
         )
 
     @property
@@ -71,22 +68,17 @@ class Run:
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
 
-    @property
-    def kept(self) -> dict[str, str]:
-        """What the task kept when the run, or the one that it starts from, began."""
-        return read_kept(self.directory) or read_kept(self.source or self.directory)
-
-    def begin(self, kept: Mapping[str, str] | None = None) -> None:
-        """Prepares the directory for training: settings written, metrics after the starting step dropped.
+    def begin(self, kept: Mapping[str, str]) -> None:
+        """Prepare the directory for training: settings written, metrics after the starting step dropped.
 
         Args:
             kept: what the task keeps, text by file name.
 
         Raises:
-            RunError: when the directory keeps something else under one of these names; nothing is written.
+            RunError: when the directory keeps something else than the task; nothing is written.
         """
-        present = read_kept(self.directory)
-        for name, text in (kept or {}).items():
+        present = _read_kept(self.directory, self.task)
+        for name, text in kept.items():
             if present.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -95,8 +87,8 @@ class Run:
         if written is None or written.get("mesh") != self.mesh:
             config = self._describe() if written is None else written | {"mesh": self.mesh}
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
-        for name in (kept or {}).keys() - present.keys():
-            metrics.replace_text(self.directory / name, (kept or {})[name])
+        for name in kept.keys() - present.keys():
+            metrics.replace_text(self.directory / name, kept[name])
         if self.source is not None:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
@@ -105,7 +97,7 @@ class Run:
         metrics.cut(self.metrics_path, self.start.step if self.start else -1)
 
     def describe(self, kept: Mapping[str, str]) -> str:
-        """Says in a line what would differ if another process trained something else."""
+        """Return a line that would differ if another process trained something else."""
         config = self._describe()
         parts = {"settings": config["settings"], "data": dict(kept), "versions": config["versions"]}
         digests = {
@@ -114,7 +106,7 @@ class Run:
         }
         step = self.start.step if self.start else 0
         listed = ", ".join(f"{name} {digest}" for name, digest in digests.items())
-        return f"{self.preset.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
+        return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
         """Raises where the directory is not one that `begin` has prepared.
@@ -132,9 +124,9 @@ class Run:
         """The contents of config.json."""
         return {
             "format": FORMAT,
-            "task": self.preset.name,
+            "task": self.task.name,
             "seed": self.seed,
-            "settings": presets.to_settings(self.preset),
+            "settings": tasks.to_settings(self.task),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
@@ -154,7 +146,7 @@ def read_versions() -> dict[str, str]:
 
 def open_run(
     directory: Path,
-    preset: presets.Preset,
+    task: tasks.Task,
     *,
     seed: int = 0,
     resume: str | Path = "auto",
@@ -166,7 +158,7 @@ def open_run(
 
     Args:
         directory: the run directory; may be missing or empty.
-        preset: what to train.
+        task: what to train.
         seed: seeds parameters, batches and dropout.
         resume: "auto" goes on from the directory's latest checkpoint; "never" refuses a directory that holds
             a run; a path (a run directory, or one of its checkpoints) is where to start when this directory
@@ -184,23 +176,23 @@ def open_run(
     """
     existing = _read_config(directory)
     if existing is not None and force:
-        _delete_run(directory)
+        _delete_run(directory, tasks.TASKS[existing["task"]].keeps)
         existing = None
     if existing is not None and resume == "never":
         raise RunError(
             f"{directory} holds a run already; give another --out, or --force to delete it and start again"
         )
-    note = None
+    note = own = None
+    kept = _read_kept(directory, task)
     if existing is not None:
-        _demand_same(directory, existing, preset, seed)
+        _demand_same(directory, existing, task, seed)
         note = _compare_versions(existing["versions"])
         own = load_checkpoint(directory, verify=verify)
-        if own is not None:
-            return Run(directory, preset, seed, own, note=note, mesh=mesh)
-    if resume in ("auto", "never"):
-        return Run(directory, preset, seed, note=note, mesh=mesh)
-    branch = _open_branch(directory, preset, seed, Path(resume), verify=verify)
-    return dataclasses.replace(branch, mesh=mesh)
+    if own is not None or resume in ("auto", "never"):
+        return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh)
+    branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
+    restored = task.restore(kept or _read_kept(branch.source or directory, task))
+    return dataclasses.replace(branch, task=restored, mesh=mesh)
 
 
 def load_run(directory: Path) -> tuple[tasks.Task, Any]:
@@ -219,8 +211,8 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    preset = presets.from_settings(config["task"], config["settings"])
-    task = tasks.make_task(preset, read_kept(directory))
+    task = tasks.from_settings(config["task"], config["settings"])
+    task = task.restore(_read_kept(directory, task))
     return task, load_model(task, directory)
 
 
@@ -255,9 +247,9 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def read_kept(directory: Path) -> dict[str, str]:
-    """Returns the files that a run's task keeps in its directory, text by name; none for a missing one."""
-    paths = [directory / name for name in KEPT]
+def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
+    """Return the files that a task keeps in a run directory, text by name; none for a missing one."""
+    paths = [directory / name for name in task.keeps]
     return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
@@ -281,8 +273,7 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
-        config["settings"] = presets.complete_settings(config["settings"])
-        presets.from_settings(config["task"], config["settings"])
+        config["settings"] = tasks.to_settings(tasks.from_settings(config["task"], config["settings"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
@@ -291,10 +282,10 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
     return config
 
 
-def _demand_same(directory: Path, config: dict[str, Any], preset: presets.Preset, seed: int) -> None:
+def _demand_same(directory: Path, config: dict[str, Any], task: tasks.Task, seed: int) -> None:
     """Raises with every setting in which the run in the directory differs from the one asked for."""
     there = _flatten({"task": config["task"], "seed": config["seed"], **config["settings"]})
-    asked = _flatten({"task": preset.name, "seed": seed, **presets.to_settings(preset)})
+    asked = _flatten({"task": task.name, "seed": seed, **tasks.to_settings(task)})
     _demand_equal(
         directory, there, asked, "give another --out, or --force to delete that run and start again"
     )
@@ -312,7 +303,7 @@ def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any],
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
 
 
-def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path, *, verify: bool) -> Run:
+def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, verify: bool) -> Run:
     """A new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
@@ -324,21 +315,21 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path,
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
     there = {k: v for k, v in _flatten(config["settings"]).items() if not k.startswith(free)}
-    asked = {k: v for k, v in _flatten(presets.to_settings(preset)).items() if not k.startswith(free)}
+    asked = {k: v for k, v in _flatten(tasks.to_settings(task)).items() if not k.startswith(free)}
     _demand_equal(
         source,
         {"task": config["task"], **there},
-        {"task": preset.name, **asked},
+        {"task": task.name, **asked},
         "ask for the same data and model",
     )
     found = checkpoints.load(path, verify=verify) if path != source else None
     start = found or load_checkpoint(source, verify=verify)
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
-    steps = preset.optimization.steps
+    steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    return Run(directory, preset, seed, start, source=source, note=_compare_versions(config["versions"]))
+    return Run(directory, task, seed, start, source=source, note=_compare_versions(config["versions"]))
 
 
 def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:
@@ -364,9 +355,9 @@ def _compare_versions(recorded: dict[str, str]) -> str | None:
     return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None
 
 
-def _delete_run(directory: Path) -> None:
-    """Deletes what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
-    for name in reversed(OWN_ENTRIES):
+def _delete_run(directory: Path, kept: tuple[str, ...]) -> None:
+    """Delete what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
+    for name in reversed((*OWN_ENTRIES, *kept)):
         path = directory / name
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Settings that presets are made of: goals, sizes, optimization, cadence. No JAX here, as in `presets`."""
+"""Settings that tasks share: goals, sizes, optimization, cadence. Importing this module loads no JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +11,13 @@ def demand_at_least(record: Any, bound: float, *names: str) -> None:
         value = getattr(record, name)
         if not value >= bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def demand_fraction(record: Any, name: str) -> None:
+    """Raise where a named field is not between 0 and 1."""
+    value = getattr(record, name)
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be in (0, 1), got {value}")
 
 
 @dataclass(frozen=True)
