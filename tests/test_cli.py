@@ -404,7 +404,9 @@ def interrupt(arguments, when, times, by=signal.SIGINT):
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
     console = Console()
     monkeypatch.setattr(console, "human", make_terminal())
-    with Bar(console, "copy", 20, 0) as bar:
+    bar = Bar(console, "copy", 20, 0)
+    with contextlib.ExitStack() as ended:
+        ended.callback(bar.stop)
         with bar.compiling("train step"):
             pass
         bar.stepped(5, 20, {"loss": 2.5, "accuracy": 0.25}, 50.0)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from regard.training import checkpoints, heads, loop, metrics, runs, settings, tasks
 from regard.training.history import training_document
+from regard.training.progress import Progress
 from small_runs import (
     CADENCE,
     Compiled,
@@ -115,7 +116,7 @@ class Killer:
         self.moment = moment
 
     def compiling(self, what):
-        return loop.Silent().compiling(what)
+        return Progress().compiling(what)
 
     def happen(self, *event):
         if event == self.moment:

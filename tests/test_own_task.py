@@ -14,7 +14,7 @@ from regard.models import Classifier, TransformerConfig
 from regard.training import loop, runs, tasks
 from regard.training.accuracy import measure_labels
 from regard.training.settings import Cadence, Goal, Optimization, Sizes
-from regard.training.task import Picture, pick_example, run_with_weights
+from regard.training.task import Picture
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Parity(tasks.SyntheticTask):
         return measure_labels(self.read(model, batch), batch["labels"])
 
     def example(self):
-        batch = pick_example(self.held_out, 3)
+        batch = self.pick(3)
         tokens = Tokens([("zero", "one")[bit] for bit in batch["inputs"][0]])
         return tasks.Example(batch, {"": tokens}, "parity: a row of bits")
 
     def pictures(self, model) -> Iterator[Picture]:
-        _, aux = run_with_weights(self, model, self.example().batch)
+        _, aux = self.read_with_weights(model, self.example().batch)
         yield "bits", figures.head_grid(np.asarray(aux["blocks"][0]["weights"][0]), title="parity")
 
 

@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
+from contextlib import contextmanager
 
 from rich.progress import (
     BarColumn,
@@ -22,7 +21,7 @@ from regard.training.progress import Progress as Listener
 PLAIN_INTERVAL_SECONDS = 10.0
 
 
-class Bar:
+class Bar(Listener):
     """One redrawn line: step, rate, time left and metrics; evaluations scroll away above it."""
 
     def __init__(self, console: Console, label: str, steps: int, done: int):
@@ -36,10 +35,8 @@ class Bar:
         self._bar = Progress(*columns, console=console.human, transient=True)
         self._task = self._bar.add_task(label, total=steps, completed=done, status="")
 
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
         self._bar.stop()
 
     @contextmanager
@@ -61,22 +58,16 @@ class Bar:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(describe_evaluation(step, metrics))
 
-    def saved(self, step: int) -> None:
-        pass
 
-
-class Lines:
+class Lines(Listener):
     """A plain line every few seconds, and one per evaluation and checkpoint, for logs and pipes."""
 
     def __init__(self, console: Console, label: str, every_seconds: float = PLAIN_INTERVAL_SECONDS):
         self._console, self._label, self._every = console, label, every_seconds
         self._spoken = time.perf_counter()
 
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
+    def stop(self) -> None:
+        """Do nothing: lines stay."""
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
@@ -95,21 +86,12 @@ class Lines:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(f"{self._label}: {describe_evaluation(step, metrics)}")
 
-    def saved(self, step: int) -> None:
-        pass
 
-
-class JsonLines:
+class JsonLines(Listener):
     """One JSON object per event on standard output."""
 
     def __init__(self, console: Console, label: str):
         self._console, self._label = console, label
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
@@ -128,17 +110,17 @@ class JsonLines:
         self._console.emit("checkpoint", task=self._label, step=step)
 
 
-class Both:
+class Both(Listener):
     """Passes everything on to two listeners."""
 
     def __init__(self, first: Listener, second: Listener):
         self._listeners = (first, second)
 
-    def compiling(self, what: str) -> AbstractContextManager[None]:
-        stack = ExitStack()
-        for listener in self._listeners:
-            stack.enter_context(listener.compiling(what))
-        return stack  # pyright: ignore[reportReturnType]
+    @contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        first, second = self._listeners
+        with first.compiling(what), second.compiling(what):
+            yield
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
         for listener in self._listeners:
@@ -157,8 +139,10 @@ class Both:
 def open_display(console: Console, label: str, steps: int, done: int) -> Iterator[Listener]:
     """Chooses how a training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
     shown = Bar(console, label, steps, done) if console.is_live else Lines(console, label)
-    with shown:
+    try:
         yield Both(shown, JsonLines(console, label)) if console.json_lines else shown
+    finally:
+        shown.stop()
 
 
 def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 
 from regard.training import processes
 
@@ -212,17 +213,8 @@ def _prepare_draft(target: Path, draft: Path) -> None:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries from paths, the form in which orbax stores readable names."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        if not leaf.size:
-            continue  # orbax refuses them; the index knows their shapes
-        *folders, name = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = leaf
-    return tree
+    """Nest leaves by path, without the empty ones: orbax refuses them, and the index knows their shapes."""
+    return unflatten_dict({path: leaf for path, leaf in flat.items() if leaf.size}, sep="/")
 
 
 def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
     documents = {str(path): _read_text(path) for path in sorted(paths)}
     if len(documents) == 1:
         ((name, text),) = documents.items()
-        pieces = _cut(text.encode(), piece_bytes)
+        pieces = _cut(text, piece_bytes)
         documents = {f"{name}:{number}": piece for number, piece in enumerate(pieces, start=1)}
     documents = _drop_copies(documents)
     if len(documents) < 2:
@@ -179,32 +179,18 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def _cut(data: bytes, most: int) -> list[str]:
-    """Pieces of at most `most` bytes (or one character), cut at ends of lines or else between characters."""
-    pieces, start = [], 0
+def _cut(text: str, most: int) -> list[str]:
+    """Cut a text into pieces of at most `most` bytes (or one character), at ends of lines where it can."""
+    data, pieces, start = text.encode(), [], 0
     while start < len(data):
-        end = min(start + most, len(data))
-        if end < len(data):
-            end = data.rfind(b"\n", start, end) + 1 or _between_characters(data, start, end)
-        pieces.append(data[start:end].decode())
-        start = end
+        piece = data[start : start + most].decode(errors="ignore")  # without a character cut in two
+        piece = piece or data[start : start + 4].decode(errors="ignore")[0]
+        size = len(piece.encode())
+        if start + size < len(data):
+            piece = piece[: piece.rfind("\n") + 1] or piece
+        pieces.append(piece)
+        start += len(piece.encode())
     return pieces
-
-
-def _between_characters(data: bytes, start: int, end: int) -> int:
-    """The last start of a character up to `end`, or the end of the first character where that is none."""
-    before = end
-    while _continues(data[before]):
-        before -= 1
-    after = start + 1
-    while after < len(data) and _continues(data[after]):
-        after += 1
-    return before if before > start else after
-
-
-def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 is inside a character."""
-    return byte & 0xC0 == 0x80
 
 
 def _drop_copies(documents: Documents) -> Documents:

@@ -19,7 +19,7 @@ import numpy as np
 from regard.training import checkpoints, heads, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_program
-from regard.training.progress import Progress, Silent
+from regard.training.progress import Progress
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
@@ -97,7 +97,7 @@ def train(
     processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
     processes.everyone(run.demand_begun)
-    return _Session(run, progress or Silent()).advance(program, state, stop)
+    return _Session(run, progress or Progress()).advance(program, state, stop)
 
 
 class _Session:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from regard.training import checkpoints, metrics, tasks
 from regard.training.compilation import run_once
@@ -284,8 +285,8 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
 
 def _demand_same(directory: Path, config: dict[str, Any], task: tasks.Task, seed: int) -> None:
     """Raises with every setting in which the run in the directory differs from the one asked for."""
-    there = _flatten({"task": config["task"], "seed": config["seed"], **config["settings"]})
-    asked = _flatten({"task": task.name, "seed": seed, **tasks.to_settings(task)})
+    there = flatten_dict({"task": config["task"], "seed": config["seed"], **config["settings"]}, sep=".")
+    asked = flatten_dict({"task": task.name, "seed": seed, **tasks.to_settings(task)}, sep=".")
     _demand_equal(
         directory, there, asked, "give another --out, or --force to delete that run and start again"
     )
@@ -314,8 +315,10 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
-    there = {k: v for k, v in _flatten(config["settings"]).items() if not k.startswith(free)}
-    asked = {k: v for k, v in _flatten(tasks.to_settings(task)).items() if not k.startswith(free)}
+    there = {k: v for k, v in flatten_dict(config["settings"], sep=".").items() if not k.startswith(free)}
+    asked = {
+        k: v for k, v in flatten_dict(tasks.to_settings(task), sep=".").items() if not k.startswith(free)
+    }
     _demand_equal(
         source,
         {"task": config["task"], **there},
@@ -363,14 +366,3 @@ def _delete_run(directory: Path, kept: tuple[str, ...]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

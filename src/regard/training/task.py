@@ -168,6 +168,14 @@ class Task(abc.ABC):
     def pictures(self, model: Any) -> Iterator[Picture]:
         """Draw what a trained model attends to, for `regard plot`: names and drawings."""
 
+    def pick(self, row: int) -> Batch:
+        """Return one held-out example, as a batch."""
+        return jax.tree.map(lambda values: values[row : row + 1], self.held_out)
+
+    def read_with_weights(self, model: Any, batch: Batch) -> tuple[Any, Any]:
+        """Return a model's output for a batch, and what its layers return with their attention weights."""
+        return compilation.run_once(lambda batch: self.read(model, batch, ("weights",)), batch)
+
     def watch(self, model: Any, text: str | None = None) -> Trace:
         """Let a trained model read the example, or a text, and record what it attends to.
 
@@ -197,16 +205,6 @@ class SyntheticTask(Task):
     def make_held_out(self) -> Batch:
         rng = make_stream(self.data_seed, HELD_OUT)
         return compilation.run_once(lambda rng: self.make_batch(rng, self.held_out_size), rng)
-
-
-def pick_example(batch: Batch, row: int) -> Batch:
-    """Return one row of a batch, as a batch."""
-    return jax.tree.map(lambda values: values[row : row + 1], batch)
-
-
-def run_with_weights(task: Task, model: Any, batch: Batch) -> tuple[Any, Any]:
-    """Return a model's output for a batch, and the attention weights of its layers."""
-    return compilation.run_once(lambda batch: task.read(model, batch, ("weights",)), batch)
 
 
 def draw_heads(

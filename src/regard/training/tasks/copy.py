@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from regard.training.accuracy import measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, models, np
 from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import (
-    Batch,
-    Example,
-    Metrics,
-    Picture,
-    SyntheticTask,
-    draw_heads,
-    pick_example,
-    run_with_weights,
-)
+from regard.training.task import Example, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
+
+    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Copy(SyntheticTask):
 
     def example(self) -> Example:
         """Choose the first held-out sequence, with its start mark."""
-        batch = pick_example(self.held_out, 0)
+        batch = self.pick(0)
         row = np.asarray(batch["inputs"][0])
         texts = ["SOS" if token == self.start_token else str(token) for token in row]
         tokens = {"": inspection.Tokens(texts, ids=row)}
@@ -87,7 +80,7 @@ class Copy(SyntheticTask):
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the example; a solved task looks one position to the right."""
         batch, tokens, _ = self.example()
-        logits, aux = run_with_weights(self, model, batch)
+        logits, aux = self.read_with_weights(model, batch)
         read, answers = list(tokens[""].texts), np.asarray(logits[0].argmax(-1))
         written = ["EOS" if token == self.end_token else str(token) for token in answers]
         queries = [f"{before} → {after}" for before, after in zip(read, written, strict=True)]

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
 from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least, demand_fraction
-from regard.training.task import Batch, Example, Metrics, Picture, Task, pick_example, run_with_weights
+from regard.training.task import Example, Task
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Bool, Float, Int
+
+    from regard.training.task import Batch, Metrics, Picture
 
 NUM_CLASSES = 10
 PATCHES = (4, 4)
@@ -87,7 +89,7 @@ class Digits(Task):
 
     def example(self) -> Example:
         """Choose the first held-out scan, in its patches, and the query that pools them."""
-        batch = pick_example(self.held_out, 0)
+        batch = self.pick(0)
         rows, columns = PATCHES
         scan = np.asarray(batch["scans"][0])
         patches = inspection.Tokens(
@@ -102,7 +104,7 @@ class Digits(Task):
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw held-out scans, mistakes last, with the patches that the pooled prediction reads."""
         batch = self.held_out
-        logits, aux = run_with_weights(self, model, batch)
+        logits, aux = self.read_with_weights(model, batch)
         predicted, labels = np.asarray(logits.argmax(-1)), np.asarray(batch["labels"])
         wrong, right = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
         # Mistakes fill at most a third: the picture shows what is usual as well as what is hard.

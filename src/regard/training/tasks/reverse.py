@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
 from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import (
-    Batch,
-    Example,
-    Metrics,
-    Picture,
-    SyntheticTask,
-    draw_heads,
-    pick_example,
-    run_with_weights,
-)
+from regard.training.task import Example, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Int
+
+    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class Reverse(SyntheticTask):
 
     def example(self) -> Example:
         """Choose the longest held-out sequence."""
-        batch = pick_example(self.held_out, int(jnp.argmax(self.held_out["lengths"])))
+        batch = self.pick(int(jnp.argmax(self.held_out["lengths"])))
         read, written = self._spell(batch["source"][0]), self._spell(self._shift(batch["target"])[0])
         tokens = {"encoder": read, "memory": read, "decoder": written}
         return Example(batch, tokens, "reverse: the decoder reads the source backwards")
@@ -144,7 +137,7 @@ class Reverse(SyntheticTask):
         """Draw where each written token of the example looks in the source."""
         batch, tokens, _ = self.example()
         length = int(batch["lengths"][0])
-        logits, aux = run_with_weights(self, model, batch)
+        logits, aux = self.read_with_weights(model, batch)
         answers = self._spell(logits[0, : length + 1].argmax(-1)).texts
         weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
         focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)

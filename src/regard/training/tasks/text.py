@@ -35,11 +35,13 @@ from regard.training.settings import (
     demand_at_least,
     demand_fraction,
 )
-from regard.training.task import Batch, Example, Metrics, Picture, Task, draw_heads, run_with_weights
+from regard.training.task import Example, Task, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Bool, Int
+
+    from regard.training.task import Batch, Metrics, Picture
 
 NUM_BYTES = 256
 SAMPLE_TEMPERATURE = 0.8  # likely tokens come more often than in the documents, which reads better
@@ -259,7 +261,7 @@ class Text(Task):
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the beginning of the held-out text: what each token reads to predict the next."""
         inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]
-        _, aux = run_with_weights(self, model, {"inputs": inputs})
+        _, aux = self.read_with_weights(model, {"inputs": inputs})
         labels = [_make_visible(self._spell(token)) for token in np.asarray(inputs[0])]
         weights = np.asarray(aux["blocks"][-1]["weights"][0])
         focus = np.trace(weights, offset=-1, axis1=1, axis2=2)

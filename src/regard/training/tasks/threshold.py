@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import inspection, jax, jnp, models, np
 from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import (
-    Batch,
-    Example,
-    Metrics,
-    Picture,
-    SyntheticTask,
-    draw_heads,
-    pick_example,
-    run_with_weights,
-)
+from regard.training.task import Example, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
+
+    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Threshold(SyntheticTask):
 
     def example(self) -> Example:
         """Choose the first held-out sequence."""
-        batch = pick_example(self.held_out, 0)
+        batch = self.pick(0)
         row = np.asarray(batch["inputs"][0])
         said = "above" if int(batch["labels"][0]) else "not above"
         title = f"threshold: {self.length} tokens with sum {row.sum()}, {said} {self.threshold}"
@@ -80,7 +73,7 @@ class Threshold(SyntheticTask):
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the example; every token weighs the same in a sum, and attention learns to be even."""
         batch, tokens, _ = self.example()
-        logits, aux = run_with_weights(self, model, batch)
+        logits, aux = self.read_with_weights(model, batch)
         labels = list(tokens[""].texts)
         above = ("not above", "above")[int(logits[0].argmax())]
         title = f"threshold: the sum is {int(batch['inputs'].sum())}, predicted {above} {self.threshold}"
