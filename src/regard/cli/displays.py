@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from regard.cli.console import Console
-from regard.training.metrics import LEADING, arrange
+from regard.training.metrics import LEADING, arrange, replace_nonfinite
 from regard.training.progress import Progress as Listener
 
 PLAIN_INTERVAL_SECONDS = 10.0
@@ -101,17 +101,17 @@ class JsonLines(Listener):
         self._console.emit("compiled", task=self._label, what=what, seconds=seconds)
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        self._console.emit("step", task=self._label, step=step, steps=steps, **_finite(metrics))
+        self._console.emit("step", task=self._label, step=step, steps=steps, **replace_nonfinite(metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.emit("evaluation", task=self._label, step=step, **_finite(metrics))
+        self._console.emit("evaluation", task=self._label, step=step, **replace_nonfinite(metrics))
 
     def saved(self, step: int) -> None:
         self._console.emit("checkpoint", task=self._label, step=step)
 
 
 class Both(Listener):
-    """Passes everything on to two listeners."""
+    """A listener that passes everything on to two others."""
 
     def __init__(self, first: Listener, second: Listener):
         self._listeners = (first, second)
@@ -137,7 +137,7 @@ class Both(Listener):
 
 @contextmanager
 def open_display(console: Console, label: str, steps: int, done: int) -> Iterator[Listener]:
-    """Chooses how a training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
+    """Choose how training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
     shown = Bar(console, label, steps, done) if console.is_live else Lines(console, label)
     try:
         yield Both(shown, JsonLines(console, label)) if console.json_lines else shown
@@ -146,7 +146,7 @@ def open_display(console: Console, label: str, steps: int, done: int) -> Iterato
 
 
 def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> str:
-    """Metrics, rate and time left, in a few words."""
+    """Describe metrics, rate and time left in a few words."""
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
     if not math.isfinite(steps_per_second) or steps_per_second <= 0:
         return values
@@ -155,10 +155,6 @@ def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per
 
 
 def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:
-    """Held-out metrics in a few words, the ones that matter first."""
+    """Describe held-out metrics in a few words, the leading ones first."""
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in arrange(metrics))
     return f"step {step:>5} held out:  {values}"
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -12,7 +12,7 @@ from rich.table import Table
 import regard
 from regard import parallel
 from regard.cli.console import LABEL_WIDTH, Console
-from regard.training import processes, runs
+from regard.training import runs
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
@@ -52,7 +52,7 @@ def describe_devices() -> str:
 def describe_mesh(deployment: Deployment, params: Any) -> str:
     """The mesh, and how much of the parameters a device keeps."""
     own, whole = deployment.count_bytes(params)
-    several = f" of {processes.count()} processes" if processes.count() > 1 else ""
+    several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     kept = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
     return f"{deployment.name}{several}; {kept} on each device"
 

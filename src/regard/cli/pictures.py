@@ -1,4 +1,4 @@
-"""Which pictures belong to a run: its curves, and what its model attends to on held-out examples."""
+"""The pictures of a run: its curves, and what its model attends to on held-out examples."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ POSITIONS_SHOWN = 50
 
 
 def draw_run(task: Task, model: Any, lines: list[metrics.Line]) -> Iterator[Picture]:
-    """Draws every picture of one run, one at a time: a name and a drawing."""
+    """Draw every picture of one run, one at a time: a name and a drawing."""
     if lines:
         yield "curves", figures.training_curves(lines, title=f"{task.name}: training and held-out data")
     yield from _draw_histories(task, lines)
@@ -28,7 +28,7 @@ def draw_run(task: Task, model: Any, lines: list[metrics.Line]) -> Iterator[Pict
 
 
 def draw_trace(trace: Trace) -> Iterator[Picture]:
-    """Draws all heads of a trace as thumbnails, those of one kind of sequence in a picture."""
+    """Draw all heads of a trace as thumbnails, those of one kind of sequence in a picture."""
     groups: dict[tuple[str, int, int], list[Call]] = {}
     for call in trace.calls:
         groups.setdefault((call.kind, call.rows, call.keys), []).append(call)
@@ -43,12 +43,12 @@ def draw_trace(trace: Trace) -> Iterator[Picture]:
 
 
 def draw_comparison(runs: Mapping[str, list[metrics.Line]]) -> figures.Drawing:
-    """Draws the curves of several runs in one figure."""
+    """Draw the curves of several runs in one figure."""
     return figures.training_curves(runs)
 
 
 def draw_masks(size: int = 16) -> Iterator[Picture]:
-    """Draws masks of the algebra, one picture each."""
+    """Draw masks of the algebra, one picture each."""
     documents = jnp.repeat(jnp.arange(4), size // 4)
     chosen = {
         "causal": masks.causal(),
@@ -64,14 +64,14 @@ def draw_masks(size: int = 16) -> Iterator[Picture]:
 
 
 def draw_sinusoids(d_model: int) -> Iterator[Picture]:
-    """Draws the sinusoidal positions of one width."""
+    """Draw the sinusoidal positions of one width."""
     table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
     title = f"Sinusoidal positions, d_model = {d_model}"
     yield "sinusoidal-positions", figures.position_table(table, title=title)
 
 
 def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
-    """What became of every head in training, where the run looked at them."""
+    """Draw the statistics of every head over the steps, where the run logged them."""
     labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
     for name, label in labels.items():
         steps, heads, values = read_heads(lines, name)
@@ -82,13 +82,13 @@ def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
 
 
 def shorten_name(name: str) -> str:
-    """encoder.blocks.3 for encoder.stack.blocks.3.attention."""
+    """Shorten the name of a layer: encoder.blocks.3 for encoder.stack.blocks.3.attention."""
     parts = (part.removesuffix("_attention") for part in name.split("."))
     return ".".join(part for part in parts if part not in ("stack", "attention", "trunk")) or name
 
 
 def _draw_learned_positions(task: Task, model: Any) -> Iterator[Picture]:
-    """The table that a model learned, and how alike its positions became."""
+    """Draw the table that a model learned, and how alike its positions became."""
     # The model reads its table times sqrt(d_model).
     table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
     title = f"{task.name}: learned positions"
@@ -97,5 +97,5 @@ def _draw_learned_positions(task: Task, model: Any) -> Iterator[Picture]:
 
 
 def save_pictures(pictures: Iterator[Picture], folder: Path, kind: str, prefix: str = "") -> list[Path]:
-    """Writes pictures as they are drawn; returns the paths in drawing order."""
+    """Write pictures as they are drawn; return the paths in drawing order."""
     return [figures.save(drawing, folder / f"{prefix}{name}.{kind}") for name, drawing in pictures]

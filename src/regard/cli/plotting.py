@@ -12,7 +12,7 @@ from regard.training import metrics, runs
 
 
 def run_plotting(command: Plot, console: Console) -> int:
-    """Draws every run into its figures folder, and a comparison when there are several."""
+    """Draw every run into its figures folder, and a comparison when there are several."""
     if not command.runs:
         raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
     with expected_errors():
@@ -32,6 +32,6 @@ def run_plotting(command: Plot, console: Console) -> int:
 
 
 def _save(drawn: Iterator[pictures.Picture], directory: Path, command: Plot, console: Console) -> None:
-    """Writes pictures into a run's figures folder and prints their paths."""
+    """Write pictures into a run's figures folder and print their paths."""
     for path in pictures.save_pictures(drawn, directory / "figures", command.format):
         console.say(str(path))

@@ -20,7 +20,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def run_training(command: Train, console: Console) -> int:
-    """Trains one task; returns the exit code. Where there are several processes, all of them run this."""
+    """Train one task; return the exit code. Where there are several processes, all of them run this."""
     task = shrink(command.task) if command.smoke else command.task
     directory = command.directory
     with expected_errors():
@@ -64,8 +64,8 @@ def run_training(command: Train, console: Console) -> int:
 
 
 def choose_deployment(command: Train, task: Task) -> Deployment | None:
-    """The mesh that a command asks for; several processes divide the rows of a batch if it asks for none."""
-    text = command.mesh or ("data=*" if processes.count() > 1 else None)
+    """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
+    text = command.mesh or ("data=*" if jax.process_count() > 1 else None)
     if text is None:
         return None
     spec = read_mesh(text)
@@ -75,9 +75,9 @@ def choose_deployment(command: Train, task: Task) -> Deployment | None:
 
 
 def advance_run(console: Console, run: runs.Run, deployment: Deployment | None = None) -> loop.Outcome | None:
-    """Trains with a display and with Ctrl-C handled; None after a divergence, which is reported."""
+    """Train with a display and with Ctrl-C handled; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
-    together = processes.count() > 1
+    together = jax.process_count() > 1
     agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
@@ -97,7 +97,7 @@ def advance_run(console: Console, run: runs.Run, deployment: Deployment | None =
 
 @contextmanager
 def expected_errors() -> Iterator[None]:
-    """Turns errors about settings, directories and missing packages into messages without a traceback."""
+    """Turn errors about settings, directories and missing packages into messages without a traceback."""
     try:
         yield
     except BrokenPipeError:
@@ -107,13 +107,13 @@ def expected_errors() -> Iterator[None]:
 
 
 def describe_result(task: Task, outcome: loop.Outcome) -> str:
-    """The held-out result against the goal of the full-size task."""
+    """Describe the held-out result against the goal of the full-size task."""
     goal = task.goal
     return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}, goal {goal}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:
-    """A curve in one line of blocks, from its lowest to its highest value."""
+    """Draw a curve in one line of blocks, from its lowest to its highest value."""
     known = [value for value in values if value == value]
     if not known:
         return ""

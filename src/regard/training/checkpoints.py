@@ -51,7 +51,7 @@ class Checkpoint:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """NumPy arrays by path, whole, in this process.
+        """The arrays by path, whole, as NumPy arrays of this process.
 
         Raises:
             CheckpointError: when orbax cannot read them.
@@ -59,7 +59,7 @@ class Checkpoint:
         return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads arrays as their templates are: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
+        """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
 
         Raises:
             CheckpointError: when orbax cannot read them.
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Saves a state so that it appears complete or not at all, then drops all but the newest checkpoints.
+    """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
 
     Where there are several processes, all of them call this; each writes what it holds.
 
@@ -111,14 +111,14 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Returns the checkpoint folders from oldest to newest; a missing directory has none."""
+    """Return the checkpoint folders from oldest to newest; a missing directory has none."""
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
 
 
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """Opens one checkpoint after checking that every file of it is the one that was written.
+    """Open one checkpoint after checking that every file of it is the one that was written.
 
     Args:
         path: its folder.
@@ -135,10 +135,10 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 
 def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
-    """Puts a checkpoint's arrays into the structure of a template.
+    """Put a checkpoint's arrays into the structure of a template.
 
     Args:
-        checkpoint: what `load` returned.
+        checkpoint: a checkpoint from `load`.
         template: a pytree with the structure, shapes and dtypes wanted; its values are not used.
         prefix: take only the arrays below this path, such as `params/`.
         places: a pytree of shardings like the template: every process reads its parts of every array, and
@@ -172,13 +172,13 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by readable path, in the order of the tree."""
+    """Return the leaves by readable path, in the order of the tree."""
     entries = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
 
 
 def _on_disk(state: Any) -> dict[str, Any]:
-    """Leaves by path as orbax gets them: what lies on one device as NumPy arrays."""
+    """Return the leaves by path as orbax gets them: those on one device as NumPy arrays."""
     return {
         name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
         for name, leaf in _leaves(state).items()
@@ -186,18 +186,18 @@ def _on_disk(state: Any) -> dict[str, Any]:
 
 
 def _orbax(*, together: bool) -> ocp.Checkpointer:
-    """What reads and writes arrays, together with all other processes or alone.
+    """Return an orbax checkpointer that works together with all other processes or alone.
 
-    A plain Checkpointer writes before it returns: no move may overtake a background thread.
+    A plain Checkpointer writes before it returns, so the folder is not renamed while a thread still writes.
     """
-    alone = {"primary_host": processes.index(), "active_processes": {processes.index()}}
-    options = ocp.options.MultiprocessingOptions(**({} if together or processes.count() == 1 else alone))
+    alone = {"primary_host": jax.process_index(), "active_processes": {jax.process_index()}}
+    options = ocp.options.MultiprocessingOptions(**({} if together or jax.process_count() == 1 else alone))
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _make_empty(template: Any) -> Any:
-    """What stands for an array without elements, which orbax does not keep."""
+    """Return the array for a template without elements, which orbax does not keep; others as they are."""
     if isinstance(template, np.ndarray) or template.size:
         return template
     empty = np.zeros(template.shape, template.dtype)
@@ -205,7 +205,7 @@ def _make_empty(template: Any) -> Any:
 
 
 def _prepare_draft(target: Path, draft: Path) -> None:
-    """An empty folder to write into."""
+    """Make an empty folder to write into."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
     shutil.rmtree(draft, ignore_errors=True)
@@ -218,7 +218,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Writes checkpoint.json: what is in the checkpoint and how each file must look."""
+    """Write checkpoint.json: the arrays of the checkpoint, and the size and digest of each file."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     body = {
         "format": FORMAT,
@@ -236,7 +236,7 @@ def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapp
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    """The body of checkpoint.json, checked against its own digest."""
+    """Read the body of checkpoint.json, and check it against its own digest."""
     index = path / INDEX
     try:
         sealed = json.loads(index.read_text(encoding="utf-8"))
@@ -253,7 +253,7 @@ def _read_index(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raises at the first file that is missing, cut short or changed."""
+    """Raise at the first file that is missing, cut short or changed."""
     for name, (size, digest) in files.items():
         file = path / name
         if not file.is_file():
@@ -281,7 +281,7 @@ def _describe(kind: tuple[tuple[int, ...], Any] | None) -> str:
 
 
 def _sync_folder(directory: Path) -> None:
-    """Makes a rename in this folder survive a power cut, where the system allows it."""
+    """Make a rename in this folder survive a power cut, where the system allows it."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

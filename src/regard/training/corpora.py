@@ -9,7 +9,7 @@ Documents = dict[str, str]
 
 
 def read_manual() -> Documents:
-    """Reads the topics of Python's language manual that come with Python for `help()`, sorted by name.
+    """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
     Returns:
         Text by topic, as it is. A topic is left out when half of it stands line by line in larger ones, as
@@ -30,7 +30,7 @@ def read_manual() -> Documents:
 
 
 def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
-    """Reads files and directories, one document per file.
+    """Read files and directories, one document per file.
 
     Args:
         files: paths. A directory stands for the files in it at any depth, hidden and empty ones left out.
@@ -73,7 +73,7 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
 
 
 def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
-    """Shuffles documents and holds some out: at random, while they fit into a fraction of the bytes.
+    """Shuffle documents and hold some out: at random, while they fit into a fraction of the bytes.
 
     Args:
         documents: at least two texts by name.
@@ -103,7 +103,7 @@ def split_documents(documents: Mapping[str, str], fraction: float, seed: int) ->
 
 
 def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
-    """Drops the documents that stand in larger ones.
+    """Drop the documents that stand in larger ones.
 
     Args:
         documents: text by name.
@@ -127,24 +127,24 @@ def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Docum
 
 
 def measure_overlap(training: Mapping[str, str], held_out: Mapping[str, str]) -> float:
-    """Returns the part of the held-out text, in characters of its lines, that stands in training text too."""
+    """Return the part of the held-out text, in characters of its lines, that stands in training text too."""
     known = {line for text in training.values() for line in _list_lines(text)}
     return _measure_part([line for text in held_out.values() for line in _list_lines(text)], known)
 
 
 def _list_lines(text: str) -> list[str]:
-    """The lines that hold anything, without the spaces around them."""
+    """Return the lines that are not blank, without the spaces around them."""
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
 def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
-    """The part of lines that are known, by characters."""
+    """Return the part of the lines that are known, by characters."""
     total = sum(map(len, lines))
     return sum(len(line) for line in lines if line in known) / total if total else 0.0
 
 
 def _list_files(path: Path) -> list[Path]:
-    """The file itself, or the visible files below a directory that hold anything."""
+    """List the file itself, or the visible files below a directory that are not empty."""
     if path.is_dir():
         found = [entry for entry in path.rglob("*") if entry.is_file() and entry.stat().st_size]
         found = [entry for entry in found if not _is_hidden(entry.relative_to(path))]
@@ -161,7 +161,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """A file's text, or what is wrong with it."""
+    """Read a file's text; raise with what is wrong with it."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -194,6 +194,6 @@ def _cut(text: str, most: int) -> list[str]:
 
 
 def _drop_copies(documents: Documents) -> Documents:
-    """The first document of every text."""
+    """Keep the first document of every text."""
     first = {text: name for name, text in reversed(documents.items())}
     return {name: text for name, text in documents.items() if first[text] == name}

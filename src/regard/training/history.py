@@ -1,4 +1,4 @@
-"""The course of a training as the explorer's page shows it: curves by step, and maps of head x step."""
+"""The course of a training run for the explorer's page: curves by step, and maps of head x step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ MAPS = {"entropy": "nats", "max_score": "logit"}
 
 
 def training_document(run_directory: str | Path) -> dict[str, Any]:
-    """Collects what a run logged, in the form of the "training" part of an explorer page.
+    """Collect what a run logged, in the form of the "training" part of an explorer page.
 
     Args:
         run_directory: a run directory, finished or not; only its metrics.jsonl is read.
@@ -78,13 +78,13 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
 
 
 def _join(steps: Sequence[int], values: Sequence[float]) -> np.ndarray:
-    """Steps above values; a step logged twice counts with its last value."""
+    """Stack steps above values; a step logged twice counts with its last value."""
     points = dict(zip(steps, values, strict=True))
     return np.asarray([[*points], [*points.values()]], np.float32).reshape(2, len(points))
 
 
 def _measure_rates(steps: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
-    """Steps per second of training between the logged steps; none where the clock stood still."""
+    """Return the steps per second of training between the logged steps; none where the clock stood still."""
     apart, took = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
     known = (took > 0) & (apart > 0)
     return np.asarray([np.asarray(steps)[1:][known], apart[known] / took[known]], np.float32).reshape(2, -1)

@@ -49,7 +49,7 @@ class Outcome:
 
 
 class DivergenceError(FloatingPointError):
-    """A metric became NaN or infinite.
+    """The error raised when a metric becomes NaN or infinite.
 
     Attributes:
         metric: its name.
@@ -70,7 +70,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     deployment: Deployment | None = None,
 ) -> Outcome:
-    """Train to the last step, or until `stop` says so; saves, and can be called again to go on.
+    """Train to the last step, or until `stop` says so, and save; another call goes on from there.
 
     Where there are several processes, all of them call this alike, and the first one writes.
 
@@ -101,7 +101,7 @@ def train(
 
 
 class _Session:
-    """One process's share of a run: its clocks, the metrics still on the device, what is on disk."""
+    """One process's share of a run: its clocks, and the metrics that are still on the device."""
 
     def __init__(self, run: Run, progress: Progress):
         self.task, self.run, self.progress = run.task, run, progress
@@ -176,7 +176,7 @@ class _Session:
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
-        """Wait for the steps under way, then stops the clock of training."""
+        """Wait for the steps under way, then stop the clock of training."""
         jax.block_until_ready((self.pending, self.head_stats))
         self.seconds += time.perf_counter() - self.mark
         self.mark = math.nan
@@ -184,14 +184,14 @@ class _Session:
         self.mark = time.perf_counter()
 
     def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
-        """Measure on held-out data and logs the result with this step."""
+        """Measure on held-out data and log the result with this step."""
         with self._pause():
             self.held_out = _fetch(evaluate())
             self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
             self.progress.evaluated(step, self.held_out)
 
     def _settle(self, last: int, extra: Mapping[str, float] | None = None) -> None:
-        """Fetch the metrics up to a step, checks each of them, and writes the lines that are due."""
+        """Fetch the metrics up to a step, check each of them, and write the lines that are due."""
         ready = [entry for entry in self.pending if entry[0] <= last]
         self.pending = self.pending[len(ready) :]
         for step, measured in ready:
@@ -221,7 +221,7 @@ class _Session:
         return (step - before) / (now - then) if now > then else math.nan
 
     def _save(self, step: int, state: State) -> dict[str, Any]:
-        """Save a checkpoint once every metric up to it proved finite; returns what it records."""
+        """Save a checkpoint once every metric up to it proved finite; return its record."""
         with self._pause():
             self._settle(step)
             record = {
@@ -236,7 +236,7 @@ class _Session:
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:
-    """Fetch metrics from the device as plain numbers, those that goals are about first."""
+    """Fetch metrics from the device as plain numbers, the leading ones first."""
     values = jax.device_get(measured)
     names = metrics.arrange(values)
     # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.

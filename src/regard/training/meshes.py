@@ -12,7 +12,7 @@ OTHER_NAMES = {"model": "tensor"}
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """How many devices share each kind of work; axes of size 1 divide nothing.
+    """The number of devices that share each kind of work; axes of size 1 divide nothing.
 
     The order is that of the devices: those of one machine are nearest along the last axes, which send most.
     """
@@ -37,7 +37,7 @@ class MeshSpec:
         return math.prod(self.sizes.values())
 
     def fit(self, num_devices: int) -> "MeshSpec":
-        """Returns the specification for so many devices: an axis of size -1 gets what the others leave.
+        """Return the specification for so many devices: an axis of size -1 gets what the others leave.
 
         Raises:
             ValueError: where the sizes do not multiply to the number of devices, with a specification that
@@ -60,7 +60,7 @@ class MeshSpec:
         return self
 
     def demand_divides(self, task: Any) -> None:
-        """Raises where a task's batch, heads or widths cannot be divided.
+        """Raise where a task's batch, heads or widths cannot be divided.
 
         Raises:
             ValueError: naming the setting and the sizes that could be.
@@ -95,7 +95,7 @@ class MeshSpec:
 
 
 def read_mesh(text: str) -> MeshSpec:
-    """Reads a specification such as `data=2,fsdp=2,sequence=2,tensor=2`.
+    """Read a specification such as `data=2,fsdp=2,sequence=2,tensor=2`.
 
     Args:
         text: axes with their sizes, in any order; axes left out have size 1. At most one size is `*` or -1,

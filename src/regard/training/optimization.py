@@ -19,7 +19,7 @@ def make_schedule(optimization: Optimization) -> optax.Schedule:
 
 
 def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
-    """Return clipping by global norm, then Adam or AdamW with the schedule."""
+    """Return an optimizer: clipping by global norm, then Adam or AdamW with the schedule."""
     clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
     adam = optax.adamw(
         make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices

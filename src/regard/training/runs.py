@@ -2,7 +2,7 @@
 
 A task may keep files of its own beside them: see `Task.keep`.
 
-Opening a run only reads and decides: go on, start, or refuse. `begin` is the first to write.
+Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every step is done already."""
+        """True when every step is done already."""
         return (
             self.start is not None and self.source is None and self.start.step >= self.task.optimization.steps
         )
@@ -110,7 +110,7 @@ class Run:
         return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
-        """Raises where the directory is not one that `begin` has prepared.
+        """Raise where the directory is not one that `begin` has prepared.
 
         Raises:
             RunError: in a process that sees another file system.
@@ -122,7 +122,7 @@ class Run:
             )
 
     def _describe(self) -> dict[str, Any]:
-        """The contents of config.json."""
+        """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.task.name,
@@ -135,7 +135,7 @@ class Run:
 
 
 def read_versions() -> dict[str, str]:
-    """Returns the versions that decide the bits of a run."""
+    """Return the versions that decide the bits of a run."""
     versions = {"python": platform.python_version()}
     for package in RECORDED_PACKAGES:
         try:
@@ -155,7 +155,7 @@ def open_run(
     mesh: str | None = None,
     verify: bool = True,
 ) -> Run:
-    """Decides how a training in this directory starts, without changing anything (but see `force`).
+    """Decide how training in this directory starts, without changing anything (but see `force`).
 
     Args:
         directory: the run directory; may be missing or empty.
@@ -197,7 +197,7 @@ def open_run(
 
 
 def load_run(directory: Path) -> tuple[tasks.Task, Any]:
-    """Loads the task and the model of a run from its latest checkpoint.
+    """Load the task and the model of a run from its latest checkpoint.
 
     Args:
         directory: a run directory.
@@ -218,7 +218,7 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run, sound or damaged, by what its config.json says."""
+    """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -227,7 +227,7 @@ def is_run(directory: Path) -> bool:
 
 
 def load_model(task: tasks.Task, directory: Path) -> Any:
-    """Builds a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
+    """Build a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
     Raises:
         RunError: when the run has no checkpoint yet.
@@ -255,7 +255,7 @@ def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
-    """The parsed config.json, None for a missing or empty directory, an error for anything else."""
+    """Read config.json; None for a missing or empty directory, an error for anything but a run."""
     if not directory.exists():
         return None
     if not directory.is_dir():
@@ -284,7 +284,7 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
 
 
 def _demand_same(directory: Path, config: dict[str, Any], task: tasks.Task, seed: int) -> None:
-    """Raises with every setting in which the run in the directory differs from the one asked for."""
+    """Raise with every setting in which the run in the directory differs from the one asked for."""
     there = flatten_dict({"task": config["task"], "seed": config["seed"], **config["settings"]}, sep=".")
     asked = flatten_dict({"task": task.name, "seed": seed, **tasks.to_settings(task)}, sep=".")
     _demand_equal(
@@ -305,7 +305,7 @@ def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any],
 
 
 def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, verify: bool) -> Run:
-    """A new run that starts from another run's checkpoint."""
+    """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
     if config is None:
@@ -336,7 +336,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
 
 
 def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:
-    """The newest checkpoint, or an error that says how to do without it."""
+    """Load the newest checkpoint; its error says how to do without it."""
     saved = checkpoints.list_checkpoints(directory / "checkpoints")
     if not saved:
         return None
@@ -350,7 +350,7 @@ def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Chec
 
 
 def _compare_versions(recorded: dict[str, str]) -> str | None:
-    """A sentence about packages that changed since the run began, or None."""
+    """Return a sentence about packages that changed since the run began, or None."""
     now = read_versions()
     changed = [
         f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]

@@ -63,7 +63,7 @@ class Digits(Task):
 
     @functools.cached_property
     def _data(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Scans and labels, of training and held out."""
+        """Scans and labels for training, and those held out."""
         scans, labels = load_scans()
         chosen = split_stratified(labels, self.held_out_fraction, self.data_seed)
         return (scans[~chosen], labels[~chosen]), (scans[chosen], labels[chosen])
@@ -125,7 +125,7 @@ class Digits(Task):
 
 
 def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
-    """Reads the scans that scikit-learn ships (no download): pixels in [0, 1] and labels 0 to 9.
+    """Read the scans that scikit-learn ships (no download): pixels in [0, 1] and labels 0 to 9.
 
     Raises:
         ImportError: when scikit-learn is not installed, with the command that installs it.
@@ -143,7 +143,7 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
 
 
 def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) -> Bool[np.ndarray, " N"]:
-    """Chooses the held-out examples: the same fraction of every class, at random.
+    """Choose the held-out examples: the same fraction of every class, at random.
 
     Args:
         labels: one class per example.
@@ -162,7 +162,7 @@ def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) 
 
 
 def distort_scans(rng: jax.Array, scans: Float[Array, "B R C"], strength: float) -> Float[Array, "B R C"]:
-    """Turns, shears, stretches and moves each scan a little, at random; what enters is background, 0.
+    """Turn, shear, stretch and move each scan a little, at random; what enters is background, 0.
 
     A pixel at x (from the centre) shows the scan at A x + b, read bilinearly, with A near the identity.
 
@@ -177,7 +177,7 @@ def distort_scans(rng: jax.Array, scans: Float[Array, "B R C"], strength: float)
 
 
 def _distort(scan: Float[Array, "R C"], amounts: Float[Array, " 6"]) -> Float[Array, "R C"]:
-    """One scan through an affine map about its centre."""
+    """Map one scan affinely about its centre."""
     turn, shear, stretch_down, stretch_across, down, across = amounts
     middle = [(size - 1) / 2 for size in scan.shape]
     y, x = jnp.meshgrid(*(jnp.arange(2 * half + 1) - half for half in middle), indexing="ij")
@@ -187,7 +187,7 @@ def _distort(scan: Float[Array, "R C"], amounts: Float[Array, " 6"]) -> Float[Ar
 
 
 def cut_patches(scans: Float[Array, "B R C"], grid: tuple[int, int]) -> Float[Array, "B P W"]:
-    """Cuts each scan into a grid of equal patches, row by row, each flattened row by row.
+    """Cut each scan into a grid of equal patches, row by row, each flattened row by row.
 
     Example:
         >>> cut_patches(np.arange(16.0).reshape(1, 4, 4), (2, 2))[0, 1].tolist()

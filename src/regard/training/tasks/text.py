@@ -157,7 +157,7 @@ class Text(Task):
         return self.draw(jax.tree.map(jnp.asarray, self.training_data), rng, batch_size)
 
     def draw(self, training_data: dict[str, Any], rng: jax.Array, batch_size: int) -> Batch:
-        """Rows from random places of the stream, with repetition: every place is as likely as any other."""
+        """Draw rows from random places of the stream, with repetition: all places are equally likely."""
         stream, length = training_data["stream"], self.length
         places = jax.random.randint(rng, (batch_size,), 0, stream.shape[0] - length)
         rows = jax.vmap(lambda place: jax.lax.dynamic_slice(stream, (place,), (length + 1,)))(places)
@@ -171,7 +171,7 @@ class Text(Task):
         }
 
     def make_held_out(self) -> Batch:
-        """All held-out text in overlapping rows; see `cut_windows`."""
+        """Cut all held-out text into overlapping rows; see `cut_windows`."""
         inputs, targets, counted = cut_windows(self.streams[1], self.length)
         sizes = np.where(counted, vocabularies.count_bytes(self.vocabulary)[targets], 0).sum(-1)
         batch = {"inputs": inputs, "targets": targets, "counted": counted, "bytes": sizes.astype(np.int32)}
@@ -187,7 +187,7 @@ class Text(Task):
         return _average(self._add_up(model, batch))
 
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """As measured, as many rows at a time as in training: memory that holds those is enough."""
+        """Measure as many rows at a time as in training: memory that holds those is enough."""
         count = len(batch["inputs"])
         at_once = min(count, self.optimization.batch_size)
         missing = -count % at_once
@@ -206,13 +206,13 @@ class Text(Task):
         return {"self-attention": (length, length, masks.causal() & masks.segments(documents, documents))}
 
     def keep(self) -> dict[str, str]:
-        """tokenizer.json where there is one, and corpus.json, by which a changed corpus is known."""
+        """Return tokenizer.json where there is one, and corpus.json, by which a changed corpus is known."""
         text = self.vocabulary.to_json()
         facts = json.dumps(self._describe(*self.streams), indent=2) + "\n"
         return ({} if text is None else {TOKENIZER: text}) | {FACTS: facts}
 
     def write_sample(self, model: Any) -> str:
-        """Returns the beginning of a document that the model makes up, the same one every time."""
+        """Return the beginning of a document that the model makes up, the same one every time."""
         written = models.generate(
             model,
             [[self.vocabulary.mark]],
@@ -272,7 +272,7 @@ class Text(Task):
         return spelled.decode("utf-8", "backslashreplace") if spelled else END_OF_DOCUMENT
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
-        """Sums over the counted tokens of a batch."""
+        """Return sums over the counted tokens of a batch."""
         logits, targets, counted = self.read(model, batch), batch["targets"], batch["counted"]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         return {
@@ -283,7 +283,7 @@ class Text(Task):
         }
 
     def _describe(self, training: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
-        """The contents of corpus.json."""
+        """Return the contents of corpus.json."""
         text = self.vocabulary.to_json()
         return {
             "documents": [len(documents) for documents in self.documents],
@@ -295,7 +295,7 @@ class Text(Task):
 
 
 def number_documents(inputs: Int[Array, "*B T"], mark: int) -> Int[Array, "*B T"]:
-    """Returns the number of each token's document within its row; a mark begins the next.
+    """Return the number of each token's document within its row; a mark begins the next.
 
     Example:
         >>> number_documents(jnp.array([[5, 9, 3, 3, 9]]), 9).tolist()
@@ -307,7 +307,7 @@ def number_documents(inputs: Int[Array, "*B T"], mark: int) -> Int[Array, "*B T"
 def cut_windows(
     stream: Int[np.ndarray, " N"], length: int
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
-    """Cuts a stream into overlapping rows in which every token but the first is counted exactly once.
+    """Cut a stream into overlapping rows in which every token but the first is counted exactly once.
 
     A row begins half a row after the one before it and counts its second half, so that what is counted has
     seen at least half a row of the stream (of its own document, where that has begun by then); the first row
@@ -344,7 +344,7 @@ def _make_visible(text: str) -> str:
 
 
 def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
-    """Nats per token, bits per byte of the text (marks cost bits and are no bytes), and the share right."""
+    """Return nats per token, bits per byte (marks cost bits and are no bytes), and the share right."""
     tokens, size = (sums[name].astype(jnp.float32) for name in ("tokens", "bytes"))
     loss = sums["nats"] / tokens
     right = sums["right"].astype(jnp.float32)
@@ -354,7 +354,7 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
 
 
 def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raises with what has changed since the run began."""
+    """Raise with the differences from the text that the run began with."""
     differences = [
         f"  {name}: it had {kept.get(name)}, now {found[name]}"
         for name in found

@@ -1,4 +1,4 @@
-"""The threshold task: is the sum of a sequence's tokens above a number?"""
+"""The threshold task: a classifier that says if the sum of a sequence's tokens is above a number."""
 
 from __future__ import annotations
 
