@@ -135,7 +135,7 @@ def test_one_file_is_cut_without_losing_a_byte(tmp_path, most):
 
 
 def test_pieces_end_with_lines_where_they_can():
-    assert corpora._cut(b"a\nbc\nd\nefghijk\n", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
+    assert corpora._cut("a\nbc\nd\nefghijk\n", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
 
 
 @pytest.mark.parametrize(

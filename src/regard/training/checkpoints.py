@@ -51,11 +51,7 @@ class Checkpoint:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by path, whole, as NumPy arrays of this process.
-
-        Raises:
-            CheckpointError: when orbax cannot read them.
-        """
+        """The arrays by path, whole, as NumPy arrays of this process."""
         return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,17 +73,9 @@ class Checkpoint:
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
 
-    Where there are several processes, all of them call this; each writes what it holds.
-
-    Args:
-        directory: the folder of checkpoints; created when missing.
-        step: updates done so far; names the checkpoint.
-        state: any pytree of arrays.
-        record: plain JSON values to keep beside the arrays.
-        keep: checkpoints to keep, this one included; at least 1.
-
-    Returns:
-        The folder of the new checkpoint.
+    Where there are several processes, all of them call this; each writes what it holds. `step`, the updates
+    done so far, names the checkpoint, `record` holds JSON values to keep beside the arrays, and `keep`, at
+    least 1, counts the checkpoints to keep. Returns the new folder.
 
     Raises:
         CheckpointError: when this step is already saved there: nothing is overwritten.
@@ -120,9 +108,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
     """Open one checkpoint after checking that every file of it is the one that was written.
 
-    Args:
-        path: its folder.
-        verify: False leaves the files alone, as another process has checked them.
+    With `verify=False`, for what another process has checked, only the index is read.
 
     Raises:
         CheckpointError: naming the path and what is missing, cut short or changed, and what to do.
@@ -135,17 +121,14 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 
 def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
-    """Put a checkpoint's arrays into the structure of a template.
+    """Put a checkpoint's arrays into the structure of a template, whose values are not used.
 
     Args:
         checkpoint: a checkpoint from `load`.
-        template: a pytree with the structure, shapes and dtypes wanted; its values are not used.
+        template: a pytree with the structure, shapes and dtypes wanted.
         prefix: take only the arrays below this path, such as `params/`.
         places: a pytree of shardings like the template: every process reads its parts of every array, and
             all must call this. None means whole, on JAX's default device.
-
-    Returns:
-        A pytree like the template, with the checkpoint's values.
 
     Raises:
         CheckpointError: listing arrays that are missing, not expected, or of another shape or dtype.

@@ -11,9 +11,8 @@ Documents = dict[str, str]
 def read_manual() -> Documents:
     """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
-    Returns:
-        Text by topic, as it is. A topic is left out when half of it stands line by line in larger ones, as
-        `while` does in `compound`: held out, it would measure what has been learned by heart.
+    A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
+    held out, it would measure what has been learned by heart.
 
     Raises:
         ImportError: where Python was installed without `pydoc_data`, with the way out.
@@ -30,16 +29,11 @@ def read_manual() -> Documents:
 
 
 def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
-    """Read files and directories, one document per file.
+    """Read files, and the visible files below directories that hold anything, one document per file, by path.
 
-    Args:
-        files: paths. A directory stands for the files in it at any depth, hidden and empty ones left out.
-        piece_bytes: when there is one file in all, it is cut into documents of at most this many bytes, so
-            that some can be held out.
-
-    Returns:
-        Text by path, sorted; pieces of one file are `PATH:1`, `PATH:2`, ... A document with the text of an
-        earlier one is left out, as it could be trained on and held out at once.
+    A single file is cut into documents `PATH:1`, `PATH:2`, ... of at most `piece_bytes`, so that some can
+    be held out. A document with the text of an earlier one is left out, as it could be trained on and held
+    out at once.
 
     Raises:
         ValueError: for a path that is missing or comes twice, for a file that is empty, binary or not UTF-8
@@ -73,16 +67,9 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
 
 
 def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
-    """Shuffle documents and hold some out: at random, while they fit into a fraction of the bytes.
+    """Shuffle documents into training and held-out ones, which fit into a fraction of the bytes.
 
-    Args:
-        documents: at least two texts by name.
-        fraction: part of all bytes to hold out, in (0, 1). The part held out is as large or smaller; the
-            smallest document is held out where even that is larger.
-        seed: fixes choice and order.
-
-    Returns:
-        Training documents and held-out documents, both in shuffled order and neither empty.
+    Where no document fits, the smallest is held out; neither side is empty.
 
     Example:
         >>> split_documents({"a": "four", "b": "two", "c": "twelve bytes"}, 0.4, seed=0)
@@ -103,14 +90,7 @@ def split_documents(documents: Mapping[str, str], fraction: float, seed: int) ->
 
 
 def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
-    """Drop the documents that stand in larger ones.
-
-    Args:
-        documents: text by name.
-        most: part of a document, in characters of its lines, that may stand in larger ones; more drops it.
-
-    Returns:
-        The others, sorted by name.
+    """Drop the documents that stand in larger ones by more than `most` of their characters; sort by name.
 
     Example:
         >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})

@@ -20,14 +20,9 @@ HeadStats = dict[str, dict[str, jax.Array]]
 
 
 def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
-    """Measure every head of every attention layer on a batch.
+    """Measure every head of every attention layer on a batch, with a model in evaluation mode.
 
     entropy = mean over queries t of -sum_s p_ts log p_ts,  max_score = max over t, s of score_ts
-
-    Args:
-        task: says how the model reads the batch.
-        model: in evaluation mode.
-        batch: examples, as `Task.held_out` has them.
 
     Returns:
         "entropy" in nats and "max_score", each a dict from the layer's name to `(H,)`. Queries that may
@@ -61,11 +56,7 @@ def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
 
 
 def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[str], np.ndarray]:
-    """Gather what the lines of a metrics.jsonl say of the heads into one matrix.
-
-    Args:
-        lines: what `metrics.read` returned; lines about anything else are passed over.
-        name: "entropy" or "max_score".
+    """Gather the "entropy" or "max_score" of the heads in the lines of a metrics.jsonl into one matrix.
 
     Returns:
         Steps, increasing; names such as "blocks.0 head 1"; and the values `(heads, steps)`, float64, NaN

@@ -23,28 +23,23 @@ MAPS = {"entropy": "nats", "max_score": "logit"}
 
 
 def training_document(run_directory: str | Path) -> dict[str, Any]:
-    """Collect what a run logged, in the form of the "training" part of an explorer page.
-
-    Args:
-        run_directory: a run directory, finished or not; only its metrics.jsonl is read.
+    """Collect what a run logged, finished or not, in the form of the "training" part of an explorer page.
 
     Returns:
         A dict of "title" (the directory's name), "curves" and "maps". A curve has "name", "unit", "split"
         ("train", "test" or None) and "points", float32 (2, n): steps and values, NaN where a value was not
         finite. A map has "name" ("entropy" or "max_score"), "unit", "rows" (one name per head), "steps" and
-        "values", float32 (heads, steps). What the run did not log is left out; a run without a line gives
-        no curve and no map.
+        "values", float32 (heads, steps). What the run did not log is left out.
 
     Raises:
         ValueError: where a line of metrics.jsonl is damaged, naming it.
 
     Example:
         >>> import pathlib, tempfile
-        >>> run = pathlib.Path(tempfile.mkdtemp(), "run")
-        >>> run.mkdir()
-        >>> metrics.append(run / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
-        >>> document = training_document(run)
-        >>> document["curves"][0]["name"], document["curves"][0]["points"].tolist()
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> metrics.append(path, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+        >>> curve = training_document(path.parent)["curves"][0]
+        >>> curve["name"], curve["points"].tolist()
         ('loss', [[1.0, 2.0], [0.5, 0.25]])
     """
     directory = Path(run_directory)

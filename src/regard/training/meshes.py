@@ -95,11 +95,10 @@ class MeshSpec:
 
 
 def read_mesh(text: str) -> MeshSpec:
-    """Read a specification such as `data=2,fsdp=2,sequence=2,tensor=2`.
+    """Read a specification such as `data=2,fsdp=2,sequence=2,tensor=2`; axes left out have size 1.
 
-    Args:
-        text: axes with their sizes, in any order; axes left out have size 1. At most one size is `*` or -1,
-            which means as many devices as the others leave. `model` is another name of `tensor`.
+    At most one size is `*` or -1, which means as many devices as the others leave. `model` is another name
+    of `tensor`.
 
     Raises:
         ValueError: for an unknown or repeated axis, or a size that is none.

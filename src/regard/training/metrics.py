@@ -25,11 +25,7 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 def read(path: Path) -> list[Line]:
     """Read every complete line; a last line without its newline was cut off by a kill and is left out.
 
-    Args:
-        path: a metrics.jsonl; a missing file reads as no lines.
-
-    Returns:
-        The lines in file order. Values that were not finite when written are None.
+    A missing file reads as no lines; values that were not finite when written are None.
 
     Raises:
         ValueError: where a line is not a JSON object with a step, naming file and line.
@@ -48,11 +44,7 @@ def read(path: Path) -> list[Line]:
 
 
 def cut(path: Path, last_step: int) -> int:
-    """Drop the lines after `last_step` by replacing the file in one move.
-
-    Returns:
-        How many complete lines were dropped.
-    """
+    """Drop the lines after `last_step` by replacing the file in one move; return how many were dropped."""
     lines = read(path)
     kept = [line for line in lines if line["step"] <= last_step]
     if path.exists():

@@ -101,9 +101,7 @@ def watch_for_stop(first: int) -> Callable[[], bool]:
     """Return a function to ask after every step; it says stop in all processes after the same step.
 
     One process that is sent SIGTERM is enough, as by a cluster that takes a machine away, or `ask_to_stop`.
-
-    Args:
-        first: steps done before; the same everywhere.
+    `first`, the steps done before, must be the same everywhere.
     """
     steps = itertools.count(first + 1)
     return lambda: multihost_utils.reached_preemption_sync_point(next(steps))

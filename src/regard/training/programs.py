@@ -71,12 +71,10 @@ class Program:
 
 
 def make_program(task: Task, seed: int, deployment: Deployment | None = None) -> Program:
-    """Build the pure functions that make, update and evaluate the state of a training.
+    """Build the pure functions that make, update and evaluate the state of a run.
 
-    Args:
-        task: what to learn.
-        seed: decides parameters, batches and dropout.
-        deployment: the mesh to train on; None means one device. The numbers are the same but for rounding.
+    The seed decides parameters, batches and dropout. Without a deployment everything is on one device; on a
+    mesh the numbers are the same but for rounding.
     """
     optimization = task.optimization
     optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)

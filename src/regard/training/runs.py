@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
@@ -70,10 +70,7 @@ class Run:
         return self.directory / "checkpoints"
 
     def begin(self, kept: Mapping[str, str]) -> None:
-        """Prepare the directory for training: settings written, metrics after the starting step dropped.
-
-        Args:
-            kept: what the task keeps, text by file name.
+        """Write the settings and what the task keeps, and drop the metrics after the starting step.
 
         Raises:
             RunError: when the directory keeps something else than the task; nothing is written.
@@ -101,20 +98,15 @@ class Run:
         """Return a line that would differ if another process trained something else."""
         config = self._describe()
         parts = {"settings": config["settings"], "data": dict(kept), "versions": config["versions"]}
-        digests = {
-            name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]
+        listed = ", ".join(
+            f"{name} {hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]}"
             for name, part in parts.items()
-        }
+        )
         step = self.start.step if self.start else 0
-        listed = ", ".join(f"{name} {digest}" for name, digest in digests.items())
         return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
-        """Raise where the directory is not one that `begin` has prepared.
-
-        Raises:
-            RunError: in a process that sees another file system.
-        """
+        """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
         if not (self.directory / "config.json").exists():
             raise RunError(
                 f"{self.directory}: expected what the first process wrote there; give an --out on a file "
@@ -132,6 +124,14 @@ class Run:
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
         }
+
+
+class _Config(NamedTuple):
+    """The contents of config.json that decide how a run goes on."""
+
+    task: tasks.Task
+    seed: int
+    versions: dict[str, str]
 
 
 def read_versions() -> dict[str, str]:
@@ -177,7 +177,7 @@ def open_run(
     """
     existing = _read_config(directory)
     if existing is not None and force:
-        _delete_run(directory, tasks.TASKS[existing["task"]].keeps)
+        _delete_run(directory, existing.task.keeps)
         existing = None
     if existing is not None and resume == "never":
         raise RunError(
@@ -186,8 +186,9 @@ def open_run(
     note = own = None
     kept = _read_kept(directory, task)
     if existing is not None:
-        _demand_same(directory, existing, task, seed)
-        note = _compare_versions(existing["versions"])
+        remedy = "give another --out, or --force to delete that run and start again"
+        _demand_same(directory, existing, task, seed, remedy)
+        note = _compare_versions(existing.versions)
         own = load_checkpoint(directory, verify=verify)
     if own is not None or resume in ("auto", "never"):
         return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh)
@@ -197,13 +198,7 @@ def open_run(
 
 
 def load_run(directory: Path) -> tuple[tasks.Task, Any]:
-    """Load the task and the model of a run from its latest checkpoint.
-
-    Args:
-        directory: a run directory.
-
-    Returns:
-        The task, and its model in evaluation mode.
+    """Load the task of a run, and its model, in evaluation mode, from its latest checkpoint.
 
     Raises:
         RunError: when this is not a run, or has no checkpoint yet.
@@ -212,8 +207,7 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = tasks.from_settings(config["task"], config["settings"])
-    task = task.restore(_read_kept(directory, task))
+    task = config.task.restore(_read_kept(directory, config.task))
     return task, load_model(task, directory)
 
 
@@ -254,7 +248,7 @@ def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
-def _read_config(directory: Path) -> dict[str, Any] | None:
+def _read_config(directory: Path) -> _Config | None:
     """Read config.json; None for a missing or empty directory, an error for anything but a run."""
     if not directory.exists():
         return None
@@ -274,31 +268,27 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
-        config["settings"] = tasks.to_settings(tasks.from_settings(config["task"], config["settings"]))
+        task = tasks.from_settings(config["task"], config["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return config
+    return _Config(task, config["seed"], config["versions"])
 
 
-def _demand_same(directory: Path, config: dict[str, Any], task: tasks.Task, seed: int) -> None:
-    """Raise with every setting in which the run in the directory differs from the one asked for."""
-    there = flatten_dict({"task": config["task"], "seed": config["seed"], **config["settings"]}, sep=".")
-    asked = flatten_dict({"task": task.name, "seed": seed, **tasks.to_settings(task)}, sep=".")
-    _demand_equal(
-        directory, there, asked, "give another --out, or --force to delete that run and start again"
+def _demand_same(
+    directory: Path, found: _Config, task: tasks.Task, seed: int, remedy: str, free: tuple[str, ...] = ()
+) -> None:
+    """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
+    there, asked = (
+        flatten_dict({"task": one.name, "seed": number, **tasks.to_settings(one)}, sep=".")
+        for one, number in ((found.task, found.seed), (task, seed))
     )
-
-
-def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any], remedy: str) -> None:
-    if there.get("task") != asked.get("task"):
-        there, asked = ({"task": settings["task"]} for settings in (there, asked))
     differences = [
-        f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in asked
-        if there.get(name) != asked.get(name)
+        f"  {name}: it has {there.get(name)!r}, asked for {asked[name]!r}"
+        for name in (asked if found.task.name == task.name else ["task"])
+        if there.get(name) != asked[name] and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
@@ -315,16 +305,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
-    there = {k: v for k, v in flatten_dict(config["settings"], sep=".").items() if not k.startswith(free)}
-    asked = {
-        k: v for k, v in flatten_dict(tasks.to_settings(task), sep=".").items() if not k.startswith(free)
-    }
-    _demand_equal(
-        source,
-        {"task": config["task"], **there},
-        {"task": task.name, **asked},
-        "ask for the same data and model",
-    )
+    _demand_same(source, config, task, seed, "ask for the same data and model", free)
     found = checkpoints.load(path, verify=verify) if path != source else None
     start = found or load_checkpoint(source, verify=verify)
     if start is None:
@@ -332,7 +313,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    return Run(directory, task, seed, start, source=source, note=_compare_versions(config["versions"]))
+    return Run(directory, task, seed, start, source=source, note=_compare_versions(config.versions))
 
 
 def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:

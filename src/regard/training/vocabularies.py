@@ -96,12 +96,7 @@ class PairVocabulary(ByteVocabulary):
 def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     """Merge the most frequent pairs of tokens, within words, until there are `vocab_size`, or no pair twice.
 
-    Args:
-        documents: texts to count in.
-        vocab_size: tokens besides the mark, at least 256.
-
-    Returns:
-        The same vocabulary for the same documents.
+    `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary.
 
     Raises:
         ImportError: when `tokenizers` is not installed, with the command that installs it.

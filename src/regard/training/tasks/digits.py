@@ -143,16 +143,7 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
 
 
 def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) -> Bool[np.ndarray, " N"]:
-    """Choose the held-out examples: the same fraction of every class, at random.
-
-    Args:
-        labels: one class per example.
-        fraction: part of each class to hold out, in (0, 1), rounded to whole examples.
-        seed: fixes the choice.
-
-    Returns:
-        True where an example is held out.
-    """
+    """Hold out the same fraction of every class, rounded to whole examples, at random: True is held out."""
     generator = np.random.default_rng(seed)
     held_out = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -164,13 +155,9 @@ def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) 
 def distort_scans(rng: jax.Array, scans: Float[Array, "B R C"], strength: float) -> Float[Array, "B R C"]:
     """Turn, shear, stretch and move each scan a little, at random; what enters is background, 0.
 
-    A pixel at x (from the centre) shows the scan at A x + b, read bilinearly, with A near the identity.
-
-    Args:
-        rng: random key.
-        scans: pixels.
-        strength: 1 allows up to 0.15 radians of turn and of shear, a tenth of stretch and half a pixel of
-            shift; 0 leaves the scans as they are.
+    A pixel at x (from the centre) shows the scan at A x + b, read bilinearly, with A near the identity. A
+    strength of 1 allows up to 0.15 radians of turn and of shear, a tenth of stretch and half a pixel of
+    shift; 0 leaves scans alone.
     """
     draws = jax.random.uniform(rng, (scans.shape[0], 6), minval=-strength, maxval=strength)
     return jax.vmap(_distort)(scans, draws * jnp.array(REACH)[None])

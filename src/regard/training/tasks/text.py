@@ -355,20 +355,15 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
 
 def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
     """Raise with the differences from the text that the run began with."""
-    differences = [
-        f"  {name}: it had {kept.get(name)}, now {found[name]}"
-        for name in found
-        if kept.get(name) != found[name]
-    ]
+    differences = "".join(
+        f"  {name}: it had {kept.get(name)}, now {value}\n"
+        for name, value in found.items()
+        if kept.get(name) != value
+    )
     if differences:
         raise ValueError(
-            "\n".join(
-                [
-                    "the text is not that with which this run began (training, held out):",
-                    *differences,
-                    "bring back the files and tokenizer.json as they were, or give another --out",
-                ]
-            )
+            f"the text is not that with which this run began (training, held out):\n{differences}"
+            "bring back the files and tokenizer.json as they were, or give another --out"
         )
 
 
