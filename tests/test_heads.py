@@ -11,7 +11,7 @@ from flax import nnx
 
 from regard.training import checkpoints, heads, loop, metrics, runs, settings, tasks
 from regard.training.history import training_document
-from regard.training.progress import Progress
+from regard.training.loop import Progress
 from small_runs import (
     CADENCE,
     Compiled,

@@ -55,7 +55,7 @@ FOLDERS = {
     "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts reading generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
-    " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics progress processes"
+    " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics processes"
     " checkpoints runs sharding heads optimization programs history loop",
     "inspection": "words tokens"
     " figures.palette figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"

@@ -15,8 +15,8 @@ from rich.progress import (
 )
 
 from regard.cli.console import Console
+from regard.training.loop import Progress as Listener
 from regard.training.metrics import LEADING, arrange, replace_nonfinite
-from regard.training.progress import Progress as Listener
 
 PLAIN_INTERVAL_SECONDS = 10.0
 

@@ -7,7 +7,7 @@ was interrupted and resumed does exactly what an uninterrupted one does.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,28 @@ import numpy as np
 from regard.training import checkpoints, heads, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_program
-from regard.training.progress import Progress
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
 
 FEW_MEASUREMENTS = 100
+
+
+class Progress:
+    """A listener that hears everything and says nothing; the loop never waits for the device to feed one."""
+
+    def compiling(self, what: str) -> AbstractContextManager[None]:
+        """Surround a compilation, which may take a while."""
+        return nullcontext()
+
+    def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
+        """Hear of a logged step whose metrics have arrived; the rate leaves compiling and evaluating out."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hear of an evaluation on held-out data."""
+
+    def saved(self, step: int) -> None:
+        """Hear of a checkpoint."""
 
 
 @dataclass(frozen=True)

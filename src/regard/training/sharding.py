@@ -8,6 +8,7 @@ every matrix once more, with its optimizer state, on its longest axis that is fr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,19 +25,13 @@ from regard.training.meshes import MeshSpec
 ROWS = ("data", "fsdp")
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
 TENSOR_AXES: dict[str, tuple[int, ...]] = {
-    "query_projection/kernel": (1,),  # heads lie side by side
-    "query_projection/bias": (0,),
-    "key_projection/kernel": (1,),
-    "key_projection/bias": (0,),
-    "value_projection/kernel": (1,),
-    "value_projection/bias": (0,),
+    "(query|key|value)_projection/kernel": (1,),  # heads lie side by side
+    "(query|key|value)_projection/bias": (0,),
     "output_projection/kernel": (0,),
     "sinks": (0,),
     "relative_table": (1,),
-    "widen/kernel": (1,),  # the width in between
-    "widen/bias": (0,),
-    "gate/kernel": (1,),
-    "gate/bias": (0,),
+    "(widen|gate)/kernel": (1,),  # the width in between
+    "(widen|gate)/bias": (0,),
     "narrow/kernel": (0,),
     "table/embedding": (0, 1),  # the vocabulary; where it does not divide, it is kept by width
     "head/kernel": (1, 0),
@@ -66,7 +61,7 @@ def divide_array(
     """
     spec: list[Any] = [None] * len(shape)
     tensor, fsdp = sizes.get("tensor", 1), 1 if in_use else sizes.get("fsdp", 1)
-    wanted = next((axes for end, axes in TENSOR_AXES.items() if f"/{path}".endswith(f"/{end}")), ())
+    wanted = next((axes for end, axes in TENSOR_AXES.items() if re.search(f"(^|/){end}$", path)), ())
     wanted = wanted[:1] if in_use else wanted
     taken = next((axis for axis in wanted if axis < len(shape) and shape[axis] % tensor == 0), None)
     if tensor > 1 and taken is not None:
