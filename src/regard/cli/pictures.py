@@ -1,7 +1,7 @@
 """The pictures of a run: its curves, and what its model attends to on held-out examples."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,6 @@ def draw_trace(trace: Trace) -> Iterator[Picture]:
                 title=trace.title,
             )
             yield f"atlas-{number}" if number else "atlas", drawing
-
-
-def draw_comparison(runs: Mapping[str, list[metrics.Line]]) -> figures.Drawing:
-    """Draw the curves of several runs in one figure."""
-    return figures.training_curves(runs)
 
 
 def draw_masks(size: int = 16) -> Iterator[Picture]:

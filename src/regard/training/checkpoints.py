@@ -4,6 +4,9 @@ A checkpoint is a folder named after its step with the arrays (written by orbax)
 lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
 into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
 
+orbax's CheckpointManager would number, commit and drop checkpoints too, but has no public hook between its
+last write and its commit, where the digests must be taken; without them, damage to metadata passes unseen.
+
 Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
 parts are wanted: nothing in a checkpoint depends on the mesh.
 """

@@ -68,11 +68,8 @@ class Task(abc.ABC):
     keeps: ClassVar[tuple[str, ...]] = ()
 
     model: Any = Sizes()
-    """Sizes of the model."""
     optimization: Optimization = Optimization()
-    """How parameters are updated."""
     cadence: Cadence = Cadence()
-    """How often the run is measured and saved."""
     data_seed: int = 0
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
     kept: Mapping[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
