@@ -67,6 +67,7 @@ def test_a_task_of_ones_own_trains_is_plotted_and_is_inspected(tmp_path, monkeyp
     task, model = runs.load_run(directory)
     assert task == Parity()
     call = task.watch(model).calls[0]
+    assert call.query_tokens is not None
     assert call.query_tokens.texts == tuple(("zero", "one")[bit] for bit in task.held_out["inputs"][3])
 
     assert main(["plot", str(directory)]) == 0
