@@ -8,20 +8,20 @@ import jax
 import numpy as np
 
 from mesh_cases import *  # noqa: F403
-from regard.training import checkpoints, loop, presets, runs, tasks
+from regard.training import checkpoints, loop, runs, settings, tasks
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
 from small_runs import read_lines, stop_after
 
 STEPS = 4
-CADENCE = presets.Cadence(log_every=1, evaluate_every=3, checkpoint_every=3, heads_every=0)
-OPTIMIZATION = presets.Optimization(steps=11, batch_size=16, learning_rate=0.01, weight_decay=0.1)
+CADENCE = settings.Cadence(log_every=1, evaluate_every=3, checkpoint_every=3, heads_every=0)
+OPTIMIZATION = settings.Optimization(steps=11, batch_size=16, learning_rate=0.01, weight_decay=0.1)
 
 
 def copy(length, **changes):
     """Eleven steps; a row is one longer than `length`, a table has 12 rows."""
-    model = presets.Sizes(d_model=24, num_heads=4, d_ff=40, **changes)
-    return presets.Copy(
+    model = settings.Sizes(d_model=24, num_heads=4, d_ff=40, **changes)
+    return tasks.Copy(
         vocab_size=11,
         length=length,
         held_out_size=32,
@@ -39,8 +39,8 @@ def text(length):
     for index in range(7):
         chosen = [words[word] for word in random.integers(0, len(words), 10 + 2 * index)]
         (folder / f"{index}.txt").write_text(" ".join(chosen), encoding="utf-8")
-    model = presets.DecoderSizes(d_model=24, num_heads=4, d_ff=40, num_layers=2)
-    return presets.Text(
+    model = settings.DecoderSizes(d_model=24, num_heads=4, d_ff=40, num_layers=2)
+    return tasks.Text(
         files=(str(folder),), length=length, held_out_fraction=0.3, model=model,
         optimization=OPTIMIZATION, cadence=CADENCE,
     )  # fmt: skip
@@ -50,9 +50,8 @@ def deploy(spec):
     return None if spec is None else Deployment.over(read_mesh(spec))
 
 
-def measure(preset, spec):
+def measure(task, spec):
     """Loss and gradient norm of the first steps, then of held-out data; and the last state."""
-    task = tasks.make_task(preset)
     program = loop.make_program(task, 0, deploy(spec))
     state = program.start()
     data, held_out = program.place(task.training_data), program.place(task.held_out, as_batch=True)
@@ -65,12 +64,12 @@ def measure(preset, spec):
     return np.array([*numbers, *(float(found[name]) for name in sorted(found))]), state
 
 
-def check_losses(preset, *specs):
+def check_losses(task, *specs):
     """What one device computes, and the parameters too, but for rounding."""
-    expected, _ = measure(preset, None)
+    expected, _ = measure(task, None)
     assert expected[0] != expected[2]
     for spec in specs:
-        found, state = measure(preset, spec)
+        found, state = measure(task, spec)
         np.testing.assert_allclose(found, expected, rtol=2e-5, err_msg=spec)
         check_shards(state, spec)
 
@@ -91,9 +90,9 @@ def check_shards(state, spec):
             assert shard.data.size == own
 
 
-def check_own_rows(preset, batch_size):
+def check_own_rows(task, batch_size):
     """No device makes more than its rows of a batch: nothing in the program is as long as the whole one."""
-    task, deployment = tasks.make_task(preset), deploy("data=4,fsdp=2")
+    deployment = deploy("data=4,fsdp=2")
 
     def draw(divide):
         call = lambda data, rng: divide(task.draw(data, rng, batch_size))
@@ -114,29 +113,29 @@ def check_own_rows(preset, batch_size):
 KEY = jax.random.key(3)
 
 
-def train(directory, preset, spec, *, seed=0, stop=None):
+def train(directory, task, spec, *, seed=0, stop=None):
     """A run over a mesh, from where it stopped."""
     deployment = deploy(spec)
-    run = runs.open_run(directory, preset, seed=seed, mesh=deployment and deployment.name)
+    run = runs.open_run(directory, task, seed=seed, mesh=deployment and deployment.name)
     options = {} if stop is None else {"stop": stop_after(stop)}
-    return loop.train(tasks.make_task(preset), run, deployment=deployment, **options)
+    return loop.train(run, deployment=deployment, **options)
 
 
 def last_arrays(directory):
     return checkpoints.load(checkpoints.list_checkpoints(directory / "checkpoints")[-1]).arrays
 
 
-def check_resumed(preset, first, *others):
+def check_resumed(task, first, *others):
     """Begun on one mesh: goes on there bit for bit, elsewhere but for rounding."""
     folder = Path(tempfile.mkdtemp())
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    train(folder / "whole", preset, first)
+    train(folder / "whole", task, first)
     expected = read_lines(folder / "whole")
     for number, spec in enumerate((first, *others)):
         directory = folder / str(number)
-        assert train(directory, preset, first, stop=5).step == 5
-        assert train(directory, preset, spec).status == "finished"
+        assert train(directory, task, first, stop=5).step == 5
+        assert train(directory, task, spec).status == "finished"
         found = read_lines(directory)
         if spec == first:
             assert found == expected

@@ -1,4 +1,4 @@
-"""Tiny trainings for tests: presets that compile fast, and what a run directory holds byte for byte."""
+"""Tiny trainings for tests: tasks that compile fast, and what a run directory holds byte for byte."""
 
 import contextlib
 import dataclasses
@@ -9,18 +9,18 @@ from unittest import mock
 
 import jax
 
-from regard.training import checkpoints, loop, presets, programs, runs, tasks
+from regard.training import checkpoints, loop, programs, runs, settings, tasks
 
-SIZES = presets.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
-CADENCE = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
+SIZES = settings.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
+CADENCE = settings.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
 
 
 def tiny_copy(**changes):
-    """A copy task of 17 steps; changes may name fields of the preset or of its optimization."""
+    """A copy task of 17 steps; changes may name fields of the task or of its optimization."""
     optimization = {"steps": 17, "batch_size": 5, "learning_rate": 0.01, "clip_norm": 0.125}
-    names = {field.name for field in dataclasses.fields(presets.Optimization)}
+    names = {field.name for field in dataclasses.fields(settings.Optimization)}
     optimization |= {name: changes.pop(name) for name in list(changes) if name in names}
-    settings = {
+    chosen = {
         "vocab_size": 11,
         "length": 3,
         "held_out_size": 13,
@@ -28,21 +28,19 @@ def tiny_copy(**changes):
         "cadence": CADENCE,
         **changes,
     }
-    return presets.Copy(optimization=presets.Optimization(**optimization), **settings)
+    return tasks.Copy(optimization=settings.Optimization(**optimization), **chosen)
 
 
-def train(directory, preset, *, seed=0, resume="auto", force=False, compiled=None, **options):
+def train(directory, task, *, seed=0, resume="auto", force=False, compiled=None, **options):
     """Opens a run and trains it; with `Compiled`, by the programs of the last run of these settings."""
-    run = runs.open_run(directory, preset, seed=seed, resume=resume, force=force)
-    task = tasks.make_task(preset, run.kept)
+    run = runs.open_run(directory, task, seed=seed, resume=resume, force=force)
     with compiled.serve() if compiled else contextlib.nullcontext():
-        return loop.train(task, run, **options)
+        return loop.train(run, **options)
 
 
-def begin(directory, preset):
+def begin(directory, task):
     """What a training of no more than one step leaves: settings, what the task keeps, a checkpoint."""
-    run = runs.open_run(directory, preset)
-    task = tasks.make_task(preset)
+    run = runs.open_run(directory, task)
     run.begin(task.keep())
     checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).initial, {})
 
@@ -63,8 +61,8 @@ class Compiled:
     def make_program(self, task, seed, deployment=None):
         assert deployment is None
         # Where a text is read from, no program knows: it is given the text.
-        preset = dataclasses.replace(task.preset, files=()) if hasattr(task.preset, "files") else task.preset
-        key = (repr(preset), seed)
+        known = dataclasses.replace(task, files=()) if hasattr(task, "files") else task
+        key = (repr(known), seed)
         if key not in self.programs:
             self.programs[key] = self._keep(programs.make_program(task, seed))
         return self.programs[key]
@@ -87,7 +85,9 @@ class _CompiledOnce(programs.Program):
         return {}
 
     def compile(self, function, *arguments, options=None):
-        name = next(name for name in ("update", "evaluate", "look") if getattr(self, name) is function)
+        name = next(
+            name for name in ("update", "evaluate", "measure_heads") if getattr(self, name) is function
+        )
         key = (name, str(jax.tree.map(jax.typeof, arguments)), repr(options))
         if key not in self.found:
             self.found[key] = super().compile(function, *arguments, options=options)

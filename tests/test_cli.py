@@ -21,7 +21,7 @@ from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline
-from regard.training import checkpoints, presets, runs
+from regard.training import checkpoints, runs, tasks
 from small_runs import (
     Compiled,
     begin,
@@ -150,10 +150,10 @@ def test_the_guide_lists_every_command():
     assert named == {command.__name__.lower() for command in commands.COMMANDS}
 
 
-@pytest.mark.parametrize("task", list(presets.PRESETS))
+@pytest.mark.parametrize("task", list(tasks.TASKS))
 def test_every_setting_is_explained_with_its_default(capsys, task):
     text = read_help(capsys, "train", task)
-    preset = presets.PRESETS[task]()
+    preset = tasks.TASKS[task]()
     assert f"--learning-rate FLOAT Peak learning rate. (default: {preset.optimization.learning_rate})" in text
     assert f"--d-model INT Width of the residual stream. (default: {preset.model.d_model})" in text
     assert "(default: out/TASK, or out/TASK-smoke)" in text
@@ -292,7 +292,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
     arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
-    begin(tmp_path / "run", presets.shrink(commands.parse_arguments(arguments).task))
+    begin(tmp_path / "run", tasks.shrink(commands.parse_arguments(arguments).task))
     (folder / "3.txt").write_text("other words\n")
     before = snapshot(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 2
@@ -445,7 +445,9 @@ def interrupt(arguments, when, times, by=signal.SIGINT):
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
     console = Console()
     monkeypatch.setattr(console, "human", make_terminal())
-    with Bar(console, "copy", 20, 0) as bar:
+    bar = Bar(console, "copy", 20, 0)
+    with contextlib.ExitStack() as ended:
+        ended.callback(bar.stop)
         with bar.compiling("train step"):
             pass
         bar.stepped(5, 20, {"loss": 2.5, "accuracy": 0.25}, 50.0)

@@ -9,7 +9,7 @@ import pytest
 
 from regard.cli import demonstration, main
 from regard.cli.console import Console
-from regard.training import loop, presets, runs, tasks
+from regard.training import loop, runs, tasks
 from small_runs import snapshot
 
 FIGURES = {
@@ -56,7 +56,7 @@ def check_summary(out):
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["tasks"]) == list(demonstration.TASKS) == ["threshold", "copy", "reverse", "digits"]
     for name, entry in summary["tasks"].items():
-        goal = presets.PRESETS[name].goal
+        goal = tasks.TASKS[name].goal
         assert (entry["metric"], entry["goal"]) == (goal.metric, goal.bound)
         assert entry["reached"] == (entry["value"] >= entry["goal"])
         assert 0 < entry["seconds"] < entry["elapsed_seconds"]
@@ -110,9 +110,9 @@ def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):
 @pytest.mark.slow
 def test_a_missed_goal_is_a_failure(smoke, capsys):
     """The same small runs, taken for full-size ones."""
-    preset = presets.shrink(presets.Copy())
-    run, task = runs.open_run(smoke / "copy", preset), tasks.make_task(preset)
-    entry = demonstration.Entry(task, run, loop.train(task, run))
+    task = tasks.shrink(tasks.Copy())
+    run = runs.open_run(smoke / "copy", task)
+    entry = demonstration.Entry(task, run, loop.train(run))
     assert demonstration.report(Console(), smoke, [entry], [], 1.0, smoke=False) == 1
     captured = capsys.readouterr()
     assert "MISSED" in captured.out

@@ -183,7 +183,6 @@ def test_a_run_that_writes_no_text_is_refused(tmp_path, capsys):
 
 
 def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
-    pytest.importorskip("regard.training.language")
     small = ["--steps", "2", "--warmup-steps", "1", "--length", "19", "--held-out-fraction", "0.01"]
     assert main(["train", "text", *small, "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0
     capsys.readouterr()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.training import checkpoints, heads, loop, metrics, presets, runs, tasks
+from regard.training import checkpoints, heads, loop, metrics, runs, settings, tasks
 from regard.training.history import training_document
+from regard.training.loop import Progress
 from small_runs import (
     CADENCE,
     Compiled,
@@ -57,21 +58,21 @@ def test_the_heads_are_looked_at_when_due_at_the_start_and_at_the_end(whole):
 
 
 SMALL = {
-    "threshold": presets.Threshold(length=5, held_out_size=13),
-    "reverse": presets.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13),
-    "digits": presets.Digits(),
+    "threshold": tasks.Threshold(length=5, held_out_size=13),
+    "reverse": tasks.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13),
+    "digits": tasks.Digits(),
 }
 
 
 @pytest.mark.parametrize("name", list(SMALL))
 def test_entropy_and_logits_are_those_of_the_definition(name):
     """Against weights and scores in float64; the mask decides which logits count."""
-    sizes = presets.Sizes(d_model=10, num_heads=2, d_ff=7, num_layers=2)
-    task = tasks.make_task(dataclasses.replace(SMALL[name], model=sizes))
+    sizes = settings.Sizes(d_model=10, num_heads=2, d_ff=7, num_layers=2)
+    task = dataclasses.replace(SMALL[name], model=sizes)
     model = task.make_model(nnx.Rngs(3))
     model.eval()
     found = jax.device_get(heads.measure_heads(task, model, task.probe))
-    seen = dict(heads._walk(task.look(model, task.probe, ("entropy", "weights", "scores"))))
+    seen = dict(heads._walk(task.read(model, task.probe, ("entropy", "weights", "scores"))[1]))
     assert set(seen) == set(found["entropy"]) == set(found["max_score"])
     assert len(seen) == {"threshold": 2, "reverse": 6, "digits": 3}[name]
     for layer, aux in seen.items():
@@ -88,14 +89,13 @@ def test_entropy_and_logits_are_those_of_the_definition(name):
 def test_the_text_task_looks_within_documents(tmp_path):
     for index in range(5):
         (tmp_path / f"{index}.txt").write_text(f"{index} tides and low tides\n" * 4)
-    preset = presets.Text(
-        files=(str(tmp_path),), length=17, model=presets.DecoderSizes(d_model=8, num_heads=2, d_ff=7)
+    task = tasks.Text(
+        files=(str(tmp_path),), length=17, model=settings.DecoderSizes(d_model=8, num_heads=2, d_ff=7)
     )
-    task = tasks.make_task(preset)
     model = task.make_model(nnx.Rngs(3))
     found = heads.measure_heads(task, model, task.probe)["entropy"]
     assert list(found) == [f"blocks.{layer}" for layer in range(4)]
-    weights = np.asarray(task.look(model, task.probe, ("weights",))["blocks"][1]["weights"], np.float64)
+    weights = np.asarray(task.read(model, task.probe, ("weights",))[1]["blocks"][1]["weights"], np.float64)
     terms = weights * np.log(weights, where=weights > 0, out=np.zeros_like(weights))
     np.testing.assert_allclose(found["blocks.1"], -terms.sum(-1).mean((0, 2)), rtol=1e-5)
 
@@ -116,7 +116,7 @@ class Killer:
         self.moment = moment
 
     def compiling(self, what):
-        return loop.Silent().compiling(what)
+        return Progress().compiling(what)
 
     def happen(self, *event):
         if event == self.moment:
@@ -152,24 +152,24 @@ def test_interrupted_and_resumed_logs_the_same(whole, compiled, tmp_path):
 
 
 def test_a_run_of_a_version_that_did_not_look_goes_on(whole, compiled, tmp_path):
-    preset = tiny_copy(cadence=dataclasses.replace(CADENCE, heads_every=20))
-    train(tmp_path / "run", preset, compiled=compiled, stop=stop_after(9))
+    task = tiny_copy(cadence=dataclasses.replace(CADENCE, heads_every=20))
+    train(tmp_path / "run", task, compiled=compiled, stop=stop_after(9))
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
     del config["settings"]["cadence"]["heads_every"]
     path.write_text(json.dumps(config))
-    assert train(tmp_path / "run", preset, compiled=compiled).status == "finished"
+    assert train(tmp_path / "run", task, compiled=compiled).status == "finished"
     assert split(tmp_path / "run")[1] == split(whole)[1]
     assert split(tmp_path / "run")[0][-1] == split(whole)[0][-1]
-    assert runs.load_run(tmp_path / "run")[0].preset == preset
+    assert runs.load_run(tmp_path / "run")[0] == task
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    looks = {
+    stats = {
         "entropy": {"a": np.float32([1.23456789, math.nan])},
         "max_score": {"a": np.float32([-math.inf, 3])},
     }
-    metrics.append(tmp_path / "m.jsonl", [heads.describe_looks(3, looks)])
+    metrics.append(tmp_path / "m.jsonl", [heads.describe_stats(3, stats)])
     (line,) = metrics.read(tmp_path / "m.jsonl")
     assert line["entropy"]["a"] == [1.23457, None]
     assert line["max_score"]["a"] == [None, 3.0]
@@ -180,8 +180,8 @@ def test_what_is_not_finite_is_null(tmp_path):
 
 def test_layers_come_in_order():
     names = ["blocks.10", "blocks.2", "pooling", "decoder.0.self"]
-    looks = {name: {layer: np.zeros(1, np.float32) for layer in names} for name in heads.AUX}
-    line = heads.describe_looks(0, looks)
+    stats = {name: {layer: np.zeros(1, np.float32) for layer in names} for name in heads.AUX}
+    line = heads.describe_stats(0, stats)
     assert list(line["entropy"]) == ["blocks.2", "blocks.10", "decoder.0.self", "pooling"]
 
 
@@ -200,7 +200,7 @@ def test_heads_that_come_and_go_leave_gaps():
 
 def test_heads_every_must_not_be_negative():
     with pytest.raises(ValueError, match="heads_every must be at least 0, got -1"):
-        presets.Cadence(heads_every=-1)
+        settings.Cadence(heads_every=-1)
 
 
 # The page's part about training
@@ -249,7 +249,7 @@ def test_many_looks_are_optimized_and_see_the_same(compiled, tmp_path, monkeypat
 
     monkeypatch.setattr(loop._Session, "_compile", compile_and_tell)
     train(tmp_path / "few", watched(), compiled=compiled)
-    monkeypatch.setattr(loop, "FEW_LOOKS", 3)
+    monkeypatch.setattr(loop, "FEW_MEASUREMENTS", 3)
     train(tmp_path / "many", watched(), compiled=compiled)
     assert [options for what, options in asked if what == "heads"] == [loop.LITTLE_WORK, None]
     few, many = (split(tmp_path / name)[0] for name in ("few", "many"))

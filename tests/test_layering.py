@@ -28,53 +28,55 @@ FLOORS = {
     "layers": 6,
     "planning": 6,
     "models": 7,
-    "training": 8,
     "inspection": 8,
     "interop": 8,
-    "cli": 9,
-    "__main__": 10,
+    "training": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds algebra data positional predicates keys stored documents conventions"
-    " notation",
+    "masks": "grid picture tile_kinds algebra data positional predicates keys stored documents"
+    " conventions notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",
     "engine": "call.options call.problem call.canonicalization call.hooks call softmax.scoring"
-    " softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax softmax.score_rows"
-    " softmax flash.sparsity flash.tiles flash.tuning flash.operands flash.preparation"
-    " flash.tile_scores flash.passes flash.primitives flash backends.dense backends.tiled"
-    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu backends"
-    " dispatch.registry dispatch.explanation dispatch.placement dispatch",
-    "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"
-    " record calls",
+    " softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
+    " softmax.score_rows softmax flash.sparsity flash.tiles flash.tuning flash.operands"
+    " flash.preparation flash.tile_scores flash.passes flash.primitives flash backends.dense"
+    " backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
+    " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.placement"
+    " dispatch",
+    "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting"
+    " markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",
     "planning": "chips candidates estimates reports planner",
     "linear": "features halving state problem chunks attention",
-    "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward residual"
-    " blocks",
-    "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
-    " presets sampling prompts reading generation beams",
-    "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
-    " vocabularies task language tasks checkpoints runs sharding heads programs history loop",
+    "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward"
+    " residual blocks",
+    "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder"
+    " classifier presets sampling prompts reading generation beams",
+    "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
+    " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
+    " processes checkpoints runs sharding heads optimization programs history loop",
     "inspection": "words tokens figures.palette figures.canvas figures.cells figures.heatmaps"
-    " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves figures explorer.codes"
-    " explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"
-    " explorer.documents explorer.payload explorer.shell explorer.thumbnails explorer.pages"
-    " explorer.tiles explorer.server explorer traces.examples traces.calls traces.mask_codec"
-    " traces.files traces.call_codec traces.trace traces.owners traces.sequences traces.captures"
-    " traces",
+    " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"
+    " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
+    " explorer.position_curves explorer.documents explorer.payload explorer.shell"
+    " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
+    " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec"
+    " traces.trace traces.owners traces.sequences traces.captures traces",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
-    "cli": "console declaration spelling text_models displays interruption overview pictures examples"
+    "cli": "console declaration spelling text_models displays interruption overview pictures"
     " commands.demo commands.train commands.generate commands.plot commands.inspect commands.view"
     " commands.explain commands.plan commands.tune commands.doctor commands training supervision"
     " plotting inspecting demonstration generating",

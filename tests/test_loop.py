@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.training import checkpoints, loop, presets, runs, tasks
+from regard.training import checkpoints, loop, runs, settings, tasks
 from regard.training.loop import DivergenceError
+from regard.training.optimization import make_optimizer, make_schedule
+from regard.training.task import TRAINING, make_stream
 from small_runs import (
     Compiled,
     read_lines,
@@ -109,7 +111,7 @@ def test_a_listener_hears_everything_in_order(whole):
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled, tmp_path):
     train(tmp_path / "again", tiny_copy())
     assert_same_run(whole[0], tmp_path / "again")
-    task = tasks.make_task(tiny_copy())
+    task = tiny_copy()
     found = compiled.make_program(task, 0), loop.make_program(task, 1)
     one, other = (program.initial.params["head"]["kernel"] for program in found)
     assert not np.array_equal(one, other)
@@ -162,7 +164,7 @@ def test_a_stop_at_the_last_step_is_the_end(compiled, tmp_path):
 
 def test_held_out_data_do_not_touch_training(whole, tmp_path):
     """Other held-out data, another size of them, evaluated at other steps: the same parameters."""
-    cadence = presets.Cadence(log_every=3, evaluate_every=4, checkpoint_every=7, heads_every=0)
+    cadence = settings.Cadence(log_every=3, evaluate_every=4, checkpoint_every=7, heads_every=0)
     train(tmp_path / "run", tiny_copy(data_seed=3, held_out_size=29, cadence=cadence))
     a, b = last_arrays(whole[0]), last_arrays(tmp_path / "run")
     assert all(a[name].tobytes() == b[name].tobytes() for name in a)
@@ -179,7 +181,7 @@ def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(
     exploding, tmp_path, monkeypatch, stop
 ):
     """A task whose loss turns infinite at step 9, found at the next look at the metrics."""
-    monkeypatch.setattr(tasks.CopyTask, "measure", explode_after(tasks.CopyTask.measure))
+    monkeypatch.setattr(tasks.Copy, "measure", explode_after(tasks.Copy.measure))
     options = {"stop": stop_after(stop)} if stop else {}
     with pytest.raises(DivergenceError, match=r"loss is inf at step 9; .*00000007") as caught:
         train(tmp_path / "run", tiny_copy(), compiled=exploding, **options)
@@ -196,7 +198,7 @@ def explode_after(measure):
 
     def wrapped(self, model, batch):
         loss, metrics = measure(self, model, batch)
-        ninth = self.make_batch(jax.random.fold_in(tasks.make_stream(0, tasks.TRAINING), 8), 5)
+        ninth = self.make_batch(jax.random.fold_in(make_stream(0, TRAINING), 8), 5)
         if batch["inputs"].shape != ninth["inputs"].shape:
             return loss, metrics
         return jnp.where((batch["inputs"] == ninth["inputs"]).all(), jnp.inf, loss), metrics
@@ -205,9 +207,9 @@ def explode_after(measure):
 
 
 def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
-    preset = tiny_copy(learning_rate=1e38, schedule="constant", clip_norm=0.0)
+    task = tiny_copy(learning_rate=1e38, schedule="constant", clip_norm=0.0)
     with pytest.raises(DivergenceError, match=r"is (inf|nan) at step 1; no checkpoint had been saved yet"):
-        train(tmp_path / "run", preset)
+        train(tmp_path / "run", task)
     assert checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
@@ -225,47 +227,47 @@ def test_seconds_leave_compiling_out(compiled, tmp_path):
 
 
 def test_dropout_is_off_in_evaluation(compiled):
-    preset = tiny_copy()
-    dry = dataclasses.replace(preset, model=dataclasses.replace(preset.model, dropout_rate=0.0))
-    held_out = tasks.make_task(preset).held_out
+    task = tiny_copy()
+    dry = dataclasses.replace(task, model=dataclasses.replace(task.model, dropout_rate=0.0))
+    held_out = task.held_out
     evaluated = []
-    for variant in (preset, dry):
-        program = compiled.make_program(tasks.make_task(variant), 0)
+    for variant in (task, dry):
+        program = compiled.make_program(variant, 0)
         params = program.initial.params
         evaluated.append(program.compile(program.evaluate, params, held_out)(params, held_out))
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
 
 
 def test_dropout_is_on_in_training_and_a_function_of_seed_and_step(monkeypatch):
-    batch = tasks.make_task(tiny_copy()).held_out
-    monkeypatch.setattr(tasks.CopyTask, "make_batch", lambda self, rng, batch_size: batch)
-    monkeypatch.setattr(tasks.CopyTask, "make_held_out", lambda self: batch)
-    program = loop.make_program(tasks.make_task(tiny_copy()), 0)
+    batch = tiny_copy().held_out
+    monkeypatch.setattr(tasks.Copy, "make_batch", lambda self, rng, batch_size: batch)
+    monkeypatch.setattr(tasks.Copy, "make_held_out", lambda self: batch)
+    program = loop.make_program(tiny_copy(), 0)
     update = jax.jit(program.update)
     losses = [float(update(program.initial, np.int32(step))[1]["loss"]) for step in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 
 
 def test_schedules_in_closed_form():
-    cosine = loop.make_schedule(presets.Optimization(steps=10, learning_rate=0.5, warmup_steps=2))
+    cosine = make_schedule(settings.Optimization(steps=10, learning_rate=0.5, warmup_steps=2))
     assert [float(cosine(step)) for step in (0, 1, 2)] == pytest.approx([0.0, 0.25, 0.5])
     assert float(cosine(6)) == pytest.approx(0.25)
     assert float(cosine(4)) == pytest.approx(0.25 * (1 + math.cos(math.pi / 4)))
     assert float(cosine(10)) == pytest.approx(0.0, abs=1e-8)
-    constant = loop.make_schedule(presets.Optimization(steps=10, learning_rate=0.5, schedule="constant"))
+    constant = make_schedule(settings.Optimization(steps=10, learning_rate=0.5, schedule="constant"))
     assert [float(constant(step)) for step in (0, 5, 10)] == [0.5, 0.5, 0.5]
-    everything = presets.Optimization(steps=3, learning_rate=0.5, warmup_steps=3)
-    assert float(loop.make_schedule(everything)(1)) == pytest.approx(0.5 / 3)
+    everything = settings.Optimization(steps=3, learning_rate=0.5, warmup_steps=3)
+    assert float(make_schedule(everything)(1)) == pytest.approx(0.5 / 3)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1.5, 100.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.25])
 def test_the_optimizer_is_adamw_after_clipping(clip_norm, weight_decay):
     """Against the definition in float64; decay touches matrices alone."""
-    optimization = presets.Optimization(
+    optimization = settings.Optimization(
         steps=5, learning_rate=0.125, schedule="constant", clip_norm=clip_norm, weight_decay=weight_decay
     )
-    optimizer = loop.make_optimizer(optimization)
+    optimizer = make_optimizer(optimization)
     rng = np.random.default_rng(7)
     params = {"matrix": rng.normal(size=(2, 3)), "gain": rng.normal(size=5)}
     state = optimizer.init(jax.tree.map(jnp.float32, params))
@@ -303,5 +305,5 @@ def test_a_start_that_does_not_fit_writes_nothing(compiled, tmp_path):
     wide = dataclasses.replace(tiny_copy(), vocab_size=13)
     before = snapshot(tmp_path)
     with pytest.raises(checkpoints.CheckpointError, match="another model"):
-        loop.train(tasks.make_task(wide), dataclasses.replace(run, preset=wide, directory=tmp_path / "new"))
+        loop.train(dataclasses.replace(run, task=wide, directory=tmp_path / "new"))
     assert snapshot(tmp_path) == before

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mesh_cases import on_eight_devices
-from regard.training import presets, runs
+from regard.training import runs, settings, tasks
 from regard.training.membership import find_membership
 from regard.training.meshes import MeshSpec, read_mesh
 from regard.training.sharding import divide_array
@@ -63,16 +63,16 @@ def test_a_mesh_fits_the_devices():
 
 
 def test_a_mesh_divides_the_model_and_the_batch():
-    preset = presets.Copy(model=presets.Sizes(d_model=24, num_heads=6, d_ff=40))
-    MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(preset)
+    task = tasks.Copy(model=settings.Sizes(d_model=24, num_heads=6, d_ff=40))
+    MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(task)
     with pytest.raises(ValueError, match="batch_size=128; choose --batch-size 126 or 129"):
-        MeshSpec(data=3).demand_divides(preset)
+        MeshSpec(data=3).demand_divides(task)
     with pytest.raises(ValueError, match=r"fsdp = 256 divides, .* choose --batch-size 256, or"):
-        MeshSpec(fsdp=256).demand_divides(preset)
+        MeshSpec(fsdp=256).demand_divides(task)
     with pytest.raises(ValueError, match="divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"):
-        MeshSpec(tensor=4).demand_divides(preset)
+        MeshSpec(tensor=4).demand_divides(task)
     with pytest.raises(ValueError, match="divide d_ff=40, got tensor=3"):
-        MeshSpec(tensor=3).demand_divides(preset)
+        MeshSpec(tensor=3).demand_divides(task)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
     assert before["mesh"] is None
     run = runs.open_run(tmp_path / "run", tiny_copy(), mesh="data=2")
     assert run.start.step == 3
-    run.begin()
+    run.begin({})
     assert json.loads(path.read_text()) == before | {"mesh": "data=2"}
     del before["mesh"]  # as an older version wrote it
     path.write_text(json.dumps(before))
-    runs.open_run(tmp_path / "run", tiny_copy()).begin()
+    runs.open_run(tmp_path / "run", tiny_copy()).begin({})
     assert json.loads(path.read_text()) == before
 
 

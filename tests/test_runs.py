@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from regard.training import checkpoints, presets, programs, runs, tasks
+from regard.training import checkpoints, programs, runs, settings, tasks
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
 from small_runs import (
@@ -49,9 +49,9 @@ def run(half, tmp_path):
 def refuse(directory, error, message, **options):
     """Opening raises, and not a byte below the directory's parent changes."""
     before = snapshot(directory.parent)
-    preset = options.pop("preset", tiny_copy())
+    task = options.pop("task", tiny_copy())
     with pytest.raises(error, match=message) as caught:
-        runs.open_run(directory, preset, **options)
+        runs.open_run(directory, task, **options)
     assert snapshot(directory.parent) == before
     return str(caught.value)
 
@@ -70,7 +70,7 @@ def test_a_run_directory_holds_settings_metrics_and_checkpoints(finished):
     assert config["task"] == "copy"
     assert config["seed"] == 0
     assert config["settings"]["model"]["d_model"] == 6
-    assert presets.from_settings("copy", config["settings"]) == tiny_copy()
+    assert tasks.from_settings("copy", config["settings"]) == tiny_copy()
     assert config["versions"]["jax"] == jax.__version__
     assert [path.name for path in (finished / "checkpoints").iterdir()].count("00000017") == 1
 
@@ -86,13 +86,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(run):
     shutil.rmtree(run / "checkpoints")
     opened = runs.open_run(run, tiny_copy())
     assert opened.start is None
-    opened.begin()
+    opened.begin({})
     assert (run / "metrics.jsonl").read_text() == ""
 
 
 def test_other_settings_are_listed_and_refused(run):
     other = tiny_copy(steps=23, length=5, learning_rate=0.5)
-    message = refuse(run, RunError, "holds another run", preset=other, seed=3)
+    message = refuse(run, RunError, "holds another run", task=other, seed=3)
     assert "optimization.steps: it has 17, asked for 23" in message
     assert "length: it has 3, asked for 5" in message
     assert "optimization.learning_rate: it has 0.01, asked for 0.5" in message
@@ -102,7 +102,7 @@ def test_other_settings_are_listed_and_refused(run):
 
 
 def test_another_task_is_refused_without_comparing_its_settings(run):
-    message = refuse(run, RunError, "task: it has 'copy', asked for 'digits'", preset=presets.Digits())
+    message = refuse(run, RunError, "task: it has 'copy', asked for 'digits'", task=tasks.Digits())
     assert "length" not in message
 
 
@@ -156,9 +156,9 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
 
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run):
     """As after copying checkpoints between runs: the settings say one thing, the arrays another."""
-    wide = dataclasses.replace(tiny_copy(), model=presets.Sizes(d_model=8, num_heads=2, d_ff=7))
+    wide = dataclasses.replace(tiny_copy(), model=settings.Sizes(d_model=8, num_heads=2, d_ff=7))
     shutil.rmtree(run / "checkpoints")
-    checkpoints.save(run / "checkpoints", 9, programs.make_program(tasks.make_task(wide), 0).initial, {})
+    checkpoints.save(run / "checkpoints", 9, programs.make_program(wide, 0).initial, {})
     before = snapshot(run)
     with pytest.raises(
         CheckpointError, match=r"another model or optimizer:\n.*float32\[13, 6\], found float32\[13, 8\]"
@@ -225,14 +225,14 @@ def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     refuse(out, RunError, "is not a Regard run", resume=str(tmp_path / "nowhere"))
-    refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), preset=tiny_copy(length=5))
-    refuse(out, RunError, "is at step 9 already", resume=str(half), preset=tiny_copy(steps=9))
-    refuse(half, RunError, "holds another run", resume=str(half), preset=tiny_copy(steps=23))
+    refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), task=tiny_copy(length=5))
+    refuse(out, RunError, "is at step 9 already", resume=str(half), task=tiny_copy(steps=9))
+    refuse(half, RunError, "holds another run", resume=str(half), task=tiny_copy(steps=23))
 
 
 def test_loading_a_run_gives_its_task_and_model(finished):
     task, model = runs.load_run(finished)
-    assert task.preset == tiny_copy()
+    assert task == tiny_copy()
     saved = checkpoints.load(finished / "checkpoints" / "00000017")
     kernel = np.asarray(model.head.kernel[...])
     assert np.array_equal(kernel, saved.arrays["params/head/kernel/value"])

@@ -18,7 +18,7 @@ Build Bundle Cache Call Canonicalize Cast Check Choose Classify Close Coarsen Co
 Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide Declare
 Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Draw Drop Embed Encode End
 Enter Estimate Evaluate Exchange Expand Explain Extend Extract Fetch Fill Find Finish Fit Flatten Fold
-Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Hide Ignore Infer
+Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Hide Hold Ignore Infer
 Insert Inspect Interleave Invert Join Keep Label Lay Leave Let List Load Look Loop Lower Make Map Mark Mask
 Match Measure Mend Merge Move Multiply Name Narrow Normalise Number Open Order Overwrite Pack Pad Parse Pass
 Pick Place Plan Predict Prepare Print Probe Process Project Put Raise Read Rebuild Record Reduce Refuse

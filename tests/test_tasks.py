@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.training import presets, scans, tasks
+from regard.training import tasks
+from regard.training.task import HELD_OUT, TRAINING, make_stream
+from regard.training.tasks import digits
 from small_runs import (
     SIZES,
 )
 
 SMALL = {
-    "threshold": presets.Threshold(vocab_size=13, length=5, threshold=29, held_out_size=17, model=SIZES),
-    "copy": presets.Copy(vocab_size=11, length=5, held_out_size=17, model=SIZES),
-    "reverse": presets.Reverse(vocab_size=11, min_length=2, max_length=7, held_out_size=17, model=SIZES),
-    "digits": presets.Digits(model=SIZES, distortion=0.0),
+    "threshold": tasks.Threshold(vocab_size=13, length=5, threshold=29, held_out_size=17, model=SIZES),
+    "copy": tasks.Copy(vocab_size=11, length=5, held_out_size=17, model=SIZES),
+    "reverse": tasks.Reverse(vocab_size=11, min_length=2, max_length=7, held_out_size=17, model=SIZES),
+    "digits": tasks.Digits(model=SIZES, distortion=0.0),
 }
 
 
 @functools.cache
 def small(name):
-    return tasks.make_task(SMALL[name])
+    return SMALL[name]
 
 
 @functools.cache
@@ -56,8 +58,8 @@ def test_a_batch_is_a_function_of_its_key(task):
 
 
 def test_held_out_data_follow_the_data_seed_alone(task):
-    same = tasks.make_task(task.preset)
-    other = tasks.make_task(dataclasses.replace(task.preset, data_seed=1))
+    same = dataclasses.replace(task)
+    other = dataclasses.replace(task, data_seed=1)
     names = list(task.held_out)
     assert all(np.array_equal(task.held_out[name], same.held_out[name]) for name in names)
     assert not all(np.array_equal(task.held_out[name], other.held_out[name]) for name in names)
@@ -66,19 +68,18 @@ def test_held_out_data_follow_the_data_seed_alone(task):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_never_draws_the_held_out_stream(seed):
     """The same seed on both sides: long sequences would repeat if the streams met."""
-    preset = presets.Copy(vocab_size=97, length=11, held_out_size=53, data_seed=seed, model=SIZES)
-    task = tasks.make_task(preset)
+    task = tasks.Copy(vocab_size=97, length=11, held_out_size=53, data_seed=seed, model=SIZES)
     held_out = {tuple(row) for row in np.asarray(task.held_out["inputs"]).tolist()}
-    stream = tasks.make_stream(seed, tasks.TRAINING)
+    stream = make_stream(seed, TRAINING)
     for step in range(29):
         batch = draw_raw(task, jax.random.fold_in(stream, step))
         assert not held_out & {tuple(row) for row in np.asarray(batch["inputs"]).tolist()}
-    leaked = draw_raw(task, tasks.make_stream(seed, tasks.HELD_OUT))
+    leaked = draw_raw(task, make_stream(seed, HELD_OUT))
     assert held_out == {tuple(row) for row in np.asarray(leaked["inputs"]).tolist()}
 
 
 def draw_raw(task, rng):
-    return compile_draw(task)(rng, task.preset.held_out_size)
+    return compile_draw(task)(rng, task.held_out_size)
 
 
 def test_threshold_labels_are_sums():
@@ -162,16 +163,16 @@ def test_reverse_is_judged_by_what_it_generates(monkeypatch):
     task = small("reverse")
     batch = draw(task)
     model = make_model(task)
-    monkeypatch.setattr(task, "generate", lambda model, batch: batch["target"])
+    monkeypatch.setattr(tasks.Reverse, "generate", lambda self, model, batch: batch["target"])
     assert task.evaluate(model, batch)["accuracy"] == 1.0
-    monkeypatch.setattr(task, "generate", lambda model, batch: jnp.zeros_like(batch["target"]))
+    monkeypatch.setattr(tasks.Reverse, "generate", lambda self, model, batch: jnp.zeros_like(batch["target"]))
     assert task.evaluate(model, batch)["accuracy"] == 0.0
 
 
 def test_metrics_come_with_their_loss(task):
     model = make_model(task)
     metrics = jax.jit(lambda batch: task.evaluate(model, batch))(draw(task))
-    assert {"loss", task.preset.goal.metric} <= set(metrics)
+    assert {"loss", task.goal.metric} <= set(metrics)
     assert all(np.isfinite(float(value)) and value.dtype == jnp.float32 for value in metrics.values())
 
 
@@ -196,22 +197,22 @@ def test_attention_calls_say_what_the_model_does(task):
 
 
 def test_digits_are_split_by_class_without_overlap():
-    pixels, labels = scans.load_scans()
+    pixels, labels = digits.load_scans()
     assert pixels.shape == (1797, 8, 8)
     assert (pixels.min(), pixels.max(), pixels.dtype) == (0, 1, np.float32)
-    held_out = scans.split_stratified(labels, 0.2, seed=0)
+    held_out = digits.split_stratified(labels, 0.2, seed=0)
     assert held_out.sum() == 359
     for label in range(10):
         share = held_out[labels == label].mean()
         assert abs(share - 0.2) < 0.5 / (labels == label).sum() + 1e-9
-    assert not np.array_equal(held_out, scans.split_stratified(labels, 0.2, seed=1))
+    assert not np.array_equal(held_out, digits.split_stratified(labels, 0.2, seed=1))
 
 
 def test_digits_train_on_no_held_out_scan():
     task = small("digits")
     assert len(task.held_out["labels"]) == 359
     held_out = {scan.tobytes() for scan in np.asarray(task.held_out["scans"])}
-    pixels, labels = scans.load_scans()
+    pixels, labels = digits.load_scans()
     drawn = draw(task, size=20_000)
     seen = {scan.tobytes() for scan in np.asarray(drawn["scans"])}
     # 1,438 training scans, each drawn with probability 1 - (1 - 1/1438)^20000, which is 0.999999.
@@ -223,16 +224,16 @@ def test_digits_train_on_no_held_out_scan():
 
 
 def test_a_distortion_of_zero_changes_nothing_and_one_changes_little():
-    pixels, labels = (values[:101] for values in scans.load_scans())
+    pixels, labels = (values[:101] for values in digits.load_scans())
     rng = jax.random.key(0)
-    assert np.array_equal(scans.distort_scans(rng, pixels, 0.0), pixels)
-    distorted = np.asarray(scans.distort_scans(rng, pixels, 1.0))
+    assert np.array_equal(digits.distort_scans(rng, pixels, 0.0), pixels)
+    distorted = np.asarray(digits.distort_scans(rng, pixels, 1.0))
     assert (distorted.min(), distorted.max() <= 1.0) == (0.0, True)
     # Still the same digits: most are nearest to an undistorted scan with their own label.
     flat, original = distorted.reshape(101, 64), pixels.reshape(101, 64)
     nearest = ((flat[:, None] - original[None]) ** 2).sum(-1).argmin(1)
     assert (labels[nearest] == labels).mean() > 0.9
-    assert not np.array_equal(distorted[0], scans.distort_scans(jax.random.key(1), pixels, 1.0)[0])
+    assert not np.array_equal(distorted[0], digits.distort_scans(jax.random.key(1), pixels, 1.0)[0])
 
 
 @pytest.mark.parametrize(
@@ -249,21 +250,14 @@ def test_a_distortion_of_zero_changes_nothing_and_one_changes_little():
 def test_distortions_are_those_computed_by_hand(amounts, expected):
     """A shift moves the window, so the scan the other way; turn and shear are about the centre."""
     scan = jnp.array([[0.0, 0, 0], [0, 0, 0], [3, 5, 7]])
-    np.testing.assert_allclose(scans._distort(scan, jnp.array(amounts, jnp.float32)), expected, atol=1e-5)
+    np.testing.assert_allclose(digits._distort(scan, jnp.array(amounts, jnp.float32)), expected, atol=1e-5)
 
 
 def test_patches_are_cut_row_by_row():
     image = np.arange(64.0, dtype=np.float32).reshape(1, 8, 8)
-    patches = np.asarray(scans.cut_patches(jnp.asarray(image), (4, 4)))
+    patches = np.asarray(digits.cut_patches(jnp.asarray(image), (4, 4)))
     assert patches.shape == (1, 16, 4)
     assert patches[0, 0].tolist() == [0, 1, 8, 9]
     assert patches[0, 1].tolist() == [2, 3, 10, 11]
     assert patches[0, 4].tolist() == [16, 17, 24, 25]
     assert patches[0, 15].tolist() == [54, 55, 62, 63]
-
-
-def test_only_presets_make_tasks():
-    with pytest.raises(
-        TypeError, match=r"preset must be one of .*Threshold, Copy, Reverse, Digits, Text.*got 'copy'"
-    ):
-        tasks.make_task("copy")

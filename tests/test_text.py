@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.training import checkpoints, corpora, language, loop, presets, runs, tasks, vocabularies
+from regard.training import checkpoints, corpora, loop, runs, settings, tasks, vocabularies
+from regard.training.tasks.text import cut_windows, number_documents
 from small_runs import (
     Compiled,
     read_lines,
@@ -44,20 +45,20 @@ def corpus(tmp_path_factory):
 
 def small(corpus, **changes):
     """A text task of 11 steps."""
-    settings = {
+    chosen = {
         "files": (str(corpus),),
         "length": LENGTH,
         "held_out_fraction": 0.3,
-        "model": presets.DecoderSizes(d_model=12, num_heads=2, d_ff=13, num_layers=2, dropout_rate=0.25),
-        "optimization": presets.Optimization(steps=11, batch_size=5, warmup_steps=3),
-        "cadence": presets.Cadence(log_every=2, evaluate_every=5, checkpoint_every=3),
+        "model": settings.DecoderSizes(d_model=12, num_heads=2, d_ff=13, num_layers=2, dropout_rate=0.25),
+        "optimization": settings.Optimization(steps=11, batch_size=5, warmup_steps=3),
+        "cadence": settings.Cadence(log_every=2, evaluate_every=5, checkpoint_every=3),
     }
-    return presets.Text(**(settings | changes))
+    return tasks.Text(**(chosen | changes))
 
 
 @pytest.fixture(scope="module")
 def task(corpus):
-    return tasks.make_task(small(corpus))
+    return small(corpus)
 
 
 def make_model(task):
@@ -125,7 +126,7 @@ def test_one_file_is_cut_without_losing_a_byte(tmp_path, most):
         with pytest.raises(ValueError, match="at least two different documents"):
             corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most)
         return
-    pieces = corpora._cut(text.encode(), most)
+    pieces = corpora._cut(text, most)
     assert "".join(pieces) == text
     assert all(len(piece.encode()) <= most or len(piece) == 1 for piece in pieces)
     documents = corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most)
@@ -134,7 +135,7 @@ def test_one_file_is_cut_without_losing_a_byte(tmp_path, most):
 
 
 def test_pieces_end_with_lines_where_they_can():
-    assert corpora._cut(b"a\nbc\nd\nefghijk\n", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
+    assert corpora._cut("a\nbc\nd\nefghijk\n", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
 
 
 @pytest.mark.parametrize(
@@ -278,9 +279,9 @@ def test_no_token_sees_another_document(task):
     """Weights across documents are 0, and what the other documents hold changes no bit."""
     inputs = np.array([[7, 8, MARK, 9, 3, 5, MARK, MARK, 11, 2, 2]], np.int32)
     documents = np.array([0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3])
-    assert language.number_documents(jnp.asarray(inputs), MARK)[0].tolist() == documents.tolist()
+    assert number_documents(jnp.asarray(inputs), MARK)[0].tolist() == documents.tolist()
     model = make_model(task)
-    look = jax.jit(lambda inputs: task.read(model, inputs, aux=("weights",)))
+    look = jax.jit(lambda inputs: task.read(model, {"inputs": inputs}, aux=("weights",)))
     logits, aux = look(inputs)
     sees = (documents[:, None] == documents[None]) & np.tri(11, dtype=bool)
     for block in aux["blocks"]:
@@ -298,7 +299,7 @@ def test_no_token_sees_another_document(task):
 @pytest.mark.parametrize("total", [1, 2, 18, 19, 20, 37, 96])
 def test_every_held_out_token_counts_once_with_half_a_row_before_it(length, total):
     stream = np.random.default_rng(3).permutation(total + 1)
-    inputs, targets, counted = language.cut_windows(stream, length)
+    inputs, targets, counted = cut_windows(stream, length)
     assert inputs.shape == targets.shape == counted.shape
     assert sorted(targets[counted].tolist()) == sorted(stream[1:].tolist())
     follows = dict(zip(stream[:-1].tolist(), stream[1:].tolist(), strict=True))
@@ -345,7 +346,7 @@ def test_bits_per_byte_by_the_definition(task):
 
 def test_rows_cost_what_each_document_alone_costs(corpus):
     """With rows twice as long as documents, all that a document holds is seen: as if it were alone."""
-    task = tasks.make_task(small(corpus, length=401))
+    task = small(corpus, length=401)
     assert all(len(text.encode()) < 200 for text in task.documents[1].values())
     model = make_model(task)
     read = jax.jit(model)
@@ -410,7 +411,7 @@ def test_the_announced_attention_is_that_of_the_model(task):
 
 
 def test_text_shorter_than_a_row_is_refused(corpus):
-    task = tasks.make_task(small(corpus, length=100_000))
+    task = small(corpus, length=100_000)
     with pytest.raises(ValueError, match=r"length must be below the .* training tokens, got 100000"):
         _ = task.training_data
 
@@ -460,17 +461,17 @@ def assert_same_run(one, other):
     assert a.keys() == b.keys()
     assert all(a[name].tobytes() == b[name].tobytes() for name in a)
     assert read_lines(one) == read_lines(other)
-    for name in runs.KEPT:
+    for name in tasks.Text.keeps:
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_killed_and_resumed_is_uninterrupted(finished, corpus, compiled, tmp_path, monkeypatch):
-    preset = small(corpus, vocab_size=271)
+    task = small(corpus, vocab_size=271)
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", preset, compiled=compiled, progress=Killer(2))
+        train(tmp_path / "run", task, compiled=compiled, progress=Killer(2))
     # What was kept is read back, not made again.
-    monkeypatch.setattr(language, "train_pairs", None)
-    assert train(tmp_path / "run", preset, compiled=compiled).status == "finished"
+    monkeypatch.setattr(vocabularies, "train_pairs", None)
+    assert train(tmp_path / "run", task, compiled=compiled).status == "finished"
     assert_same_run(finished, tmp_path / "run")
 
 
@@ -507,64 +508,64 @@ def test_a_model_loads_without_its_corpus(finished, corpus, tmp_path):
 def stopped(corpus, compiled, tmp_path):
     """A run on a corpus of its own, stopped at step 3."""
     files = shutil.copytree(corpus, tmp_path / "texts")
-    preset = small(files, vocab_size=271)
-    train(tmp_path / "run", preset, compiled=compiled, stop=stop_after(3))
-    return tmp_path / "run", files, preset
+    task = small(files, vocab_size=271)
+    train(tmp_path / "run", task, compiled=compiled, stop=stop_after(3))
+    return tmp_path / "run", files, task
 
 
-def refuse(directory, preset, message):
+def refuse(directory, task, message):
     before = snapshot(directory)
     with pytest.raises(ValueError, match=message):
-        train(directory, preset)
+        train(directory, task)
     assert snapshot(directory) == before
 
 
 def test_another_corpus_under_the_same_name_is_refused(stopped):
-    directory, files, preset = stopped
+    directory, files, task = stopped
     (files / "00.txt").write_text("changed\n")
-    refuse(directory, preset, "not that with which this run began")
+    refuse(directory, task, "not that with which this run began")
 
 
 def test_another_tokenizer_is_refused(stopped):
-    directory, _, preset = stopped
+    directory, _, task = stopped
     own = (directory / "tokenizer.json").read_text()
     other = vocabularies.train_pairs(["entirely other words, other words"], 271).to_json()
     (directory / "tokenizer.json").write_text(other)
-    refuse(directory, preset, "tokenizer: it had")
+    refuse(directory, task, "tokenizer: it had")
     (directory / "tokenizer.json").write_text(own[: len(own) // 2])
-    refuse(directory, preset, r"tokenizer\.json is damaged")
+    refuse(directory, task, r"tokenizer\.json is damaged")
 
 
 def test_a_lost_tokenizer_is_made_again(stopped, finished, compiled):
     """Training it is deterministic, and corpus.json knows whether it is the same."""
-    directory, _, preset = stopped
+    directory, _, task = stopped
     own = (directory / "tokenizer.json").read_text()
     (directory / "tokenizer.json").unlink()
-    assert train(directory, preset, compiled=compiled).status == "finished"
+    assert train(directory, task, compiled=compiled).status == "finished"
     assert (directory / "tokenizer.json").read_text() == own
 
 
 def test_force_forgets_the_kept_files(stopped):
-    directory, files, preset = stopped
+    directory, files, task = stopped
     (files / "00.txt").write_text("changed\n")
-    preset = dataclasses.replace(preset, vocab_size=277)
-    opened = runs.open_run(directory, preset, force=True)
-    assert opened.kept == {}
+    task = dataclasses.replace(task, vocab_size=277)
+    opened = runs.open_run(directory, task, force=True)
+    assert opened.task.kept == {}
     assert list(directory.iterdir()) == []
 
 
 def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch):
-    directory, _, preset = stopped
-    longer = dataclasses.replace(preset, optimization=presets.Optimization(steps=13, batch_size=5))
-    monkeypatch.setattr(language, "train_pairs", None)
+    directory, _, task = stopped
+    longer = dataclasses.replace(task, optimization=settings.Optimization(steps=13, batch_size=5))
+    monkeypatch.setattr(vocabularies, "train_pairs", None)
     assert train(tmp_path / "branch", longer, resume=str(directory)).step == 13
-    for name in runs.KEPT:
+    for name in tasks.Text.keeps:
         assert (tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes()
 
 
 def test_the_corpus_is_no_constant_of_the_compiled_step(corpus):
     """The step gets the stream as an argument: a corpus of gigabytes would not fit into a program."""
-    task = tasks.make_task(small(corpus))
+    task = small(corpus)
     program = loop.make_program(task, 0)
     data = jax.tree.map(jnp.asarray, task.training_data)
     lowered = jax.jit(program.update).lower(program.initial, np.int32(0), data)

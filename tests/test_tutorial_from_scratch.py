@@ -17,9 +17,8 @@ import regard
 from regard import attend, masks, positions
 from regard.layers import MultiHeadAttention
 from regard.layers.residual import build_norm
-from regard.training import presets
-from regard.training.presets import shrink
-from regard.training.tasks import make_task
+from regard.training import tasks
+from regard.training.tasks import shrink
 from tutorial_documents import (
     assert_golden,
     build_from_scratch_attention,
@@ -197,7 +196,7 @@ def test_training_as_written_prints_its_losses_and_learns_nothing(width):
 
 
 def test_copy_data_are_moved_by_one_between_a_start_and_an_end():
-    task = make_task(presets.Copy(vocab_size=19, length=7, held_out_size=11))
+    task = tasks.Copy(vocab_size=19, length=7, held_out_size=11)
     for batch in (task.held_out, task.make_batch(jax.random.key(0), 11)):
         inputs, targets = np.asarray(batch["inputs"]), np.asarray(batch["targets"])
         assert inputs.shape == targets.shape == (11, 8)
@@ -208,7 +207,7 @@ def test_copy_data_are_moved_by_one_between_a_start_and_an_end():
 
 
 def test_the_model_that_copies_sees_to_its_right():
-    task = make_task(shrink(presets.Copy()))
+    task = shrink(tasks.Copy())
     model = task.make_model(nnx.Rngs(0))
     model.eval()
     tokens = task.held_out["inputs"][:1]

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from regard import attend, masks, positions
-from regard.training import presets
-from regard.training.tasks import TRAINING, make_stream, make_task
+from regard.training import tasks
+from regard.training.task import TRAINING, make_stream
 from tutorial_documents import assert_golden, build_tired_cat_block
 
 B, H, T, S, D, E = 2, 3, 5, 7, 11, 13
@@ -109,7 +109,7 @@ def test_training_as_written_prints_its_numbers_and_answers_no_to_everything():
 
 
 def test_threshold_labels_say_whether_the_sum_is_above_400():
-    task = make_task(presets.Threshold())
+    task = tasks.Threshold()
     tokens, labels = np.asarray(task.held_out["inputs"]), np.asarray(task.held_out["labels"])
     assert tokens.shape == (10_000, 8)
     assert (tokens.min(), tokens.max()) == (0, 99)
@@ -119,7 +119,7 @@ def test_threshold_labels_say_whether_the_sum_is_above_400():
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_never_draws_what_is_held_out(seed):
-    task = make_task(presets.Threshold(data_seed=0, held_out_size=2_000))
+    task = tasks.Threshold(data_seed=0, held_out_size=2_000)
     held_out = {row.tobytes() for row in np.asarray(task.held_out["inputs"])}
     assert len(held_out) == 2_000
     stream = make_stream(seed, TRAINING)

@@ -1,6 +1,7 @@
 """`regard view`, and `regard inspect` of runs: what is watched, written, served and refused."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -15,9 +16,10 @@ import pytest
 from flax import nnx
 
 from regard import inspection
-from regard.cli import examples, inspecting, main, pictures
+from regard.cli import inspecting, main, pictures
 from regard.cli.commands import view
-from regard.training import presets, runs, tasks
+from regard.training import runs, settings, tasks
+from regard.training.tasks.text import END_OF_DOCUMENT
 from small_runs import (
     snapshot,
     tiny_copy,
@@ -29,7 +31,7 @@ from small_runs import (
 def copied(tmp_path_factory):
     """A tiny run of copy that watched its heads."""
     directory = tmp_path_factory.mktemp("viewing") / "copy"
-    cadence = presets.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=5)
+    cadence = settings.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=5)
     train(directory, tiny_copy(cadence=cadence))
     return directory
 
@@ -49,11 +51,11 @@ def draw_nothing(trace):
     return iter(())
 
 
-def make(preset, **sizes):
+def make(task, **sizes):
     """A task and a fresh model of it."""
     sizes = {"d_model": 10, "num_heads": 2, "d_ff": 7} | sizes
-    kind = presets.DecoderSizes if isinstance(preset, presets.Text) else presets.Sizes
-    task = tasks.make_task(type(preset)(**{**vars(preset), "model": kind(**sizes)}))
+    kind = settings.DecoderSizes if isinstance(task, tasks.Text) else settings.Sizes
+    task = dataclasses.replace(task, model=kind(**sizes))
     model = task.make_model(nnx.Rngs(3))
     model.eval()
     return task, model
@@ -64,7 +66,7 @@ def make(preset, **sizes):
 
 def test_copy_is_watched_with_its_symbols(copied):
     task, model = runs.load_run(copied)
-    trace = examples.watch_run(task, model)
+    trace = task.watch(model)
     (call,) = trace.calls
     inputs = task.held_out["inputs"][:1]
     assert call.query_tokens.texts == ("SOS", *(str(token) for token in inputs[0, 1:].tolist()))
@@ -74,8 +76,8 @@ def test_copy_is_watched_with_its_symbols(copied):
 
 
 def test_reverse_is_watched_with_both_sequences():
-    task, model = make(presets.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13))
-    trace = examples.watch_run(task, model)
+    task, model = make(tasks.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13))
+    trace = task.watch(model)
     encoder, own, cross = trace.calls
     lengths = task.held_out["lengths"]
     row = int(np.argmax(lengths))
@@ -88,8 +90,8 @@ def test_reverse_is_watched_with_both_sequences():
 
 
 def test_digits_are_watched_in_patches_of_their_picture():
-    task, model = make(presets.Digits(), num_layers=1)
-    trace = examples.watch_run(task, model)
+    task, model = make(tasks.Digits(), num_layers=1)
+    trace = task.watch(model)
     patches, pooling = trace.calls
     tokens = patches.query_tokens
     assert (tokens.kind, tokens.patch_grid, len(tokens)) == ("patches", (4, 4), 16)
@@ -101,11 +103,11 @@ def test_digits_are_watched_in_patches_of_their_picture():
 
 
 def test_threshold_is_watched():
-    task, model = make(presets.Threshold(length=5, held_out_size=3))
-    trace = examples.watch_run(task, model)
+    task, model = make(tasks.Threshold(length=5, held_out_size=3))
+    trace = task.watch(model)
     assert trace.calls[0].query_tokens.texts == tuple(map(str, task.held_out["inputs"][0].tolist()))
     with pytest.raises(ValueError, match="--text is for models that read text; threshold"):
-        examples.watch_run(task, model, "some text")
+        task.watch(model, "some text")
 
 
 @pytest.fixture(scope="module")
@@ -113,32 +115,31 @@ def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     for index in range(7):
         (folder / f"{index}.txt").write_text(f"{index} naïve tides and low tides\n" * (3 + index))
-    return make(presets.Text(files=(str(folder),), length=23, held_out_fraction=0.2), d_model=8)
+    return make(tasks.Text(files=(str(folder),), length=23, held_out_fraction=0.2), d_model=8)
 
 
 def test_text_is_watched_within_its_documents(texts):
     task, model = texts
-    trace = examples.watch_run(task, model)
+    trace = task.watch(model)
     call = trace.calls[0]
     row = task.held_out["inputs"][0].tolist()
     assert call.query_tokens.ids.tolist() == row
-    assert call.query_tokens.texts[0] == pictures.END_OF_DOCUMENT
+    assert call.query_tokens.texts[0] == END_OF_DOCUMENT
     spelled = b"".join(task.vocabulary.spell(token) for token in row[1:])
     assert b"tides" in spelled
-    weights = task.look(model, {"inputs": task.held_out["inputs"][:1]}, ("weights",))["blocks"][0]["weights"][
-        0
-    ]
+    _, aux = task.read(model, {"inputs": task.held_out["inputs"][:1]}, ("weights",))
+    weights = aux["blocks"][0]["weights"][0]
     np.testing.assert_allclose(call.window(), weights, rtol=1e-5, atol=1e-7)
 
 
 def test_a_text_of_ones_own_is_read(texts):
-    trace = examples.watch_run(*texts, "low <b>\n")
+    trace = texts[0].watch(texts[1], "low <b>\n")
     tokens = trace.calls[0].query_tokens
-    assert tokens.texts == (pictures.END_OF_DOCUMENT, *"low <b>\n")
-    assert len(examples.watch_run(*texts, "").calls[0].query_tokens) == 1
+    assert tokens.texts == (END_OF_DOCUMENT, *"low <b>\n")
+    assert len(texts[0].watch(texts[1], "").calls[0].query_tokens) == 1
     with pytest.raises(ValueError, match="expected at most 22 tokens, as in training, got 23"):
-        examples.watch_run(*texts, "x" * 23)
-    assert len(examples.watch_run(*texts, "x" * 22).calls[0].query_tokens) == 23
+        texts[0].watch(texts[1], "x" * 23)
+    assert len(texts[0].watch(texts[1], "x" * 22).calls[0].query_tokens) == 23
 
 
 def test_names_of_layers_are_short():
@@ -168,7 +169,7 @@ def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
     events = [json.loads(line) for line in printed.splitlines()]
     assert [(event["event"], event["head"]) for event in events] == [("head", 0), ("head", 1)]
     task, model = runs.load_run(copied)
-    call = examples.watch_run(task, model).calls[0]
+    call = task.watch(model).calls[0]
     weights = np.asarray(call.window(), np.float64)
     entropies = -(weights * np.log(weights)).sum(-1).mean(-1)
     for event in events:
@@ -199,7 +200,7 @@ def test_figures_of_a_run_go_into_it(copied, tmp_path, capsys):
 def test_inspect_keeps_what_it_saw(kept, copied, inspected):
     trace = inspection.load(kept / "copy.regard")
     task, model = runs.load_run(copied)
-    again = examples.watch_run(task, model)
+    again = task.watch(model)
     np.testing.assert_allclose(trace.calls[0].window(), again.calls[0].window(), rtol=1e-6)
     with pytest.raises(ValueError, match="not kept"):
         inspection.load(inspected[0] / "s.regard").calls[0].window()

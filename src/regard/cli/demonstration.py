@@ -11,12 +11,12 @@ from typing import Any
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console, expected_errors, new_table
-from regard.cli.examples import watch_run
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
-from regard.training import loop, metrics, presets, runs, tasks
+from regard.training import loop, metrics, runs, tasks
 from regard.training.history import training_document
+from regard.training.settings import Goal
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
@@ -35,8 +35,8 @@ class Entry:
         return self.outcome.status == "already finished"
 
     @property
-    def goal(self) -> presets.Goal:
-        return self.task.preset.goal
+    def goal(self) -> Goal:
+        return self.task.goal
 
     @property
     def reached(self) -> bool:
@@ -65,14 +65,14 @@ def run_demonstration(command: Demo, console: Console) -> int:
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
     console.say(f"Four tasks on {describe_devices()}; results go to {out}")
     entries: list[Entry] = []
-    for task, run in open_all(command, out):
-        outcome = advance_run(console, task, run)
+    for run in open_all(command, out):
+        outcome = advance_run(console, run)
         if outcome is None:
             return 1
         if outcome.status == "interrupted":
             console.say("stopped with a checkpoint; the same command goes on from there")
             return 130
-        entries.append(Entry(task, run, outcome))
+        entries.append(Entry(run.task, run, outcome))
     console.say("drawing figures ...")
     figures = draw_figures(entries, out / "figures")
     console.say("writing pages ...")
@@ -89,14 +89,13 @@ def run_demonstration(command: Demo, console: Console) -> int:
     return code
 
 
-def open_all(command: Demo, out: Path) -> list[tuple[tasks.Task, runs.Run]]:
-    """Open every task's run, or refuse them together: nobody waits a minute for a refusal."""
-    chosen = [presets.PRESETS[name]() for name in TASKS]
-    chosen = [presets.shrink(preset) for preset in chosen] if command.smoke else chosen
+def open_all(command: Demo, out: Path) -> list[runs.Run]:
+    """Open every task's run, refused together or not at all: nobody waits a minute for a refusal."""
+    chosen = [tasks.TASKS[name]() for name in TASKS]
+    chosen = [tasks.shrink(task) for task in chosen] if command.smoke else chosen
     options = {"seed": command.seed, "force": command.force}
     with expected_errors():
-        opened = [runs.open_run(out / preset.name, preset, **options) for preset in chosen]
-        return [(tasks.make_task(run.preset), run) for run in opened]
+        return [runs.open_run(out / task.name, task, **options) for task in chosen]
 
 
 def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
@@ -118,7 +117,7 @@ def write_pages(entries: list[Entry], out: Path) -> list[Path]:
     for entry in entries:
         if entry.task.name in PAGES:
             directory = entry.run.directory
-            trace = watch_run(entry.task, runs.load_model(entry.task, directory))
+            trace = entry.task.watch(runs.load_model(entry.task, directory))
             page = out / PAGES[entry.task.name]
             with expected_errors():
                 written.append(trace.explore(page, training=training_document(directory)))

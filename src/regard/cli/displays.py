@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
+from contextlib import contextmanager
 
 from rich.progress import (
     BarColumn,
@@ -16,13 +15,13 @@ from rich.progress import (
 )
 
 from regard.cli.console import Console
-from regard.training.metrics import LEADING, arrange
-from regard.training.progress import Progress as Listener
+from regard.training.loop import Progress as Listener
+from regard.training.metrics import LEADING, arrange, replace_nonfinite
 
 PLAIN_INTERVAL_SECONDS = 10.0
 
 
-class Bar:
+class Bar(Listener):
     """One redrawn line: step, rate, time left and metrics; evaluations scroll away above it."""
 
     def __init__(self, console: Console, label: str, steps: int, done: int):
@@ -36,10 +35,8 @@ class Bar:
         self._bar = Progress(*columns, console=console.human, transient=True)
         self._task = self._bar.add_task(label, total=steps, completed=done, status="")
 
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
         self._bar.stop()
 
     @contextmanager
@@ -61,22 +58,16 @@ class Bar:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(describe_evaluation(step, metrics))
 
-    def saved(self, step: int) -> None:
-        pass
 
-
-class Lines:
+class Lines(Listener):
     """A plain line every few seconds, and one per evaluation and checkpoint, for logs and pipes."""
 
     def __init__(self, console: Console, label: str, every_seconds: float = PLAIN_INTERVAL_SECONDS):
         self._console, self._label, self._every = console, label, every_seconds
         self._spoken = time.perf_counter()
 
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
+    def stop(self) -> None:
+        """Do nothing: lines stay."""
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
@@ -95,21 +86,12 @@ class Lines:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(f"{self._label}: {describe_evaluation(step, metrics)}")
 
-    def saved(self, step: int) -> None:
-        pass
 
-
-class JsonLines:
+class JsonLines(Listener):
     """One JSON object per event on standard output."""
 
     def __init__(self, console: Console, label: str):
         self._console, self._label = console, label
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
@@ -119,26 +101,26 @@ class JsonLines:
         self._console.emit("compiled", task=self._label, what=what, seconds=seconds)
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        self._console.emit("step", task=self._label, step=step, steps=steps, **_finite(metrics))
+        self._console.emit("step", task=self._label, step=step, steps=steps, **replace_nonfinite(metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.emit("evaluation", task=self._label, step=step, **_finite(metrics))
+        self._console.emit("evaluation", task=self._label, step=step, **replace_nonfinite(metrics))
 
     def saved(self, step: int) -> None:
         self._console.emit("checkpoint", task=self._label, step=step)
 
 
-class Both:
-    """Passes everything on to two listeners."""
+class Both(Listener):
+    """A listener that passes everything on to two others."""
 
     def __init__(self, first: Listener, second: Listener):
         self._listeners = (first, second)
 
-    def compiling(self, what: str) -> AbstractContextManager[None]:
-        stack = ExitStack()
-        for listener in self._listeners:
-            stack.enter_context(listener.compiling(what))
-        return stack  # pyright: ignore[reportReturnType]
+    @contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        first, second = self._listeners
+        with first.compiling(what), second.compiling(what):
+            yield
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
         for listener in self._listeners:
@@ -155,14 +137,16 @@ class Both:
 
 @contextmanager
 def open_display(console: Console, label: str, steps: int, done: int) -> Iterator[Listener]:
-    """Chooses how a training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
+    """Choose how training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
     shown = Bar(console, label, steps, done) if console.is_live else Lines(console, label)
-    with shown:
+    try:
         yield Both(shown, JsonLines(console, label)) if console.json_lines else shown
+    finally:
+        shown.stop()
 
 
 def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> str:
-    """Metrics, rate and time left, in a few words."""
+    """Describe metrics, rate and time left in a few words."""
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
     if not math.isfinite(steps_per_second) or steps_per_second <= 0:
         return values
@@ -171,10 +155,6 @@ def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per
 
 
 def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:
-    """Held-out metrics in a few words, the ones that matter first."""
+    """Describe held-out metrics in a few words, the leading ones first."""
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in arrange(metrics))
     return f"step {step:>5} held out:  {values}"
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

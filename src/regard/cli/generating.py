@@ -20,17 +20,17 @@ SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 
 @dataclass
 class Pace:
-    """When tokens came: the first ones wait for programs to be compiled."""
+    """The times at which tokens came: the first ones wait for programs to be compiled."""
 
     begun: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
 
     def count(self) -> None:
-        """A token is here."""
+        """Count a token that is here."""
         self.times.append(time.perf_counter())
 
     def describe(self) -> dict[str, float]:
-        """Tokens, seconds, and the rate of the tokens after the second, which nothing is compiled for."""
+        """Return tokens, seconds, and the rate after the second token, when nothing is compiled any more."""
         found = {"tokens": len(self.times), "seconds": time.perf_counter() - self.begun}
         if len(self.times) > 2 and self.times[-1] > self.times[1]:
             found["tokens_per_second"] = (len(self.times) - 2) / (self.times[-1] - self.times[1])
@@ -38,7 +38,7 @@ class Pace:
 
 
 def run_generating(command: Generate, console: Console) -> int:
-    """Writes after each prompt; the text goes to standard output, what is said about it to standard error."""
+    """Write after each prompt; the text goes to standard output, remarks about it to standard error."""
     _check(command)
     with expected_errors():
         text_model = open_text_model(command.source)
@@ -52,7 +52,7 @@ def run_generating(command: Generate, console: Console) -> int:
 
 
 def _check(command: Generate) -> None:
-    """Raises for flags that do not go together."""
+    """Raise for flags that do not go together."""
     if not command.prompt:
         raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
     if command.max_tokens < 1:
@@ -69,7 +69,7 @@ def _check(command: Generate) -> None:
 def _streams(
     command: Generate, text_model: TextModel, prompts: list[list[int]]
 ) -> Iterator[Iterator[list[list[int]]]]:
-    """A stream of tokens per prompt: one after the other, as people read; each draws by its number."""
+    """Yield a stream of tokens per prompt, one after the other, as people read; each draws by its number."""
     temperature = TEMPERATURE if command.temperature is None else command.temperature
     sampling = Sampling(
         temperature=temperature,
@@ -99,7 +99,7 @@ def _write(
     prompt: list[int],
     tokens: Iterator[list[list[int]]],
 ) -> None:
-    """Shows one text while it is made, and how fast that was."""
+    """Show one text while it is made, and how fast that was."""
     spelling, ending, pace = text_model.spell(prompt), Ending(command.stop), Pace()
     made: list[int] = []
     text = ""
@@ -135,7 +135,7 @@ def _write(
 
 
 def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: Generate) -> str:
-    """Why a text ended."""
+    """Name the reason for which a text ended."""
     if ending.is_reached:
         return "--stop"
     if made and made[-1] in text_model.stop_tokens:
@@ -144,7 +144,7 @@ def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: G
 
 
 def _search(command: Generate, console: Console, text_model: TextModel, prompts: list[list[int]]) -> None:
-    """Shows the likeliest text for each prompt; JSON lines hold all that were found."""
+    """Show the likeliest text for each prompt; JSON lines hold all that were found."""
     begun = time.perf_counter()
     found = beam_search(
         text_model.model,

@@ -13,7 +13,6 @@ from rich.table import Table
 from regard import inspection, readouts
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.examples import watch_run
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.inspection import Call, Tokens, Trace, figures
 from regard.inspection.words import WordReading, join_pieces
@@ -28,7 +27,7 @@ TITLE_LENGTH = 80
 
 
 def run_inspecting(command: Inspect, console: Console, page: Path | None = None) -> int:
-    """Looks into a run or a pretrained model; the page goes beside the figures unless said otherwise."""
+    """Look into a run or a pretrained model; the page goes beside the figures unless said otherwise."""
     _check_arguments(command)
     if command.model is not None and runs.is_run(command.model):
         return _inspect_run(command, command.model, console, page)
@@ -71,7 +70,7 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
 
 
 def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
-    """The attention of an encoder or a decoder over a text: in words `(L, H, words, words)`, and whole.
+    """Return a model's attention over a text: between words, `(L, H, words, words)`, and the whole trace.
 
     Raises:
         ValueError: when the model has no tokenizer, reads no single text, or the text is too long for it.
@@ -92,7 +91,7 @@ def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
 
 
 def _check_arguments(command: Inspect) -> None:
-    """Raises for what would be noticed only after the work is done."""
+    """Raise for arguments that would be found wrong only after the work is done."""
     if command.out is not None and command.out.exists() and not command.out.is_dir():
         raise UsageError(f"{command.out} is a file; give another --out")
     if command.keep_qk and command.save is None:
@@ -102,12 +101,12 @@ def _check_arguments(command: Inspect) -> None:
 
 
 def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path | None) -> int:
-    """How each head of a run's model reads an example."""
+    """Show how each head of a run's model reads an example."""
     if command.word is not None or command.layer is not None:
         raise UsageError("--word and --layer are for pretrained models of text, not for runs")
     with expected_errors():
         task, model = runs.load_run(directory)
-        trace = watch_run(task, model, command.text)
+        trace = task.watch(model, command.text)
         training = training_document(directory)
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
     console.say(f"{trace.title}: {type(model).__name__}, {layers}")
@@ -134,7 +133,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
 
 
 def _describe_heads(call: Call) -> Iterator[dict[str, Any]]:
-    """Entropy, largest logit and labels of every head; None where no query may attend to anything."""
+    """Describe every head: its entropy, largest logit and labels."""
     readout = call.readout()
     entropies, labels = np.asarray(readouts.average(readout)["entropy"]), readouts.label(readout)
     for head in range(call.heads):
@@ -157,7 +156,7 @@ def _write(
     page: Path | None,
     training: dict[str, Any] | None = None,
 ) -> None:
-    """Writes figures, the page and, if asked for, the trace; says where."""
+    """Write figures, the page and, if asked for, the trace; say where."""
     with expected_errors():
         written = save_pictures(drawings, out, command.format)
         written.append(trace.explore(page or out / "explorer.html", training=training))
@@ -170,7 +169,7 @@ def _write(
 
 
 def _choose_word(asked: str | None, reading: WordReading) -> str:
-    """The word asked for; else "it" where the text has one, else its last word."""
+    """Return the word asked for; else "it" where the text has one, else its last word."""
     if asked is not None:
         return asked
     known = [word for word, special in zip(reading.words, reading.is_special, strict=True) if not special]
@@ -179,7 +178,7 @@ def _choose_word(asked: str | None, reading: WordReading) -> str:
 
 
 def _tabulate(reading: WordReading, best: np.ndarray, share: np.ndarray, width: int) -> Iterator[Table]:
-    """Heads down and layers across, in as many tables as the terminal's width asks for."""
+    """Lay heads down and layers across, in as many tables as the terminal's width asks for."""
     num_tables = -(-len(best) // max(1, (width - 4) // CELL_WIDTH))
     per_table = -(-len(best) // num_tables)
     for first in range(0, len(best), per_table):
@@ -200,7 +199,7 @@ def _tabulate(reading: WordReading, best: np.ndarray, share: np.ndarray, width: 
 
 
 def _draw(reading: WordReading, reader: int, layer: int, text: str) -> Iterator[Picture]:
-    """What the word reads in every head, and every word in the heads of one layer."""
+    """Draw what the word reads in every head, and every word in the heads of one layer."""
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
     title = text if len(text) <= TITLE_LENGTH else f"{text[: TITLE_LENGTH - 1]}…"

@@ -12,21 +12,21 @@ from rich.padding import Padding
 import regard
 from regard import parallel
 from regard.cli.console import LABEL_WIDTH, Console, new_table
-from regard.training import processes, runs
+from regard.training import runs
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
 
 def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
-    """Print where and with what a run is about to train."""
+    """Prints where and with what a run is about to train."""
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     params = nnx.state(shapes, nnx.Param)
     modules = _count_parameters(params)
     table = new_table("module", "arrays", "parameters")
     for module, sizes in modules.items():
         table.add_row(module, str(len(sizes)), f"{sum(sizes):,}")
-    optimization = task.preset.optimization
-    first_line = (type(task.preset).__doc__ or "").splitlines()[0]
+    optimization = task.optimization
+    first_line = (type(task).__doc__ or "").splitlines()[0]
     console.note("task", f"{task.name}: {first_line}")
     console.note("devices", describe_devices())
     if deployment is not None:
@@ -56,7 +56,7 @@ def describe_devices() -> str:
 def describe_mesh(deployment: Deployment, params: Any) -> str:
     """Describe the mesh, and the share of the parameters that a device keeps."""
     own, whole = deployment.count_bytes(params)
-    several = f" of {processes.count()} processes" if processes.count() > 1 else ""
+    several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     kept = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
     return f"{deployment.name}{several}; {kept} on each device"
 
@@ -72,7 +72,7 @@ def describe_start(run: runs.Run) -> str:
 
 def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:
     """Yield a line per kind of attention in the task's model: shapes, the backend or plan and why."""
-    config, rows = task.config, task.preset.optimization.batch_size
+    config, rows = task.config, task.optimization.batch_size
     for name, (queries, keys, mask) in task.attention_calls().items():
         query = jax.ShapeDtypeStruct((rows, config.num_heads, queries, config.head_width), jnp.float32)
         key = jax.ShapeDtypeStruct((rows, config.num_heads, keys, config.head_width), jnp.float32)
@@ -98,6 +98,6 @@ def _count_parameters(params: Any) -> dict[str, list[int]]:
 
 def _name_rate(task: Task) -> str:
     """Describe the learning rate and its course."""
-    optimization = task.preset.optimization
+    optimization = task.optimization
     rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
     return f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"

@@ -7,11 +7,12 @@ from pathlib import Path
 from regard.cli import pictures
 from regard.cli.commands import Plot
 from regard.cli.console import Console, UsageError, expected_errors
+from regard.inspection import figures
 from regard.training import metrics, runs
 
 
 def run_plotting(command: Plot, console: Console) -> int:
-    """Draws every run into its figures folder, and a comparison when there are several."""
+    """Draw every run into its figures folder, and a comparison when there are several."""
     if not command.runs:
         raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
     with expected_errors():
@@ -25,12 +26,12 @@ def run_plotting(command: Plot, console: Console) -> int:
             drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
         _save(drawn, directory, command, console)
     if len(histories) > 1:
-        comparison = ("comparison", pictures.draw_comparison(histories))
+        comparison = ("comparison", figures.training_curves(histories))
         _save(iter([comparison]), command.runs[0], command, console)
     return 0
 
 
 def _save(drawn: Iterator[pictures.Picture], directory: Path, command: Plot, console: Console) -> None:
-    """Writes pictures into a run's figures folder and prints their paths."""
+    """Write pictures into a run's figures folder and print their paths."""
     for path in pictures.save_pictures(drawn, directory / "figures", command.format):
         console.say(str(path))

@@ -1,4 +1,4 @@
-"""One of several processes that train, below a parent that outlives it and says what ended it.
+"""Supervision of one of several processes that train: a parent outlives it and says what ended it.
 
 When JAX loses the other processes, it ends this one on the spot: no exception, no exit code of ours. So the
 command starts itself once more as a child, passes signals on to it, and puts its end into words. A child
@@ -33,7 +33,7 @@ FLAGS = ("--coordinator", "--processes", "--process")
 
 
 def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
-    """Trains in this process, or where there are several, in a child of it; returns the exit code."""
+    """Train in this process, or in a child of it where there are several; return the exit code."""
     try:
         membership = find_membership(command.coordinator, command.processes, command.process, os.environ)
     except ValueError as error:
@@ -51,7 +51,7 @@ def supervise_training(command: Train, console: Console, words: Sequence[str]) -
 
 
 def _watch(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
-    """Runs the command in a child; its exit code, or what its end by a signal means."""
+    """Run the command in a child; return its exit code, or explain the signal that ended it."""
     own, other = socket.socketpair()
     code = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
     child = subprocess.Popen(
@@ -76,7 +76,7 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
 
 @contextmanager
 def _passed_on(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Signals that ask this process to stop go to the child, which may still save."""
+    """Pass signals that ask this process to stop on to the child, which may still save."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,7 +92,7 @@ def _passed_on(child: subprocess.Popen[Any]) -> Iterator[None]:
 def _explain_end(
     number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
 ) -> str:
-    """What it means that a signal ended the child."""
+    """Explain that a signal ended the child."""
     if not joined and number == signal.SIGABRT:
         where = f" at {membership.coordinator}" if membership.coordinator else ""
         return (
@@ -107,7 +107,7 @@ def _explain_end(
 
 
 def explain_loss(detail: str, command: Train, words: Sequence[str], membership: Membership) -> str:
-    """What happened when others are gone, and how to go on."""
+    """Explain the loss of another process, and how to go on."""
     return (
         f"{membership} stops, as another process was lost: it failed or was killed, or its machine or "
         f"network did ({detail})\n{_advise(command, words)}"
@@ -115,7 +115,7 @@ def explain_loss(detail: str, command: Train, words: Sequence[str], membership: 
 
 
 def _advise(command: Train, words: Sequence[str]) -> str:
-    """The command that goes on."""
+    """Return the command that goes on."""
     saved = command.directory.glob("checkpoints/*")
     steps = [int(path.name) for path in saved if path.name.isdigit()]
     start = f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
@@ -128,7 +128,7 @@ def _advise(command: Train, words: Sequence[str]) -> str:
 
 
 def _leave_out(words: Sequence[str]) -> list[str]:
-    """The words of a command without those that say which process it is."""
+    """Return the words of a command without those that say which process it is."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -143,9 +143,11 @@ def _leave_out(words: Sequence[str]) -> list[str]:
 
 
 def _take_part(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
-    """Trains together with the others."""
+    """Train together with the others."""
     line = _open_line()
     _redirect_foreign_output()
+    import jax
+
     from regard.cli.training import run_training
     from regard.training import processes
 
@@ -173,7 +175,7 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
             traceback.print_exc()
         _tell(line, TOLD)
         _end(FAILED)
-    processes.leave()
+    jax.distributed.shutdown()  # waits until all are done
     return code
 
 
@@ -186,7 +188,7 @@ def _shorten(error: BaseException) -> str:
 
 
 def _open_line() -> socket.socket | None:
-    """The socket to the parent; when that is gone, this process ends."""
+    """Open the socket to the parent; when that is gone, this process ends."""
     number = os.environ.pop(LINE, None)
     if number is None:
         return None
@@ -208,7 +210,7 @@ def _tell(line: socket.socket | None, what: bytes) -> None:
 
 
 def _redirect_foreign_output() -> None:
-    """Sends to standard error what libraries print past Python: standard output may be read by a program."""
+    """Send to standard error what libraries print past Python: standard output may be read by a program."""
     sys.stdout.flush()
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding=encoding, errors=errors)

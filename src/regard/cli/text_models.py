@@ -15,7 +15,7 @@ CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.js
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model, and how its tokens and text become each other.
+    """A model that writes, with its functions from text to tokens and back.
 
     Attributes:
         model: a `Decoder` or an `EncoderDecoder`.
@@ -35,12 +35,12 @@ class TextModel:
 
     @property
     def continues(self) -> bool:
-        """Whether it goes on with its prompts, and does not answer them."""
+        """True for a model that continues its prompts; False for one that answers them."""
         return self.start_token is None
 
 
 def open_text_model(directory: Path) -> TextModel:
-    """Loads what writes.
+    """Load a model that writes text.
 
     Raises:
         ValueError: when the directory holds neither a text run nor a model that writes, or is damaged.
@@ -55,7 +55,7 @@ def open_text_model(directory: Path) -> TextModel:
             " model"
         )
     task, model = runs.load_run(directory)
-    if not isinstance(model, Decoder):
+    if not task.writes_text:
         raise ValueError(
             f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`,"
             " or a folder with a Hugging Face model"
@@ -72,7 +72,7 @@ def open_text_model(directory: Path) -> TextModel:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A file of settings; empty where there is none that can be read."""
+    """Read a file of settings; empty where there is none that can be read."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_pretrained(directory: Path) -> TextModel:
-    """A model with Hugging Face's names and tokenizer."""
+    """Load a model with Hugging Face's names and tokenizer."""
     from regard.interop import huggingface
 
     loaded = huggingface.load(directory)

@@ -9,27 +9,27 @@ from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.displays import open_display
 from regard.cli.interruption import Interruption
 from regard.cli.overview import print_overview
-from regard.training import checkpoints, loop, metrics, presets, processes, runs, tasks
+from regard.training import checkpoints, loop, metrics, processes, runs
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
+from regard.training.tasks import Task, shrink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def run_training(command: Train, console: Console) -> int:
-    """Trains one task; returns the exit code. Where there are several processes, all of them run this."""
-    preset = presets.shrink(command.task) if command.smoke else command.task
+    """Train one task; return the exit code. Where there are several processes, all of them run this."""
+    task = shrink(command.task) if command.smoke else command.task
     directory = command.directory
     with expected_errors():
-        deployment = choose_deployment(command, preset)
+        deployment = choose_deployment(command, task)
         options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
-        run = processes.alone(lambda: runs.open_run(directory, preset, force=command.force, **options))
+        run = processes.alone(lambda: runs.open_run(directory, task, force=command.force, **options))
         # What the first process found sound need not be read by all.
-        run = run or runs.open_run(directory, preset, verify=False, **options)
-        task = tasks.make_task(preset, run.kept)
+        run = run or runs.open_run(directory, task, verify=False, **options)
         if not run.is_finished and processes.is_first():
-            print_overview(console, task, run, deployment)
-    outcome = advance_run(console, task, run, deployment)
+            print_overview(console, run.task, run, deployment)
+    outcome = advance_run(console, run, deployment)
     if outcome is None:
         return 1
     if not processes.is_first():
@@ -49,66 +49,58 @@ def run_training(command: Train, console: Console) -> int:
         )
         curve = draw_sparkline(metrics.columns(metrics.read(run.metrics_path), "loss")[1])
         console.say(f"loss  {curve}")
-        _show_sample(console, task, run)
+        if task.writes_text:
+            sample = run.task.write_sample(runs.load_model(run.task, directory))
+            console.emit("sample", task=task.name, text=sample)
+            # A terminal would obey control characters.
+            shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample)
+            console.say(f"\nsample\n{shown}\n")
     console.say(f"next: regard plot {directory}")
-    if isinstance(task, tasks.TextTask):
+    if task.writes_text:
         console.say(f"      regard generate {directory} --prompt 'In the beginning'")
     return 0
 
 
-def _show_sample(console: Console, task: tasks.Task, run: runs.Run) -> None:
-    """Something that the trained model writes, where it writes."""
-    if not isinstance(task, tasks.TextTask):
-        return
-    sample = task.write_sample(runs.load_model(task, run.directory))
-    console.emit("sample", task=task.name, text=sample)
-    # A terminal would obey control characters.
-    shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample)
-    console.say(f"\nsample\n{shown}\n")
-
-
-def choose_deployment(command: Train, preset: presets.Preset) -> Deployment | None:
-    """The mesh that a command asks for; several processes divide the rows of a batch if it asks for none."""
-    text = command.mesh or ("data=*" if processes.count() > 1 else None)
+def choose_deployment(command: Train, task: Task) -> Deployment | None:
+    """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
+    text = command.mesh or ("data=*" if jax.process_count() > 1 else None)
     if text is None:
         return None
     spec = read_mesh(text)
     deployment = Deployment.over(spec)
-    spec.fit(jax.device_count()).demand_divides(preset)
+    spec.fit(jax.device_count()).demand_divides(task)
     return deployment
 
 
-def advance_run(
-    console: Console, task: tasks.Task, run: runs.Run, deployment: Deployment | None = None
-) -> loop.Outcome | None:
-    """Trains with a display and with Ctrl-C handled; None after a divergence, which is reported."""
-    steps, done = task.preset.optimization.steps, run.start.step if run.start else 0
-    together = processes.count() > 1
+def advance_run(console: Console, run: runs.Run, deployment: Deployment | None = None) -> loop.Outcome | None:
+    """Train with a display and with Ctrl-C handled; return None after a divergence, which is reported."""
+    steps, done = run.task.optimization.steps, run.start.step if run.start else 0
+    together = jax.process_count() > 1
     agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
             Interruption(ask=processes.ask_to_stop if together else None) as interruption,
-            open_display(console, task.name, steps, done) as progress,
+            open_display(console, run.task.name, steps, done) as progress,
         ):
             stop = agreed or interruption.is_requested
-            return loop.train(task, run, progress=progress, stop=stop, deployment=deployment)
+            return loop.train(run, progress=progress, stop=stop, deployment=deployment)
     except loop.DivergenceError as error:
         if processes.is_first():
-            console.emit("diverged", task=task.name, metric=error.metric, step=error.step)
-            console.fail(f"{task.name}: {error}")
+            console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
+            console.fail(f"{run.task.name}: {error}")
         return None
     except checkpoints.CheckpointError as error:
         raise UsageError(str(error)) from error
 
 
-def describe_result(task: tasks.Task, outcome: loop.Outcome) -> str:
-    """The held-out result against the goal of the full-size task."""
-    goal = task.preset.goal
+def describe_result(task: Task, outcome: loop.Outcome) -> str:
+    """Describe the held-out result against the goal of the full-size task."""
+    goal = task.goal
     return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}, goal {goal}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:
-    """A curve in one line of blocks, from its lowest to its highest value."""
+    """Draw a curve in one line of blocks, from its lowest to its highest value."""
     known = [value for value in values if value == value]
     if not known:
         return ""

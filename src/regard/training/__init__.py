@@ -1,9 +1,8 @@
-"""Training: typed tasks, a reproducible loop, and runs that resume bit for bit.
+"""Training: tasks, a reproducible loop, checkpoints, metrics and statistics of the heads.
 
-Start from a preset of `presets`, such as `presets.Copy`, `make_task`, which turns it into a model and data,
-and `train`; `open_run` makes a run's folder, and `load_model` reads a trained model from one. Importing this
-package loads nothing else, and `presets` no JAX, so that reading settings costs nothing. Needs the extra
-`regard[train]`.
+Start from a task of `tasks`, such as `tasks.Copy`; `open_run` makes a run's folder for it, `train` trains it,
+and `load_model` reads a trained model from one. Importing this package loads nothing else, so that reading
+settings costs nothing. Needs the extra `regard[train]`.
 """
 
 from typing import TYPE_CHECKING
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING
 from regard.loading import defer
 
 if TYPE_CHECKING:
-    from regard.training import loop, presets, runs, tasks
+    from regard.training import loop, optimization, runs, settings, tasks
     from regard.training.loop import Outcome, train
     from regard.training.runs import Run, load_model, load_run, open_run
-    from regard.training.tasks import make_task
 
 __all__ = [
     "Outcome",
@@ -22,10 +20,10 @@ __all__ = [
     "load_model",
     "load_run",
     "loop",
-    "make_task",
     "open_run",
-    "presets",
+    "optimization",
     "runs",
+    "settings",
     "tasks",
     "train",
 ]
@@ -36,5 +34,4 @@ __getattr__, __dir__ = defer(
     __all__,
     loop="Outcome train",
     runs="Run load_model load_run open_run",
-    tasks="make_task",
 )

@@ -4,6 +4,9 @@ A checkpoint is a folder named after its step with the arrays (written by orbax)
 lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
 into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
 
+orbax's CheckpointManager would number, commit and drop checkpoints too, but has no public hook between its
+last write and its commit, where the digests must be taken; without them, damage to metadata passes unseen.
+
 Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
 parts are wanted: nothing in a checkpoint depends on the mesh.
 """
@@ -21,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 
 from regard.training import processes
 
@@ -50,15 +54,11 @@ class Checkpoint:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """NumPy arrays by path, whole, in this process.
-
-        Raises:
-            CheckpointError: when orbax cannot read them.
-        """
+        """The arrays by path, whole, as NumPy arrays of this process."""
         return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads arrays as their templates are: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
+        """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
 
         Raises:
             CheckpointError: when orbax cannot read them.
@@ -74,19 +74,11 @@ class Checkpoint:
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Saves a state so that it appears complete or not at all, then drops all but the newest checkpoints.
+    """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
 
-    Where there are several processes, all of them call this; each writes what it holds.
-
-    Args:
-        directory: the folder of checkpoints; created when missing.
-        step: updates done so far; names the checkpoint.
-        state: any pytree of arrays.
-        record: plain JSON values to keep beside the arrays.
-        keep: checkpoints to keep, this one included; at least 1.
-
-    Returns:
-        The folder of the new checkpoint.
+    Where there are several processes, all of them call this; each writes what it holds. `step`, the updates
+    done so far, names the checkpoint, `record` holds JSON values to keep beside the arrays, and `keep`, at
+    least 1, counts the checkpoints to keep. Returns the new folder.
 
     Raises:
         CheckpointError: when this step is already saved there: nothing is overwritten.
@@ -110,18 +102,16 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Returns the checkpoint folders from oldest to newest; a missing directory has none."""
+    """Return the checkpoint folders from oldest to newest; a missing directory has none."""
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
 
 
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """Opens one checkpoint after checking that every file of it is the one that was written.
+    """Open one checkpoint after checking that every file of it is the one that was written.
 
-    Args:
-        path: its folder.
-        verify: False leaves the files alone, as another process has checked them.
+    With `verify=False`, for what another process has checked, only the index is read.
 
     Raises:
         CheckpointError: naming the path and what is missing, cut short or changed, and what to do.
@@ -134,17 +124,14 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 
 def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
-    """Puts a checkpoint's arrays into the structure of a template.
+    """Put a checkpoint's arrays into the structure of a template, whose values are not used.
 
     Args:
-        checkpoint: what `load` returned.
-        template: a pytree with the structure, shapes and dtypes wanted; its values are not used.
+        checkpoint: a checkpoint from `load`.
+        template: a pytree with the structure, shapes and dtypes wanted.
         prefix: take only the arrays below this path, such as `params/`.
         places: a pytree of shardings like the template: every process reads its parts of every array, and
             all must call this. None means whole, on JAX's default device.
-
-    Returns:
-        A pytree like the template, with the checkpoint's values.
 
     Raises:
         CheckpointError: listing arrays that are missing, not expected, or of another shape or dtype.
@@ -171,13 +158,13 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by readable path, in the order of the tree."""
+    """Return the leaves by readable path, in the order of the tree."""
     entries = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
 
 
 def _on_disk(state: Any) -> dict[str, Any]:
-    """Leaves by path as orbax gets them: what lies on one device as NumPy arrays."""
+    """Return the leaves by path as orbax gets them: those on one device as NumPy arrays."""
     return {
         name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
         for name, leaf in _leaves(state).items()
@@ -185,18 +172,18 @@ def _on_disk(state: Any) -> dict[str, Any]:
 
 
 def _orbax(*, together: bool) -> ocp.Checkpointer:
-    """What reads and writes arrays, together with all other processes or alone.
+    """Return an orbax checkpointer that works together with all other processes or alone.
 
-    A plain Checkpointer writes before it returns: no move may overtake a background thread.
+    A plain Checkpointer writes before it returns, so the folder is not renamed while a thread still writes.
     """
-    alone = {"primary_host": processes.index(), "active_processes": {processes.index()}}
-    options = ocp.options.MultiprocessingOptions(**({} if together or processes.count() == 1 else alone))
+    alone = {"primary_host": jax.process_index(), "active_processes": {jax.process_index()}}
+    options = ocp.options.MultiprocessingOptions(**({} if together or jax.process_count() == 1 else alone))
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _make_empty(template: Any) -> Any:
-    """What stands for an array without elements, which orbax does not keep."""
+    """Return the array for a template without elements, which orbax does not keep; others as they are."""
     if isinstance(template, np.ndarray) or template.size:
         return template
     empty = np.zeros(template.shape, template.dtype)
@@ -204,7 +191,7 @@ def _make_empty(template: Any) -> Any:
 
 
 def _prepare_draft(target: Path, draft: Path) -> None:
-    """An empty folder to write into."""
+    """Make an empty folder to write into."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
     shutil.rmtree(draft, ignore_errors=True)
@@ -212,21 +199,12 @@ def _prepare_draft(target: Path, draft: Path) -> None:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries from paths, the form in which orbax stores readable names."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        if not leaf.size:
-            continue  # orbax refuses them; the index knows their shapes
-        *folders, name = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = leaf
-    return tree
+    """Nest leaves by path, without the empty ones: orbax refuses them, and the index knows their shapes."""
+    return unflatten_dict({path: leaf for path, leaf in flat.items() if leaf.size}, sep="/")
 
 
 def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Writes checkpoint.json: what is in the checkpoint and how each file must look."""
+    """Write checkpoint.json: the arrays of the checkpoint, and the size and digest of each file."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     body = {
         "format": FORMAT,
@@ -244,7 +222,7 @@ def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapp
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    """The body of checkpoint.json, checked against its own digest."""
+    """Read the body of checkpoint.json, and check it against its own digest."""
     index = path / INDEX
     try:
         sealed = json.loads(index.read_text(encoding="utf-8"))
@@ -261,7 +239,7 @@ def _read_index(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raises at the first file that is missing, cut short or changed."""
+    """Raise at the first file that is missing, cut short or changed."""
     for name, (size, digest) in files.items():
         file = path / name
         if not file.is_file():
@@ -289,7 +267,7 @@ def _describe(kind: tuple[tuple[int, ...], Any] | None) -> str:
 
 
 def _sync_folder(directory: Path) -> None:
-    """Makes a rename in this folder survive a power cut, where the system allows it."""
+    """Make a rename in this folder survive a power cut, where the system allows it."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

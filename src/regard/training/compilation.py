@@ -1,4 +1,4 @@
-"""Compiling for a single call: where compiling takes longer than running."""
+"""Fast compilation for functions that are called once, where compiling takes longer than running."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,10 @@ LITTLE_WORK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 def run_once(function: Callable[..., Any], *arguments: Any, places: Any = None) -> Any:
-    """Runs a function compiled with hardly any optimization.
+    """Run a function compiled with hardly any optimization, its results placed by the shardings in `places`.
 
     For work done once, such as drawing parameters or one example's attention: op by op, every shape would be
     compiled by itself.
-
-    Args:
-        function: what to run.
-        *arguments: its arguments.
-        places: shardings of its results; None means as the compiler likes.
     """
     compiled = jax.jit(function, out_shardings=places).lower(*arguments).compile(LITTLE_WORK)
     return compiled(*arguments)

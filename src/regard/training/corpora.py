@@ -9,11 +9,10 @@ Documents = dict[str, str]
 
 
 def read_manual() -> Documents:
-    """Reads the topics of Python's language manual that come with Python for `help()`, sorted by name.
+    """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
-    Returns:
-        Text by topic, as it is. A topic is left out when half of it stands line by line in larger ones, as
-        `while` does in `compound`: held out, it would measure what has been learned by heart.
+    A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
+    held out, it would measure what has been learned by heart.
 
     Raises:
         ImportError: where Python was installed without `pydoc_data`, with the way out.
@@ -30,16 +29,11 @@ def read_manual() -> Documents:
 
 
 def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
-    """Reads files and directories, one document per file.
+    """Read files, and the visible files below directories that hold anything, one document per file, by path.
 
-    Args:
-        files: paths. A directory stands for the files in it at any depth, hidden and empty ones left out.
-        piece_bytes: when there is one file in all, it is cut into documents of at most this many bytes, so
-            that some can be held out.
-
-    Returns:
-        Text by path, sorted; pieces of one file are `PATH:1`, `PATH:2`, ... A document with the text of an
-        earlier one is left out, as it could be trained on and held out at once.
+    A single file is cut into documents `PATH:1`, `PATH:2`, ... of at most `piece_bytes`, so that some can
+    be held out. A document with the text of an earlier one is left out, as it could be trained on and held
+    out at once.
 
     Raises:
         ValueError: for a path that is missing or comes twice, for a file that is empty, binary or not UTF-8
@@ -61,7 +55,7 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
     documents = {str(path): _read_text(path) for path in sorted(paths)}
     if len(documents) == 1:
         ((name, text),) = documents.items()
-        pieces = _cut(text.encode(), piece_bytes)
+        pieces = _cut(text, piece_bytes)
         documents = {f"{name}:{number}": piece for number, piece in enumerate(pieces, start=1)}
     documents = _drop_copies(documents)
     if len(documents) < 2:
@@ -73,16 +67,9 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
 
 
 def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
-    """Shuffles documents and holds some out: at random, while they fit into a fraction of the bytes.
+    """Shuffle documents into training and held-out ones, which fit into a fraction of the bytes.
 
-    Args:
-        documents: at least two texts by name.
-        fraction: part of all bytes to hold out, in (0, 1). The part held out is as large or smaller; the
-            smallest document is held out where even that is larger.
-        seed: fixes choice and order.
-
-    Returns:
-        Training documents and held-out documents, both in shuffled order and neither empty.
+    Where no document fits, the smallest is held out; neither side is empty.
 
     Example:
         >>> split_documents({"a": "four", "b": "two", "c": "twelve bytes"}, 0.4, seed=0)
@@ -103,14 +90,7 @@ def split_documents(documents: Mapping[str, str], fraction: float, seed: int) ->
 
 
 def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
-    """Drops the documents that stand in larger ones.
-
-    Args:
-        documents: text by name.
-        most: part of a document, in characters of its lines, that may stand in larger ones; more drops it.
-
-    Returns:
-        The others, sorted by name.
+    """Drop the documents that stand in larger ones by more than `most` of their characters; sort by name.
 
     Example:
         >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
@@ -127,24 +107,24 @@ def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Docum
 
 
 def measure_overlap(training: Mapping[str, str], held_out: Mapping[str, str]) -> float:
-    """Returns the part of the held-out text, in characters of its lines, that stands in training text too."""
+    """Return the part of the held-out text, in characters of its lines, that stands in training text too."""
     known = {line for text in training.values() for line in _list_lines(text)}
     return _measure_part([line for text in held_out.values() for line in _list_lines(text)], known)
 
 
 def _list_lines(text: str) -> list[str]:
-    """The lines that hold anything, without the spaces around them."""
+    """Return the lines that are not blank, without the spaces around them."""
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
 def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
-    """The part of lines that are known, by characters."""
+    """Return the part of the lines that are known, by characters."""
     total = sum(map(len, lines))
     return sum(len(line) for line in lines if line in known) / total if total else 0.0
 
 
 def _list_files(path: Path) -> list[Path]:
-    """The file itself, or the visible files below a directory that hold anything."""
+    """List the file itself, or the visible files below a directory that are not empty."""
     if path.is_dir():
         found = [entry for entry in path.rglob("*") if entry.is_file() and entry.stat().st_size]
         found = [entry for entry in found if not _is_hidden(entry.relative_to(path))]
@@ -161,7 +141,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """A file's text, or what is wrong with it."""
+    """Read a file's text; raise with what is wrong with it."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -179,35 +159,21 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def _cut(data: bytes, most: int) -> list[str]:
-    """Pieces of at most `most` bytes (or one character), cut at ends of lines or else between characters."""
-    pieces, start = [], 0
+def _cut(text: str, most: int) -> list[str]:
+    """Cut a text into pieces of at most `most` bytes (or one character), at ends of lines where it can."""
+    data, pieces, start = text.encode(), [], 0
     while start < len(data):
-        end = min(start + most, len(data))
-        if end < len(data):
-            end = data.rfind(b"\n", start, end) + 1 or _between_characters(data, start, end)
-        pieces.append(data[start:end].decode())
-        start = end
+        piece = data[start : start + most].decode(errors="ignore")  # without a character cut in two
+        piece = piece or data[start : start + 4].decode(errors="ignore")[0]
+        size = len(piece.encode())
+        if start + size < len(data):
+            piece = piece[: piece.rfind("\n") + 1] or piece
+        pieces.append(piece)
+        start += len(piece.encode())
     return pieces
 
 
-def _between_characters(data: bytes, start: int, end: int) -> int:
-    """The last start of a character up to `end`, or the end of the first character where that is none."""
-    before = end
-    while _continues(data[before]):
-        before -= 1
-    after = start + 1
-    while after < len(data) and _continues(data[after]):
-        after += 1
-    return before if before > start else after
-
-
-def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 is inside a character."""
-    return byte & 0xC0 == 0x80
-
-
 def _drop_copies(documents: Documents) -> Documents:
-    """The first document of every text."""
+    """Keep the first document of every text."""
     first = {text: name for name, text in reversed(documents.items())}
     return {name: text for name, text in documents.items() if first[text] == name}

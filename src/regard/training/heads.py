@@ -1,4 +1,4 @@
-"""What every head does on a fixed probe, step by step: how spread out it reads, how large its logits grow.
+"""Statistics of every head on a fixed probe, step by step: the entropy of its weights, its largest logit.
 
 Collapsing entropy and growing logits announce a training that is about to fail, and show which head it is.
 """
@@ -16,18 +16,13 @@ from regard.training.task import Batch, Task
 AUX = ("entropy", "max_score")
 SPLIT = "heads"  # what marks these lines among those of metrics.jsonl
 DIGITS = 6
-Looks = dict[str, dict[str, jax.Array]]
+HeadStats = dict[str, dict[str, jax.Array]]
 
 
-def measure_heads(task: Task, model: Any, batch: Batch) -> Looks:
-    """Measures every head of every attention layer on a batch.
+def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
+    """Measure every head of every attention layer on a batch, with a model in evaluation mode.
 
     entropy = mean over queries t of -sum_s p_ts log p_ts,  max_score = max over t, s of score_ts
-
-    Args:
-        task: says how the model reads the batch.
-        model: in evaluation mode.
-        batch: examples, as `Task.held_out` has them.
 
     Returns:
         "entropy" in nats and "max_score", each a dict from the layer's name to `(H,)`. Queries that may
@@ -35,15 +30,15 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> Looks:
 
     Example:
         >>> from flax import nnx
-        >>> from regard.training import presets, tasks
-        >>> task = tasks.make_task(presets.Copy(held_out_size=3))
+        >>> from regard.training.tasks import Copy
+        >>> task = Copy(held_out_size=3)
         >>> model = task.make_model(nnx.Rngs(0))
-        >>> looks = measure_heads(task, model, task.probe)
-        >>> looks["entropy"]["blocks.0"].shape, sorted(looks)
+        >>> stats = measure_heads(task, model, task.probe)
+        >>> stats["entropy"]["blocks.0"].shape, sorted(stats)
         ((4,), ['entropy', 'max_score'])
     """
-    found: Looks = {name: {} for name in AUX}
-    for layer, seen in _walk(task.look(model, batch, AUX)):
+    found: HeadStats = {name: {} for name in AUX}
+    for layer, seen in _walk(task.read(model, batch, AUX)[1]):
         entropy, largest = (seen[name] for name in AUX)
         reads = largest != -jnp.inf
         found["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
@@ -51,9 +46,9 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> Looks:
     return found
 
 
-def describe_looks(step: int, looks: Looks) -> dict[str, Any]:
-    """Returns the line of metrics.jsonl that says what `measure_heads` found: {"split": "heads", ...}."""
-    fetched = jax.device_get(looks)
+def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
+    """Return the line of metrics.jsonl for what `measure_heads` found: {"split": "heads", ...}."""
+    fetched = jax.device_get(stats)
     line: dict[str, Any] = {"step": step, "split": SPLIT}
     for name, layers in fetched.items():
         line[name] = {layer: _round(layers[layer]) for layer in sorted(layers, key=_place)}
@@ -61,11 +56,7 @@ def describe_looks(step: int, looks: Looks) -> dict[str, Any]:
 
 
 def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[str], np.ndarray]:
-    """Puts what the lines of a metrics.jsonl say of the heads into one matrix.
-
-    Args:
-        lines: what `metrics.read` returned; lines about anything else are passed over.
-        name: "entropy" or "max_score".
+    """Gather the "entropy" or "max_score" of the heads in the lines of a metrics.jsonl into one matrix.
 
     Returns:
         Steps, increasing; names such as "blocks.0 head 1"; and the values `(heads, steps)`, float64, NaN
@@ -96,12 +87,12 @@ def _round(heads: np.ndarray) -> list[float]:
 
 
 def _place(layer: str) -> list[tuple[int, str]]:
-    """Sorts layers by number: compiled functions return dicts sorted by letter."""
+    """Return a key that sorts layers by number: compiled functions return dicts sorted by letter."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in layer.split(".")]
 
 
 def _walk(seen: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
-    """Every attention layer of what a model returned beside its output, by its dotted place in it."""
+    """Yield every attention layer of what a model returned beside its output, by its dotted place in it."""
     if isinstance(seen, Mapping):
         if AUX[0] in seen:
             yield name, seen

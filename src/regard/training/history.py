@@ -1,4 +1,4 @@
-"""The course of a training as the explorer's page shows it: curves by step, and maps of head x step."""
+"""The course of a training run for the explorer's page: curves by step, and maps of head x step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,28 +23,23 @@ MAPS = {"entropy": "nats", "max_score": "logit"}
 
 
 def training_document(run_directory: str | Path) -> dict[str, Any]:
-    """Collects what a run logged, in the form of the "training" part of an explorer page.
-
-    Args:
-        run_directory: a run directory, finished or not; only its metrics.jsonl is read.
+    """Collect what a run logged, finished or not, in the form of the "training" part of an explorer page.
 
     Returns:
         A dict of "title" (the directory's name), "curves" and "maps". A curve has "name", "unit", "split"
         ("train", "test" or None) and "points", float32 (2, n): steps and values, NaN where a value was not
         finite. A map has "name" ("entropy" or "max_score"), "unit", "rows" (one name per head), "steps" and
-        "values", float32 (heads, steps). What the run did not log is left out; a run without a line gives
-        no curve and no map.
+        "values", float32 (heads, steps). What the run did not log is left out.
 
     Raises:
         ValueError: where a line of metrics.jsonl is damaged, naming it.
 
     Example:
         >>> import pathlib, tempfile
-        >>> run = pathlib.Path(tempfile.mkdtemp(), "run")
-        >>> run.mkdir()
-        >>> metrics.append(run / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
-        >>> document = training_document(run)
-        >>> document["curves"][0]["name"], document["curves"][0]["points"].tolist()
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> metrics.append(path, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+        >>> curve = training_document(path.parent)["curves"][0]
+        >>> curve["name"], curve["points"].tolist()
         ('loss', [[1.0, 2.0], [0.5, 0.25]])
     """
     directory = Path(run_directory)
@@ -78,13 +73,13 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
 
 
 def _join(steps: Sequence[int], values: Sequence[float]) -> np.ndarray:
-    """Steps above values; a step logged twice counts with its last value."""
+    """Stack steps above values; a step logged twice counts with its last value."""
     points = dict(zip(steps, values, strict=True))
     return np.asarray([[*points], [*points.values()]], np.float32).reshape(2, len(points))
 
 
 def _measure_rates(steps: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
-    """Steps per second of training between the logged steps; none where the clock stood still."""
+    """Return the steps per second of training between the logged steps; none where the clock stood still."""
     apart, took = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
     known = (took > 0) & (apart > 0)
     return np.asarray([np.asarray(steps)[1:][known], apart[known] / took[known]], np.float32).reshape(2, -1)

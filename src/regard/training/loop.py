@@ -7,7 +7,7 @@ was interrupted and resumed does exactly what an uninterrupted one does.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,34 @@ import numpy as np
 
 from regard.training import checkpoints, heads, metrics, processes
 from regard.training.compilation import LITTLE_WORK
-from regard.training.programs import Program as Program
-from regard.training.programs import State as State
-from regard.training.programs import make_optimizer as make_optimizer
-from regard.training.programs import make_program as make_program
-from regard.training.programs import make_schedule as make_schedule
-from regard.training.progress import Progress, Silent
+from regard.training.programs import Program, State, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
-from regard.training.task import Metrics, Task
+from regard.training.task import Metrics
 
-FEW_LOOKS = 100
+FEW_MEASUREMENTS = 100
+
+
+class Progress:
+    """A listener that hears everything and says nothing; the loop never waits for the device to feed one."""
+
+    def compiling(self, what: str) -> AbstractContextManager[None]:
+        """Surround a compilation, which may take a while."""
+        return nullcontext()
+
+    def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
+        """Hear of a logged step whose metrics have arrived; the rate leaves compiling and evaluating out."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hear of an evaluation on held-out data."""
+
+    def saved(self, step: int) -> None:
+        """Hear of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended.
+    """The end of a training session.
 
     Attributes:
         status: "finished", "interrupted", or "already finished" when there was nothing left to do.
@@ -53,7 +65,7 @@ class Outcome:
 
 
 class DivergenceError(FloatingPointError):
-    """A metric became NaN or infinite.
+    """The error raised when a metric becomes NaN or infinite.
 
     Attributes:
         metric: its name.
@@ -68,26 +80,24 @@ class DivergenceError(FloatingPointError):
 
 
 def train(
-    task: Task,
     run: Run,
     *,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
     deployment: Deployment | None = None,
 ) -> Outcome:
-    """Trains to the last step, or until `stop` says so; saves, and can be called again to go on.
+    """Train to the last step, or until `stop` says so, and save; another call goes on from there.
 
     Where there are several processes, all of them call this alike, and the first one writes.
 
     Args:
-        task: what to learn; made from the run's preset.
-        run: where to write and where to start.
+        run: what to learn, where to write and where to start.
         progress: hears what happens; None means nobody does.
         stop: asked after every step; True saves a checkpoint and returns. All processes must say the same.
         deployment: the mesh to train on; None means one device. A run may go on on another mesh, or none.
 
     Returns:
-        How it ended.
+        The step and the metrics at the end.
 
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
@@ -96,21 +106,21 @@ def train(
     if run.is_finished:
         assert run.start is not None
         return Outcome("already finished", run.start.step, **run.start.record)
-    kept = task.keep()
-    program = make_program(task, run.seed, deployment)
+    kept = run.task.keep()
+    program = make_program(run.task, run.seed, deployment)
     places = None if deployment is None else deployment.divide_state(program.shapes)
     state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
     processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
     processes.everyone(run.demand_begun)
-    return _Session(task, run, progress or Silent()).advance(program, state, stop)
+    return _Session(run, progress or Progress()).advance(program, state, stop)
 
 
 class _Session:
-    """One process's share of a run: its clocks, the metrics still on the device, what is on disk."""
+    """One process's share of a run: its clocks, and the metrics that are still on the device."""
 
-    def __init__(self, task: Task, run: Run, progress: Progress):
-        self.task, self.run, self.progress = task, run, progress
+    def __init__(self, run: Run, progress: Progress):
+        self.task, self.run, self.progress = run.task, run, progress
         self.began = time.perf_counter()
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
         own = run.start.record if run.start and run.source is None else {}
@@ -119,24 +129,24 @@ class _Session:
         self.elapsed_before: float = own.get("elapsed_seconds", 0.0)
         self.held_out: dict[str, float] = own.get("held_out", {})
         self.pending: list[tuple[int, Metrics]] = []
-        self.looks: list[tuple[int, heads.Looks]] = []
+        self.head_stats: list[tuple[int, heads.HeadStats]] = []
         self.settled = (self.first, self.seconds)
 
     def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
-        """Updates, measures and saves until the end or a stop."""
-        cadence, steps = self.task.preset.cadence, self.task.preset.optimization.steps
+        """Update, measure and save until the end or a stop."""
+        cadence, steps = self.task.cadence, self.task.optimization.steps
         training_data = program.place(self.task.training_data)
         held_out = program.place(self.task.held_out, as_batch=True)
         update = self._compile("train step", program, program.update, state, np.int32(0), training_data)
         measure = self._compile("evaluation", program, program.evaluate, state.params, held_out)
-        look = self._prepare_look(program, state)
+        watch_heads = self._prepare_heads(program, state)
         self.mark = time.perf_counter()
         if self.first == 0:
-            look(0, state)
+            watch_heads(0, state)
         for step in range(self.first + 1, steps + 1):
             state, measured = update(state, np.int32(step - 1), training_data)
             self.pending.append((step, measured))
-            look(step, state)
+            watch_heads(step, state)
             last = stop() or step == steps
             if step % cadence.evaluate_every == 0 or step == steps:
                 self._evaluate(step, partial(measure, state.params, held_out))
@@ -149,21 +159,21 @@ class _Session:
                 break
         return Outcome("finished" if step == steps else "interrupted", step, **record)
 
-    def _prepare_look(self, program: Program, state: State) -> Callable[[int, State], None]:
-        """What looks at the heads at the steps that are due; it waits for nothing."""
-        every, steps = self.task.preset.cadence.heads_every, self.task.preset.optimization.steps
+    def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
+        """Return a function that measures the heads at the steps that are due; it waits for nothing."""
+        every, steps = self.task.cadence.heads_every, self.task.optimization.steps
         if not every:
             return lambda step, state: None
         probe = program.place(self.task.probe, as_batch=True)
-        # A few looks are over before an optimized program would be compiled.
-        options = LITTLE_WORK if steps < FEW_LOOKS * every else None
-        measure = self._compile("heads", program, program.look, state.params, probe, options=options)
+        # A few measurements are over before an optimized program would be compiled.
+        options = LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
+        measure = self._compile("heads", program, program.measure_heads, state.params, probe, options=options)
 
-        def look(step: int, state: State) -> None:
+        def watch(step: int, state: State) -> None:
             if step % every == 0 or step == steps:
-                self.looks.append((step, measure(state.params, probe)))
+                self.head_stats.append((step, measure(state.params, probe)))
 
-        return look
+        return watch
 
     def _compile(
         self,
@@ -173,7 +183,7 @@ class _Session:
         *arguments: Any,
         options: dict[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compiles ahead of the first call, so that compiling can be announced and timed apart."""
+        """Compile ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):
             compiled = program.compile(function, *arguments, options=options)
@@ -182,33 +192,33 @@ class _Session:
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
-        """Waits for the steps under way, then stops the clock of training."""
-        jax.block_until_ready((self.pending, self.looks))
+        """Wait for the steps under way, then stop the clock of training."""
+        jax.block_until_ready((self.pending, self.head_stats))
         self.seconds += time.perf_counter() - self.mark
         self.mark = math.nan
         yield
         self.mark = time.perf_counter()
 
     def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
-        """Measures on held-out data and logs the result with this step."""
+        """Measure on held-out data and log the result with this step."""
         with self._pause():
             self.held_out = _fetch(evaluate())
             self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
             self.progress.evaluated(step, self.held_out)
 
     def _settle(self, last: int, extra: Mapping[str, float] | None = None) -> None:
-        """Fetches the metrics up to a step, checks each of them, and writes the lines that are due."""
+        """Fetch the metrics up to a step, check each of them, and write the lines that are due."""
         ready = [entry for entry in self.pending if entry[0] <= last]
         self.pending = self.pending[len(ready) :]
         for step, measured in ready:
-            while self.looks and self.looks[0][0] <= step:
-                self._log(heads.describe_looks(*self.looks.pop(0)))
+            while self.head_stats and self.head_stats[0][0] <= step:
+                self._log(heads.describe_stats(*self.head_stats.pop(0)))
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
             bad = metrics.first_not_finite(values)
-            due = step == 1 or step % self.task.preset.cadence.log_every == 0 or bool(extra and step == last)
+            due = step == 1 or step % self.task.cadence.log_every == 0 or bool(extra and step == last)
             if due or bad:
                 self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
-                self.progress.stepped(step, self.task.preset.optimization.steps, values, self._rate(step))
+                self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
             if bad:
                 raise DivergenceError(bad, values[bad], step, self.saved)
 
@@ -221,13 +231,13 @@ class _Session:
         return self.seconds + running
 
     def _rate(self, step: int) -> float:
-        """Steps per second of training since the last logged step."""
+        """Return the steps per second of training since the last logged step."""
         (before, then), now = self.settled, self._training_seconds()
         self.settled = (step, now)
         return (step - before) / (now - then) if now > then else math.nan
 
     def _save(self, step: int, state: State) -> dict[str, Any]:
-        """Saves a checkpoint once every metric up to it proved finite; returns what it records."""
+        """Save a checkpoint once every metric up to it proved finite; return its record."""
         with self._pause():
             self._settle(step)
             record = {
@@ -242,7 +252,7 @@ class _Session:
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:
-    """Metrics from the device as plain numbers, those that goals are about first."""
+    """Fetch metrics from the device as plain numbers, the leading ones first."""
     values = jax.device_get(measured)
     names = metrics.arrange(values)
     # By way of text: the shortest number that is this float32, 0.003 and not 0.003000000026077032.

@@ -1,4 +1,4 @@
-"""Which of several processes this is, by flags or by what a launcher left in the environment. No JAX here."""
+"""This process's place among several, from flags or a launcher's environment variables. No JAX here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Membership:
 def find_membership(
     coordinator: str | None, count: int | None, index: int | None, environment: Mapping[str, str]
 ) -> Membership | None:
-    """Finds out which process this is.
+    """Find out which of several processes this is.
 
     Args:
         coordinator: HOST:PORT of the first process, or "auto": JAX is to find everything, as it can on Cloud
@@ -88,7 +88,7 @@ def find_membership(
 
 
 def _read(environment: Mapping[str, str], name: str) -> int | None:
-    """A whole number from the environment."""
+    """Read a whole number from the environment."""
     text = environment.get(name)
     if text is None:
         return None

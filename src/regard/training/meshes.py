@@ -1,4 +1,4 @@
-"""Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here, as in `presets`."""
+"""Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ OTHER_NAMES = {"model": "tensor"}
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """How many devices share each kind of work; axes of size 1 divide nothing.
+    """The number of devices that share each kind of work; axes of size 1 divide nothing.
 
     The order is that of the devices: those of one machine are nearest along the last axes, which send most.
     """
@@ -37,7 +37,7 @@ class MeshSpec:
         return math.prod(self.sizes.values())
 
     def fit(self, num_devices: int) -> "MeshSpec":
-        """Returns the specification for so many devices: an axis of size -1 gets what the others leave.
+        """Return the specification for so many devices: an axis of size -1 gets what the others leave.
 
         Raises:
             ValueError: where the sizes do not multiply to the number of devices, with a specification that
@@ -59,13 +59,13 @@ class MeshSpec:
             )
         return self
 
-    def demand_divides(self, preset: Any) -> None:
-        """Raises where a preset's batch, heads or widths cannot be divided.
+    def demand_divides(self, task: Any) -> None:
+        """Raise where a task's batch, heads or widths cannot be divided.
 
         Raises:
             ValueError: naming the setting and the sizes that could be.
         """
-        rows, batch_size = self.data * self.fsdp, preset.optimization.batch_size
+        rows, batch_size = self.data * self.fsdp, task.optimization.batch_size
         if batch_size % rows:
             below = batch_size - batch_size % rows
             raise ValueError(
@@ -73,7 +73,7 @@ class MeshSpec:
                 f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
         for name in ("num_heads", "d_ff"):
-            size = getattr(preset.model, name)
+            size = getattr(task.model, name)
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]
                 raise ValueError(
@@ -95,11 +95,10 @@ class MeshSpec:
 
 
 def read_mesh(text: str) -> MeshSpec:
-    """Reads a specification such as `data=2,fsdp=2,sequence=2,tensor=2`.
+    """Read a specification such as `data=2,fsdp=2,sequence=2,tensor=2`; axes left out have size 1.
 
-    Args:
-        text: axes with their sizes, in any order; axes left out have size 1. At most one size is `*` or -1,
-            which means as many devices as the others leave. `model` is another name of `tensor`.
+    At most one size is `*` or -1, which means as many devices as the others leave. `model` is another name
+    of `tensor`.
 
     Raises:
         ValueError: for an unknown or repeated axis, or a size that is none.

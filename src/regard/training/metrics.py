@@ -1,6 +1,6 @@
-"""metrics.jsonl: one JSON object per logged step, appended while training and cut back when a run resumes.
+"""The lines of metrics.jsonl: one JSON object per logged step, appended while training, cut back on resuming.
 
-Lines with a "split" are about something else than training and held-out data: see `regard.training.heads`.
+Lines with a "split" are not metrics of training and held-out data: see `regard.training.heads`.
 """
 
 import json
@@ -16,20 +16,16 @@ LEADING = ("loss", "bits_per_byte", "accuracy")
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Appends one line per mapping; NaN and infinities, which JSON lacks, are written as null."""
-    text = "".join(json.dumps(_finite(line), allow_nan=False) + "\n" for line in lines)
+    """Append one line per mapping; NaN and infinities, which JSON lacks, are written as null."""
+    text = "".join(json.dumps(replace_nonfinite(line), allow_nan=False) + "\n" for line in lines)
     with path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
 def read(path: Path) -> list[Line]:
-    """Reads every complete line; a last line without its newline was cut off by a kill and is left out.
+    """Read every complete line; a last line without its newline was cut off by a kill and is left out.
 
-    Args:
-        path: a metrics.jsonl; a missing file reads as no lines.
-
-    Returns:
-        The lines in file order. Values that were not finite when written are None.
+    A missing file reads as no lines; values that were not finite when written are None.
 
     Raises:
         ValueError: where a line is not a JSON object with a step, naming file and line.
@@ -48,11 +44,7 @@ def read(path: Path) -> list[Line]:
 
 
 def cut(path: Path, last_step: int) -> int:
-    """Drops the lines after `last_step` by replacing the file in one move.
-
-    Returns:
-        How many complete lines were dropped.
-    """
+    """Drop the lines after `last_step` by replacing the file in one move; return how many were dropped."""
     lines = read(path)
     kept = [line for line in lines if line["step"] <= last_step]
     if path.exists():
@@ -62,13 +54,13 @@ def cut(path: Path, last_step: int) -> int:
 
 
 def columns(lines: Iterable[Line], name: str) -> tuple[list[int], list[float]]:
-    """Returns the steps at which `name` was logged and its values there (NaN where they were not finite)."""
+    """Return the steps at which `name` was logged and its values there (NaN where they were not finite)."""
     points = [(line["step"], line[name]) for line in lines if name in line]
     return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
 
 
 def arrange(names: Iterable[str]) -> list[str]:
-    """Returns the names of metrics, the leading ones first.
+    """Return the names of metrics, the leading ones first.
 
     Example:
         >>> arrange(["grad_norm", "accuracy", "loss"])
@@ -79,12 +71,12 @@ def arrange(names: Iterable[str]) -> list[str]:
 
 
 def first_not_finite(values: Mapping[str, float]) -> str | None:
-    """Returns the name of the first metric that is NaN or infinite, or None."""
+    """Return the name of the first metric that is NaN or infinite, or None."""
     return next((name for name, value in values.items() if not math.isfinite(value)), None)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file so that a reader, or a kill, sees either the old text or the new one."""
+    """Write a file so that a reader, or a kill, sees either the old text or the new one."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -93,17 +85,17 @@ def replace_text(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _finite(value: Any) -> Any:
-    """What JSON can say of a value, in lists and mappings too."""
+def replace_nonfinite(value: Any) -> Any:
+    """Return a value with None for what JSON lacks, NaN and infinities, in lists and mappings too."""
     if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
+        return {name: replace_nonfinite(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [replace_nonfinite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse(path: Path, number: int, line: bytes) -> Line:
-    """One line as a mapping with a whole-number step."""
+    """Parse one line as a mapping with a whole-number step."""
     try:
         parsed = json.loads(line)
     except ValueError as error:

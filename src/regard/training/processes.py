@@ -1,4 +1,4 @@
-"""Several processes that train together, on JAX's own runtime: who is first, who waits, when all stop."""
+"""Coordination of processes that train together, on JAX's runtime: joining, waiting, failing and stopping."""
 
 import itertools
 import signal
@@ -16,14 +16,14 @@ HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as
 
 
 class PeerError(RuntimeError):
-    """Another process failed, and told why."""
+    """The error of another process, with its message."""
 
 
 def join(membership: Membership) -> None:
-    """Joins the others, before JAX is asked for anything else; returns when all are there.
+    """Join the other processes, before any other use of JAX; return when all are there.
 
     Raises:
-        ValueError: where JAX cannot find out what is missing.
+        ValueError: where flags are missing and JAX cannot find them out.
     """
     try:
         jax.distributed.initialize(
@@ -39,29 +39,14 @@ def join(membership: Membership) -> None:
         ) from error
 
 
-def leave() -> None:
-    """Waits until all are done."""
-    jax.distributed.shutdown()
-
-
-def count() -> int:
-    """How many processes there are."""
-    return jax.process_count()
-
-
-def index() -> int:
-    """Which of them this is, from 0."""
-    return jax.process_index()
-
-
 def is_first() -> bool:
-    """Whether this is the process that writes."""
-    return index() == 0
+    """Return True in the process that writes."""
+    return jax.process_index() == 0
 
 
 def gather(text: str) -> list[str]:
-    """Returns the text that each process has, in their order; all must call it."""
-    if count() == 1:
+    """Return the text that each process has, in their order; all must call it."""
+    if jax.process_count() == 1:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
@@ -72,7 +57,7 @@ def gather(text: str) -> list[str]:
 
 
 def everyone(function: Callable[[], T]) -> T:
-    """Runs a function that uses no other process in every process; where one fails, all do.
+    """Run a function that waits for no other process in every process; where it fails in one, raise in all.
 
     Raises:
         PeerError: in processes in which it did not fail, when it did in another.
@@ -88,17 +73,17 @@ def everyone(function: Callable[[], T]) -> T:
         raise error
     for process, message in enumerate(told):
         if message:
-            raise PeerError(f"process {process} of {count()}: {message}")
+            raise PeerError(f"process {process} of {jax.process_count()}: {message}")
     return result  # pyright: ignore[reportReturnType]
 
 
 def alone(function: Callable[[], T]) -> T | None:
-    """Runs a function in the first process while the others wait; None in those. Fails as `everyone`."""
+    """Run a function in the first process while the others wait, with None in those; fail as `everyone`."""
     return everyone(lambda: function() if is_first() else None)
 
 
 def demand_same(what: str, text: str) -> None:
-    """Raises where processes do not have the same text.
+    """Raise where processes do not have the same text.
 
     Raises:
         ValueError: naming a process that differs.
@@ -113,17 +98,15 @@ def demand_same(what: str, text: str) -> None:
 
 
 def watch_for_stop(first: int) -> Callable[[], bool]:
-    """Returns what says, asked after every step, whether to stop: in all processes after the same one.
+    """Return a function to ask after every step; it says stop in all processes after the same step.
 
     One process that is sent SIGTERM is enough, as by a cluster that takes a machine away, or `ask_to_stop`.
-
-    Args:
-        first: steps done before; the same everywhere.
+    `first`, the steps done before, must be the same everywhere.
     """
     steps = itertools.count(first + 1)
     return lambda: multihost_utils.reached_preemption_sync_point(next(steps))
 
 
 def ask_to_stop() -> None:
-    """Makes all processes stop after the same step."""
+    """Make all processes stop after the same step."""
     signal.raise_signal(signal.SIGTERM)  # JAX's own notice, which reaches the others, too

@@ -1,4 +1,4 @@
-"""A training as pure functions: the first state, the update that makes its own batch, evaluation.
+"""A training run as pure functions: the first state, the update that makes its own batch, evaluation.
 
 The state is parameters and optimizer; everything random in step n is a function of (seed, n).
 """
@@ -15,13 +15,13 @@ from flax import nnx
 
 from regard.training import heads
 from regard.training.compilation import run_once
-from regard.training.presets import Optimization
+from regard.training.optimization import make_optimizer, make_schedule
 from regard.training.sharding import Deployment
 from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metrics, Task, make_stream
 
 
 class State(NamedTuple):
-    """What one update turns into the next."""
+    """Parameters and optimizer, which an update turns into the next."""
 
     params: Any
     optimizer: optax.OptState
@@ -36,7 +36,7 @@ class Program:
         start: makes the first state; on a mesh, divided from the beginning.
         update: turns state, index and training data into the next state and metrics.
         evaluate: measures parameters on held-out data.
-        look: measures what the heads do.
+        measure_heads: measures the statistics of every head.
         deployment: the mesh, and where arrays lie on it; None means one device.
     """
 
@@ -44,7 +44,7 @@ class Program:
     start: Callable[[], State]
     update: Callable[..., tuple[State, Metrics]]
     evaluate: Callable[[Any, Batch], Metrics]
-    look: Callable[[Any, Batch], heads.Looks]
+    measure_heads: Callable[[Any, Batch], heads.HeadStats]
     deployment: Deployment | None = None
 
     @functools.cached_property
@@ -53,7 +53,7 @@ class Program:
         return self.start()
 
     def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
-        """Compiles one of the functions for arguments like these; an update reuses its state's memory."""
+        """Compile one of the functions for arguments like these; an update reuses its state's memory."""
         updates = function is self.update
         donated: dict[str, Any] = {"donate_argnums": 0} if updates else {}
         if self.deployment is None:
@@ -64,40 +64,19 @@ class Program:
             return jax.jit(function, out_shardings=places, **donated).lower(*arguments).compile(options)
 
     def place(self, arrays: Any, *, as_batch: bool = False) -> Any:
-        """Puts data that every process has where the functions want it: a batch divided, all else whole."""
+        """Put data that every process has where the functions want it: a batch divided, all else whole."""
         if self.deployment is None:
             return jax.tree.map(jnp.asarray, arrays)
         return self.deployment.spread(arrays, self.deployment.divide_batch if as_batch else None)
 
 
-def make_schedule(optimization: Optimization) -> optax.Schedule:
-    """Returns the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
-    peak, rise = optimization.learning_rate, optimization.warmup_steps
-    if optimization.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
-    else:
-        after = optax.constant_schedule(peak)
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
-
-
-def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
-    """Returns clipping by global norm, then Adam or AdamW with the schedule."""
-    clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
-    adam = optax.adamw(
-        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
-    )
-    return optax.chain(clip, adam)
-
-
 def make_program(task: Task, seed: int, deployment: Deployment | None = None) -> Program:
-    """Builds the pure functions that make, update and evaluate the state of a training.
+    """Build the pure functions that make, update and evaluate the state of a run.
 
-    Args:
-        task: what to learn.
-        seed: decides parameters, batches and dropout.
-        deployment: the mesh to train on; None means one device. The numbers are the same but for rounding.
+    The seed decides parameters, batches and dropout. Without a deployment everything is on one device; on a
+    mesh the numbers are the same but for rounding.
     """
-    optimization = task.preset.optimization
+    optimization = task.optimization
     optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
 
     def build() -> nnx.Module:
@@ -143,26 +122,21 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     def evaluate(params: Any, batch: Batch) -> Metrics:
         return task.evaluate(nnx.merge(resting, collect(params), rest), divide(batch))
 
-    def look(params: Any, batch: Batch) -> heads.Looks:
+    def measure_heads(params: Any, batch: Batch) -> heads.HeadStats:
         return heads.measure_heads(task, nnx.merge(resting, collect(params), rest), divide(batch))
 
     def start() -> State:
         return run_once(draw_state, places=places)
 
-    return Program(state_shapes, start, update, evaluate, look, deployment)
+    return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
 
 
 def _measure_norm(tree: Any) -> jax.Array:
-    """The Euclidean norm of all leaves together."""
+    """Return the Euclidean norm of all leaves together."""
     # Not vdot, which would lay every leaf out as a vector, and gather it for that.
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _leave(tree: Any) -> Any:
-    """What there is to do on one device."""
+    """Return the tree as it is: on one device there is nothing to divide."""
     return tree
-
-
-def _select_matrices(params: Any) -> Any:
-    """True where weight decay applies."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -2,7 +2,7 @@
 
 A task may keep files of its own beside them: see `Task.keep`.
 
-Opening a run only reads and decides: go on, start, or refuse. `begin` is the first to write.
+Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
-from regard.training import checkpoints, metrics, presets, tasks
+from regard.training import checkpoints, metrics, tasks
 from regard.training.compilation import run_once
 
 FORMAT = 1
-KEPT = ("tokenizer.json", "corpus.json")  # what tasks may keep
-OWN_ENTRIES = ("config.json", *KEPT, "metrics.jsonl", "checkpoints", "figures")
+OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
 RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -37,7 +37,7 @@ class Run:
 
     Attributes:
         directory: the run directory.
-        preset: what is trained.
+        task: what is trained, with what it kept when the run, or the one that it starts from, began.
         seed: seeds parameters, batches and dropout.
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
@@ -47,7 +47,7 @@ class Run:
     """
 
     directory: Path
-    preset: presets.Preset
+    task: tasks.Task
     seed: int
     start: checkpoints.Checkpoint | None = None
     source: Path | None = None
@@ -56,11 +56,9 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every step is done already."""
+        """True when every step is done already."""
         return (
-            self.start is not None
-            and self.source is None
-            and self.start.step >= self.preset.optimization.steps
+            self.start is not None and self.source is None and self.start.step >= self.task.optimization.steps
         )
 
     @property
@@ -71,22 +69,14 @@ class Run:
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
 
-    @property
-    def kept(self) -> dict[str, str]:
-        """What the task kept when the run, or the one that it starts from, began."""
-        return read_kept(self.directory) or read_kept(self.source or self.directory)
-
-    def begin(self, kept: Mapping[str, str] | None = None) -> None:
-        """Prepares the directory for training: settings written, metrics after the starting step dropped.
-
-        Args:
-            kept: what the task keeps, text by file name.
+    def begin(self, kept: Mapping[str, str]) -> None:
+        """Write the settings and what the task keeps, and drop the metrics after the starting step.
 
         Raises:
-            RunError: when the directory keeps something else under one of these names; nothing is written.
+            RunError: when the directory keeps something else than the task; nothing is written.
         """
-        present = read_kept(self.directory)
-        for name, text in (kept or {}).items():
+        present = _read_kept(self.directory, self.task)
+        for name, text in kept.items():
             if present.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -95,8 +85,8 @@ class Run:
         if written is None or written.get("mesh") != self.mesh:
             config = self._describe() if written is None else written | {"mesh": self.mesh}
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
-        for name in (kept or {}).keys() - present.keys():
-            metrics.replace_text(self.directory / name, (kept or {})[name])
+        for name in kept.keys() - present.keys():
+            metrics.replace_text(self.directory / name, kept[name])
         if self.source is not None:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
@@ -105,23 +95,18 @@ class Run:
         metrics.cut(self.metrics_path, self.start.step if self.start else -1)
 
     def describe(self, kept: Mapping[str, str]) -> str:
-        """Says in a line what would differ if another process trained something else."""
+        """Return a line that would differ if another process trained something else."""
         config = self._describe()
         parts = {"settings": config["settings"], "data": dict(kept), "versions": config["versions"]}
-        digests = {
-            name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]
+        listed = ", ".join(
+            f"{name} {hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]}"
             for name, part in parts.items()
-        }
+        )
         step = self.start.step if self.start else 0
-        listed = ", ".join(f"{name} {digest}" for name, digest in digests.items())
-        return f"{self.preset.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
+        return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
-        """Raises where the directory is not one that `begin` has prepared.
-
-        Raises:
-            RunError: in a process that sees another file system.
-        """
+        """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
         if not (self.directory / "config.json").exists():
             raise RunError(
                 f"{self.directory}: expected what the first process wrote there; give an --out on a file "
@@ -129,20 +114,28 @@ class Run:
             )
 
     def _describe(self) -> dict[str, Any]:
-        """The contents of config.json."""
+        """Return the contents of config.json."""
         return {
             "format": FORMAT,
-            "task": self.preset.name,
+            "task": self.task.name,
             "seed": self.seed,
-            "settings": presets.to_settings(self.preset),
+            "settings": tasks.to_settings(self.task),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
         }
 
 
+class _Config(NamedTuple):
+    """The contents of config.json that decide how a run goes on."""
+
+    task: tasks.Task
+    seed: int
+    versions: dict[str, str]
+
+
 def read_versions() -> dict[str, str]:
-    """Returns the versions that decide the bits of a run."""
+    """Return the versions that decide the bits of a run."""
     versions = {"python": platform.python_version()}
     for package in RECORDED_PACKAGES:
         try:
@@ -154,7 +147,7 @@ def read_versions() -> dict[str, str]:
 
 def open_run(
     directory: Path,
-    preset: presets.Preset,
+    task: tasks.Task,
     *,
     seed: int = 0,
     resume: str | Path = "auto",
@@ -162,11 +155,11 @@ def open_run(
     mesh: str | None = None,
     verify: bool = True,
 ) -> Run:
-    """Decides how a training in this directory starts, without changing anything (but see `force`).
+    """Decide how training in this directory starts, without changing anything (but see `force`).
 
     Args:
         directory: the run directory; may be missing or empty.
-        preset: what to train.
+        task: what to train.
         seed: seeds parameters, batches and dropout.
         resume: "auto" goes on from the directory's latest checkpoint; "never" refuses a directory that holds
             a run; a path (a run directory, or one of its checkpoints) is where to start when this directory
@@ -184,33 +177,28 @@ def open_run(
     """
     existing = _read_config(directory)
     if existing is not None and force:
-        _delete_run(directory)
+        _delete_run(directory, existing.task.keeps)
         existing = None
     if existing is not None and resume == "never":
         raise RunError(
             f"{directory} holds a run already; give another --out, or --force to delete it and start again"
         )
-    note = None
+    note = own = None
+    kept = _read_kept(directory, task)
     if existing is not None:
-        _demand_same(directory, existing, preset, seed)
-        note = _compare_versions(existing["versions"])
+        remedy = "give another --out, or --force to delete that run and start again"
+        _demand_same(directory, existing, task, seed, remedy)
+        note = _compare_versions(existing.versions)
         own = load_checkpoint(directory, verify=verify)
-        if own is not None:
-            return Run(directory, preset, seed, own, note=note, mesh=mesh)
-    if resume in ("auto", "never"):
-        return Run(directory, preset, seed, note=note, mesh=mesh)
-    branch = _open_branch(directory, preset, seed, Path(resume), verify=verify)
-    return dataclasses.replace(branch, mesh=mesh)
+    if own is not None or resume in ("auto", "never"):
+        return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh)
+    branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
+    restored = task.restore(kept or _read_kept(branch.source or directory, task))
+    return dataclasses.replace(branch, task=restored, mesh=mesh)
 
 
 def load_run(directory: Path) -> tuple[tasks.Task, Any]:
-    """Loads the task and the model of a run from its latest checkpoint.
-
-    Args:
-        directory: a run directory.
-
-    Returns:
-        The task, and its model in evaluation mode.
+    """Load the task of a run, and its model, in evaluation mode, from its latest checkpoint.
 
     Raises:
         RunError: when this is not a run, or has no checkpoint yet.
@@ -219,13 +207,12 @@ def load_run(directory: Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    preset = presets.from_settings(config["task"], config["settings"])
-    task = tasks.make_task(preset, read_kept(directory))
+    task = config.task.restore(_read_kept(directory, config.task))
     return task, load_model(task, directory)
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run, sound or damaged, by what its config.json says."""
+    """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -234,7 +221,7 @@ def is_run(directory: Path) -> bool:
 
 
 def load_model(task: tasks.Task, directory: Path) -> Any:
-    """Builds a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
+    """Build a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
     Raises:
         RunError: when the run has no checkpoint yet.
@@ -255,14 +242,14 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def read_kept(directory: Path) -> dict[str, str]:
-    """Returns the files that a run's task keeps in its directory, text by name; none for a missing one."""
-    paths = [directory / name for name in KEPT]
+def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
+    """Return the files that a task keeps in a run directory, text by name; none for a missing one."""
+    paths = [directory / name for name in task.keeps]
     return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
-def _read_config(directory: Path) -> dict[str, Any] | None:
-    """The parsed config.json, None for a missing or empty directory, an error for anything else."""
+def _read_config(directory: Path) -> _Config | None:
+    """Read config.json; None for a missing or empty directory, an error for anything but a run."""
     if not directory.exists():
         return None
     if not directory.is_dir():
@@ -281,39 +268,34 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
-        config["settings"] = presets.complete_settings(config["settings"])
-        presets.from_settings(config["task"], config["settings"])
+        task = tasks.from_settings(config["task"], config["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return config
+    return _Config(task, config["seed"], config["versions"])
 
 
-def _demand_same(directory: Path, config: dict[str, Any], preset: presets.Preset, seed: int) -> None:
-    """Raises with every setting in which the run in the directory differs from the one asked for."""
-    there = _flatten({"task": config["task"], "seed": config["seed"], **config["settings"]})
-    asked = _flatten({"task": preset.name, "seed": seed, **presets.to_settings(preset)})
-    _demand_equal(
-        directory, there, asked, "give another --out, or --force to delete that run and start again"
+def _demand_same(
+    directory: Path, found: _Config, task: tasks.Task, seed: int, remedy: str, free: tuple[str, ...] = ()
+) -> None:
+    """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
+    there, asked = (
+        flatten_dict({"task": one.name, "seed": number, **tasks.to_settings(one)}, sep=".")
+        for one, number in ((found.task, found.seed), (task, seed))
     )
-
-
-def _demand_equal(directory: Path, there: dict[str, Any], asked: dict[str, Any], remedy: str) -> None:
-    if there.get("task") != asked.get("task"):
-        there, asked = ({"task": settings["task"]} for settings in (there, asked))
     differences = [
-        f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in asked
-        if there.get(name) != asked.get(name)
+        f"  {name}: it has {there.get(name)!r}, asked for {asked[name]!r}"
+        for name in (asked if found.task.name == task.name else ["task"])
+        if there.get(name) != asked[name] and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
 
 
-def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path, *, verify: bool) -> Run:
-    """A new run that starts from another run's checkpoint."""
+def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, verify: bool) -> Run:
+    """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
     if config is None:
@@ -323,26 +305,19 @@ def _open_branch(directory: Path, preset: presets.Preset, seed: int, path: Path,
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
-    there = {k: v for k, v in _flatten(config["settings"]).items() if not k.startswith(free)}
-    asked = {k: v for k, v in _flatten(presets.to_settings(preset)).items() if not k.startswith(free)}
-    _demand_equal(
-        source,
-        {"task": config["task"], **there},
-        {"task": preset.name, **asked},
-        "ask for the same data and model",
-    )
+    _demand_same(source, config, task, seed, "ask for the same data and model", free)
     found = checkpoints.load(path, verify=verify) if path != source else None
     start = found or load_checkpoint(source, verify=verify)
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
-    steps = preset.optimization.steps
+    steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    return Run(directory, preset, seed, start, source=source, note=_compare_versions(config["versions"]))
+    return Run(directory, task, seed, start, source=source, note=_compare_versions(config.versions))
 
 
 def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:
-    """The newest checkpoint, or an error that says how to do without it."""
+    """Load the newest checkpoint; its error says how to do without it."""
     saved = checkpoints.list_checkpoints(directory / "checkpoints")
     if not saved:
         return None
@@ -356,7 +331,7 @@ def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Chec
 
 
 def _compare_versions(recorded: dict[str, str]) -> str | None:
-    """A sentence about packages that changed since the run began, or None."""
+    """Return a sentence about packages that changed since the run began, or None."""
     now = read_versions()
     changed = [
         f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]
@@ -364,22 +339,11 @@ def _compare_versions(recorded: dict[str, str]) -> str | None:
     return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None
 
 
-def _delete_run(directory: Path) -> None:
-    """Deletes what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
-    for name in reversed(OWN_ENTRIES):
+def _delete_run(directory: Path, kept: tuple[str, ...]) -> None:
+    """Delete what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
+    for name in reversed((*OWN_ENTRIES, *kept)):
         path = directory / name
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -1,4 +1,4 @@
-"""Settings that presets are made of: goals, sizes, optimization, cadence. No JAX here, as in `presets`."""
+"""Settings that tasks share: goals, sizes, optimization, cadence. Importing this module loads no JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,23 @@ from typing import Any, Literal
 
 
 def demand_at_least(record: Any, bound: float, *names: str) -> None:
-    """Raises where a named field is below its bound."""
+    """Raise where a named field is below its bound."""
     for name in names:
         value = getattr(record, name)
         if not value >= bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
+def demand_fraction(record: Any, name: str) -> None:
+    """Raise where a named field is not between 0 and 1."""
+    value = getattr(record, name)
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be in (0, 1), got {value}")
+
+
 @dataclass(frozen=True)
 class Goal:
-    """What a full-size run must reach on held-out data.
+    """The held-out result that a full-size run must reach.
 
     Attributes:
         metric: name of a held-out metric.
@@ -37,12 +44,12 @@ class Goal:
         return self.metric.replace("_", " ")
 
     def is_reached(self, held_out: Mapping[str, float]) -> bool:
-        """Whether held-out metrics meet the bound; NaN does not."""
+        """Return True when held-out metrics meet the bound; NaN does not."""
         value = held_out[self.metric]
         return value <= self.bound if self.smaller_is_better else value >= self.bound
 
     def compare(self, held_out: Mapping[str, float]) -> str:
-        """Value and bound with the sign between them, such as `0.9100 < 0.96`."""
+        """Return value and bound with the sign between them, such as `0.9100 < 0.96`."""
         value = held_out[self.metric]
         sign = "<" if value < self.bound else ">" if value > self.bound else "="
         return f"{value:.4f} {sign} {self.bound:g}"
@@ -52,61 +59,55 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of the model."""
+class LayerSizes:
+    """Sizes that every model has."""
 
     d_model: int = 64
     """Width of the residual stream."""
     num_heads: int = 4
-    """Attention heads; divides d_model."""
+    """Attention heads; divides d_model, with rotary positions into heads of an even width."""
     d_ff: int = 256
     """Width inside the feed-forward layers."""
     num_layers: int = 1
     """Transformer blocks (in the encoder and again in the decoder where there is one)."""
     dropout_rate: float = 0.0
     """Probability of dropping a residual or embedding unit, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        demand_at_least(self, 1, "d_model", "num_heads", "d_ff", "num_layers")
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"num_heads must divide d_model, got num_heads={self.num_heads} and d_model={self.d_model}"
+            )
+
+
+@dataclass(frozen=True)
+class Sizes(LayerSizes):
+    """Sizes of the model."""
+
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
     """How positions enter."""
     norm: Literal["pre", "post"] = "pre"
     """Where layers normalise: before each sublayer, or after each sum."""
 
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-
 
 @dataclass(frozen=True)
-class DecoderSizes:
+class DecoderSizes(LayerSizes):
     """Sizes of a language model with rotary positions, RMSNorm, gated branches and no biases."""
 
     d_model: int = 128
-    """Width of the residual stream."""
-    num_heads: int = 4
-    """Attention heads; divides d_model into heads of an even width."""
     d_ff: int = 320
-    """Width inside the feed-forward layers, which are gated."""
     num_layers: int = 4
-    """Transformer blocks."""
-    dropout_rate: float = 0.0
-    """Probability of dropping a residual or embedding unit, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
+        super().__post_init__()
         if self.d_model // self.num_heads % 2:
             raise ValueError(
                 "d_model / num_heads must be even, as rotary positions turn pairs, got "
                 f"d_model={self.d_model} and num_heads={self.num_heads}"
             )
-
-
-def _check_sizes(sizes: Any) -> None:
-    """Raises for sizes that make no model."""
-    demand_at_least(sizes, 1, "d_model", "num_heads", "d_ff", "num_layers")
-    if not 0 <= sizes.dropout_rate < 1:
-        raise ValueError(f"dropout_rate must be in [0, 1), got {sizes.dropout_rate}")
-    if sizes.d_model % sizes.num_heads:
-        raise ValueError(
-            f"num_heads must divide d_model, got num_heads={sizes.num_heads} and d_model={sizes.d_model}"
-        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Cadence:
-    """How often the run is measured and saved, in steps; the last step always is."""
+    """The steps between measurements and checkpoints; the last step always has both."""
 
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""

@@ -1,4 +1,4 @@
-"""Where a training's arrays lie on a mesh of devices: the rules, in one place; the compiler does the sending.
+"""Rules that place a run's arrays on a mesh of devices; the compiler adds the communication.
 
 Along "data" and "fsdp" the rows of a batch are divided, along "sequence" their positions. Along "tensor" the
 matrices of a layer are, so that a device has whole heads and a part of the feed-forward width; along "fsdp"
@@ -8,6 +8,7 @@ every matrix once more, with its optimizer state, on its longest axis that is fr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,19 +25,13 @@ from regard.training.meshes import MeshSpec
 ROWS = ("data", "fsdp")
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
 TENSOR_AXES: dict[str, tuple[int, ...]] = {
-    "query_projection/kernel": (1,),  # heads lie side by side
-    "query_projection/bias": (0,),
-    "key_projection/kernel": (1,),
-    "key_projection/bias": (0,),
-    "value_projection/kernel": (1,),
-    "value_projection/bias": (0,),
+    "(query|key|value)_projection/kernel": (1,),  # heads lie side by side
+    "(query|key|value)_projection/bias": (0,),
     "output_projection/kernel": (0,),
     "sinks": (0,),
     "relative_table": (1,),
-    "widen/kernel": (1,),  # the width in between
-    "widen/bias": (0,),
-    "gate/kernel": (1,),
-    "gate/bias": (0,),
+    "(widen|gate)/kernel": (1,),  # the width in between
+    "(widen|gate)/bias": (0,),
     "narrow/kernel": (0,),
     "table/embedding": (0, 1),  # the vocabulary; where it does not divide, it is kept by width
     "head/kernel": (1, 0),
@@ -47,7 +42,7 @@ TENSOR_AXES: dict[str, tuple[int, ...]] = {
 def divide_array(
     path: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, in_use: bool = False
 ) -> PartitionSpec:
-    """Returns how a parameter, or an array of the optimizer that belongs to one, is divided.
+    """Return the axes that divide a parameter, or an array of the optimizer that belongs to one.
 
     Args:
         path: names down to the array, such as `params/trunk/stack/blocks/0/feed_forward/widen/kernel`.
@@ -66,7 +61,7 @@ def divide_array(
     """
     spec: list[Any] = [None] * len(shape)
     tensor, fsdp = sizes.get("tensor", 1), 1 if in_use else sizes.get("fsdp", 1)
-    wanted = next((axes for end, axes in TENSOR_AXES.items() if f"/{path}".endswith(f"/{end}")), ())
+    wanted = next((axes for end, axes in TENSOR_AXES.items() if re.search(f"(^|/){end}$", path)), ())
     wanted = wanted[:1] if in_use else wanted
     taken = next((axis for axis in wanted if axis < len(shape) and shape[axis] % tensor == 0), None)
     if tensor > 1 and taken is not None:
@@ -82,7 +77,7 @@ def divide_array(
 
 @dataclass(frozen=True)
 class Deployment:
-    """A mesh, and where a training's arrays lie on it.
+    """A mesh, and the places of a run's arrays on it.
 
     Attributes:
         mesh: of all devices of all processes.
@@ -92,7 +87,7 @@ class Deployment:
 
     @classmethod
     def over(cls, spec: MeshSpec) -> Deployment:
-        """A deployment over all devices that there are.
+        """Make a deployment over all devices that there are.
 
         Raises:
             ValueError: where the specification is one for another number of devices.
@@ -108,27 +103,27 @@ class Deployment:
 
     @property
     def everywhere(self) -> NamedSharding:
-        """Whole on every device."""
+        """The sharding of an array that is whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def divide_state(self, shapes: Any) -> Any:
-        """Returns shardings in the structure of a state, or of its parameters."""
+        """Return shardings in the structure of a state, or of its parameters."""
         return self._place(shapes, in_use=False)
 
     def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Returns how an array of a batch lies: rows first, then positions. What does not divide is whole."""
+        """Return the sharding of a batch's array, rows and then positions; what does not divide is whole."""
         rows = ROWS if shape and shape[0] % self._count(*ROWS) == 0 else None
         places = "sequence" if len(shape) > 1 and shape[1] % self._count("sequence") == 0 else None
         return NamedSharding(self.mesh, PartitionSpec(*(rows, places)[: len(shape)]))
 
     def constrain(self, batch: Any) -> Any:
-        """Divides a batch inside a compiled program, so that every device makes no more than its own rows."""
+        """Divide a batch inside a compiled program, so that every device makes no more than its own rows."""
         return jax.tree.map(
             lambda array: jax.lax.with_sharding_constraint(array, self.divide_batch(array.shape)), batch
         )
 
     def gather(self, params: Any) -> Any:
-        """Gathers what a device needs to compute; gradients are divided again.
+        """Gather what a device needs to compute; gradients are divided again.
 
         Said aloud, as the compiler would else now and then divide what is computed, not the rows.
         """
@@ -136,7 +131,7 @@ class Deployment:
         return jax.tree.map(_gather, params, used, kept)
 
     def spread(self, arrays: Any, place: Callable[[tuple[int, ...]], NamedSharding] | None = None) -> Any:
-        """Puts arrays that every process has on the mesh, whole or divided; each process gives its part."""
+        """Put arrays that every process has on the mesh, whole or divided; each process gives its part."""
 
         def put(array: Any) -> jax.Array:
             array = np.asarray(array)
@@ -146,11 +141,11 @@ class Deployment:
         return jax.tree.map(put, arrays)
 
     def within(self) -> AbstractContextManager[Any]:
-        """The context in which attention runs over the mesh."""
+        """Return the context in which attention runs over the mesh."""
         return parallel.use(self.mesh, "sequence", batch_axis=ROWS, head_axis="tensor")
 
     def count_bytes(self, state: Any) -> tuple[int, int]:
-        """Returns the bytes of a state's arrays on one device, and in all."""
+        """Return the bytes of a state's arrays on one device, and in all."""
         shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
         own = [
             math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -171,7 +166,7 @@ class Deployment:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
-    """The array as it is used, its gradient as it is kept: the plain rule would gather that, too."""
+    """Place an array as it is used and its gradient as it is kept: the plain rule would gather that, too."""
     return jax.lax.with_sharding_constraint(array, used)
 
 

@@ -1,56 +1,84 @@
-"""What a task is: a model, endless training batches, held-out data and their measure, all from one preset.
+"""The interface of a task: settings, and from them a model, data, a measure, an example and pictures.
 
 Batches are pure functions of a random key, so the training step makes its own; held-out data never come from
-the stream of training.
+the stream of training. Importing this module loads no JAX, so that the command line can read settings fast.
 """
 
+from __future__ import annotations
+
 import abc
+import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
-import jax
-from flax import nnx
+from regard.training.lazy_modules import compilation, figures, inspection, jax, np
+from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
 
-from regard import masks
-from regard.models import TransformerConfig
-from regard.training import presets
+if TYPE_CHECKING:
+    from flax import nnx
 
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-PresetT = TypeVar("PresetT", bound=presets.Preset)
+    from regard.inspection import Tokens, Trace
+    from regard.inspection.figures import Drawing
+    from regard.masks import Mask
+    from regard.models import TransformerConfig
 
+Batch: TypeAlias = "dict[str, jax.Array]"
+Metrics: TypeAlias = "dict[str, jax.Array]"
+Picture: TypeAlias = "tuple[str, Drawing]"
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
 PROBE_SIZE = 8  # examples: a hundredth of a step's work where steps are many and batches are large
 
 
 def make_stream(seed: int, stream: int) -> jax.Array:
-    """Returns the key of one of the independent random streams of a seed."""
+    """Return the key of one of the independent random streams of a seed."""
     return jax.random.fold_in(jax.random.key(seed), stream)
 
 
-class Task(abc.ABC, Generic[PresetT]):
-    """What to learn: a model, data and a measure, all derived from one preset.
+class Example(NamedTuple):
+    """A batch of one example, the tokens of its sequences as `inspection.capture` takes them, and a title."""
 
-    Args:
-        preset: the settings.
-        kept: what `keep` returned when the run began, read back; None for a new run.
+    batch: Batch
+    tokens: Mapping[Any, Tokens]
+    title: str
+
+
+@dataclass(frozen=True)
+class Task(abc.ABC):
+    """Something to learn: settings, and from them a model, data, a measure, an example and pictures.
+
+    A task is a frozen dataclass whose fields are its settings; the docstring of a field is what `regard train
+    TASK --help` prints. Its class declares `name` and `goal`, gives `model` a default, and implements
+    `config`, `make_model`, `make_held_out`, `make_batch`, `measure`, `example` and `pictures`; a line of
+    `regard.training.tasks.TASKS` makes it known.
 
     Attributes:
-        training_data: arrays that batches are drawn from; `draw` takes them as an argument, so that a
-            compiled step need not hold them as constants.
+        name: a word for the command line and for run directories.
+        goal: the held-out result that a full-size run must reach.
+        writes_text: True for a task whose model is a `Decoder` of text: `regard generate` goes on with it.
+        keeps: names of the files that `keep` may return.
+        kept: the contents of these files as the run began, by name; empty for a new run. No setting.
     """
 
-    training_data: Any = ()
+    name: ClassVar[str]
+    goal: ClassVar[Goal]
+    writes_text: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, preset: PresetT, kept: Mapping[str, str] | None = None):
-        self.preset = preset
-        self.kept = dict(kept or {})
+    model: Any = Sizes()
+    optimization: Optimization = Optimization()
+    cadence: Cadence = Cadence()
+    data_seed: int = 0
+    """Seed of the held-out data; training draws from another stream, whatever the seeds."""
+    kept: Mapping[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        return self.preset.name
+    def restore(self, kept: Mapping[str, str]) -> Self:
+        """Return this task with the files that it kept when a run began."""
+        restored = dataclasses.replace(self)  # without what was derived from other files
+        object.__setattr__(restored, "kept", dict(kept))
+        return restored
 
     @property
     @abc.abstractmethod
@@ -59,55 +87,136 @@ class Task(abc.ABC, Generic[PresetT]):
 
     @abc.abstractmethod
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Builds the model with fresh parameters."""
+        """Build the model with fresh parameters."""
+
+    @property
+    def training_data(self) -> Any:
+        """Arrays that `draw` takes as an argument: a compiled step need not hold them as constants."""
+        return ()
 
     @functools.cached_property
     def held_out(self) -> Batch:
-        """The held-out batch; depends on the preset alone, not on a run's seed."""
+        """The held-out batch; depends on the settings alone, not on a run's seed."""
         with jax.ensure_compile_time_eval():  # whoever asks first may be tracing
             return self.make_held_out()
 
-    @functools.cached_property
+    @property
     def probe(self) -> Batch:
-        """The first few held-out examples, on which the heads are watched."""
+        """The first few held-out examples, on which the heads are measured during training."""
         return jax.tree.map(lambda values: values[:PROBE_SIZE], self.held_out)
 
     @abc.abstractmethod
     def make_held_out(self) -> Batch:
-        """Draws the held-out examples."""
+        """Draw the held-out examples."""
 
     @abc.abstractmethod
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
-        """Draws training examples; pure, so it may run inside a compiled step."""
+        """Draw training examples; pure, so it may run inside a compiled step."""
 
     def draw(self, training_data: Any, rng: jax.Array, batch_size: int) -> Batch:
-        """As `make_batch`, from arrays that are given."""
+        """Draw training examples from arrays that are given; by default as `make_batch`."""
         return self.make_batch(rng, batch_size)
 
     @abc.abstractmethod
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Returns the mean loss on a batch, and metrics; the model's mode decides about dropout."""
-
-    def look(self, model: Any, batch: Batch, aux: tuple[str, ...]) -> Any:
-        """Returns what the attention layers say of a batch beside the output; names as in `attend`."""
-        return model(batch["inputs"], aux=aux)[1]
-
-    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
-        """Returns the model's kinds of attention: numbers of queries and keys, and the mask."""
-        return {"self-attention": (self.config.max_length, self.config.max_length, None)}
+        """Return the mean loss on a batch, and metrics; the model's mode decides about dropout."""
 
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Returns the metrics that count, `loss` and the goal's among them, of a model in evaluation mode."""
+        """Return the metrics that count, `loss` and the goal's among them, of a model in evaluation mode."""
         loss, metrics = self.measure(model, batch)
         return {"loss": loss, **metrics}
 
+    def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
+        """Apply the model to a batch; with `aux`, named as in `attend`, return what its layers return too."""
+        return model(batch["inputs"], aux=aux)
+
+    def attention_calls(self) -> dict[str, tuple[int, int, Mask | None]]:
+        """Return the model's kinds of attention: numbers of queries and keys, and the mask."""
+        return {"self-attention": (self.config.max_length, self.config.max_length, None)}
+
     def keep(self) -> dict[str, str]:
-        """Returns what a run keeps beside its settings, text by file name, to go on from the same data."""
+        """Return what a run keeps beside its settings, text by file name, to go on from the same data."""
         return {}
 
     def describe_data(self) -> dict[str, str]:
-        """Says in words what a batch and the held-out data are."""
+        """Return descriptions of a batch and of the held-out data."""
         return {
-            "batch": f"{self.preset.optimization.batch_size} examples",
+            "batch": f"{self.optimization.batch_size} examples",
             "held out": f"{len(jax.tree.leaves(self.held_out)[0]):,} examples",
         }
+
+    def write_sample(self, model: Any) -> str:
+        """Return a text that a trained model writes, where it writes."""
+        raise NotImplementedError(f"{self.name} writes no text")
+
+    @abc.abstractmethod
+    def example(self) -> Example:
+        """Choose the held-out example that `regard inspect` shows."""
+
+    def read_text(self, text: str) -> Example:
+        """Make an example of a user's text.
+
+        Raises:
+            ValueError: for a task whose model reads no text, or a text that is too long.
+        """
+        raise ValueError(f"--text is for models that read text; {self.name} reads examples of its own")
+
+    @abc.abstractmethod
+    def pictures(self, model: Any) -> Iterator[Picture]:
+        """Draw what a trained model attends to, for `regard plot`: names and drawings."""
+
+    def pick(self, row: int) -> Batch:
+        """Return one held-out example, as a batch."""
+        return jax.tree.map(lambda values: values[row : row + 1], self.held_out)
+
+    def read_with_weights(self, model: Any, batch: Batch) -> tuple[Any, Any]:
+        """Return a model's output for a batch, and what its layers return with their attention weights."""
+        return compilation.run_once(lambda batch: self.read(model, batch, ("weights",)), batch)
+
+    def watch(self, model: Any, text: str | None = None) -> Trace:
+        """Let a trained model read the example, or a text, and record what it attends to.
+
+        Args:
+            model: in evaluation mode.
+            text: what a model of text reads; None means the example.
+
+        Raises:
+            ValueError: a text for a model that reads none, or one that is too long.
+        """
+        example = self.example() if text is None else self.read_text(text)
+        with inspection.capture(model, tokens=example.tokens, title=example.title) as trace:
+            self.read(model, example.batch, ("lse",))
+        return trace
+
+
+@dataclass(frozen=True)
+class SyntheticTask(Task):
+    """A task whose held-out examples are drawn as training examples are, from a stream of their own."""
+
+    held_out_size: int = 1_000
+    """Held-out sequences."""
+
+    def __post_init__(self) -> None:
+        demand_at_least(self, 1, "held_out_size")
+
+    def make_held_out(self) -> Batch:
+        rng = make_stream(self.data_seed, HELD_OUT)
+        return compilation.run_once(lambda rng: self.make_batch(rng, self.held_out_size), rng)
+
+
+def draw_heads(
+    weights: np.ndarray,
+    queries: list[str],
+    keys: list[str],
+    title: str,
+    *,
+    focus: np.ndarray | None = None,
+    name: str = "attention",
+) -> Iterator[Picture]:
+    """Draw one head as an annotated heatmap (the one with most focus) and all heads side by side."""
+    head = 0 if focus is None else int(np.argmax(focus))
+    heatmap = figures.attention_heatmap(
+        weights[head], query_labels=queries, key_labels=keys, title=f"{title} (head {head})"
+    )
+    yield name, heatmap
+    yield f"{name}-heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)

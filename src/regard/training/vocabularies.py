@@ -25,11 +25,11 @@ class ByteVocabulary:
     mark = NUM_BYTES
 
     def encode(self, text: str) -> Int[np.ndarray, " T"]:
-        """The text's tokens, without a mark."""
+        """Return the text's tokens, without a mark."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def spell(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for the mark.
+        """Return the bytes that a token stands for; none for the mark.
 
         Raises:
             ValueError: for a token outside the vocabulary.
@@ -38,11 +38,11 @@ class ByteVocabulary:
         return b"" if token == self.mark else bytes([token])
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; bytes that are no UTF-8, such as half a character, become U+FFFD."""
+        """Return the text of tokens; bytes that are no UTF-8, such as half a character, become U+FFFD."""
         return b"".join(self.spell(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def to_json(self) -> str | None:
-        """Nothing needs to be kept."""
+        """Return None: there is nothing to keep."""
         return None
 
 
@@ -89,19 +89,14 @@ class PairVocabulary(ByteVocabulary):
         return b"" if token == self.mark else self._bytes[token]
 
     def to_json(self) -> str:
-        """The contents of tokenizer.json."""
+        """Return the contents of tokenizer.json."""
         return self._text
 
 
 def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
-    """Merges the most frequent pairs of tokens, within words, until there are `vocab_size`, or no pair twice.
+    """Merge the most frequent pairs of tokens, within words, until there are `vocab_size`, or no pair twice.
 
-    Args:
-        documents: texts to count in.
-        vocab_size: tokens besides the mark, at least 256.
-
-    Returns:
-        The same vocabulary for the same documents.
+    `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary.
 
     Raises:
         ImportError: when `tokenizers` is not installed, with the command that installs it.
@@ -126,7 +121,7 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
 
 
 def lay_end_to_end(vocabulary: ByteVocabulary, documents: Sequence[str]) -> Int[np.ndarray, " N"]:
-    """One stream of tokens: a mark, a document, a mark, a document, ..., a mark.
+    """Join documents into one stream of tokens: a mark, a document, a mark, a document, ..., a mark.
 
     Example:
         >>> lay_end_to_end(ByteVocabulary(), ["a", "bc"]).tolist()
@@ -137,13 +132,13 @@ def lay_end_to_end(vocabulary: ByteVocabulary, documents: Sequence[str]) -> Int[
 
 
 def count_bytes(vocabulary: ByteVocabulary) -> Int[np.ndarray, " V"]:
-    """How many bytes each token stands for; 0 for the mark."""
+    """Return the number of bytes that each token stands for; 0 for the mark."""
     return np.array([len(vocabulary.spell(token)) for token in range(vocabulary.size)], np.int32)
 
 
 @functools.cache
 def _read_letters() -> dict[str, int]:
-    """The printable letter that stands for each byte in a byte-level tokenizer.json.
+    """Return the byte for each printable letter that stands for one in a byte-level tokenizer.json.
 
     A byte that is a printable character of Latin-1 stands for itself, the others are letters from U+0100 on.
     """

@@ -8,12 +8,12 @@ import tyro
 
 from regard.cli.console import Console
 from regard.cli.declaration import Command, Output, choice, option
-from regard.training import presets
+from regard.training.tasks import TASKS, Task
 
 if TYPE_CHECKING:
-    TaskChoice = presets.Preset
+    TaskChoice = Task
 else:
-    TaskChoice = choice(presets.PRESETS)
+    TaskChoice = choice(TASKS)
 
 
 @dataclass(frozen=True)

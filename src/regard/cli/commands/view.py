@@ -70,7 +70,6 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
         UsageError: for anything else.
     """
     from regard import inspection
-    from regard.cli.examples import watch_run
     from regard.training import runs
     from regard.training.history import training_document
 
@@ -81,7 +80,7 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
                 f" {path.name or 'trace'}.regard"
             )
         task, model = runs.load_run(path)
-        return watch_run(task, model), training_document(path)
+        return task.watch(model), training_document(path)
     if not path.exists():
         raise UsageError(f"there is no {path}; give a file of `regard inspect --save`, or a run")
     if path.suffix.lower() in (".html", ".htm"):

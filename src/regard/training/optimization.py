@@ -1,0 +1,32 @@
+"""The learning-rate schedule and the optimizer."""
+
+from typing import Any
+
+import jax
+import optax
+
+from regard.training.settings import Optimization
+
+
+def make_schedule(optimization: Optimization) -> optax.Schedule:
+    """Return the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
+    peak, rise = optimization.learning_rate, optimization.warmup_steps
+    if optimization.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
+    else:
+        after = optax.constant_schedule(peak)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
+
+
+def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
+    """Return an optimizer: clipping by global norm, then Adam or AdamW with the schedule."""
+    clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
+    adam = optax.adamw(
+        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
+    )
+    return optax.chain(clip, adam)
+
+
+def _select_matrices(params: Any) -> Any:
+    """Return True for the arrays to which weight decay applies."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -1,0 +1,154 @@
+"""The reverse task: sources of many lengths, padded; targets are the source backwards and an end mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from regard.training.accuracy import count_right, measure_tokens
+from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
+from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
+from regard.training.task import Example, SyntheticTask, draw_heads
+
+if TYPE_CHECKING:
+    from flax import nnx
+    from jaxtyping import Array, Int
+
+    from regard.training.task import Batch, Metrics, Picture
+
+
+@dataclass(frozen=True)
+class Reverse(SyntheticTask):
+    """Write a sequence backwards: encoder, decoder and cross-attention; lengths vary, padding is masked.
+
+    Evaluated by greedy generation. Expect every held-out sequence right after about 20 s on two CPU cores.
+
+    Example: regard train reverse --seed 1
+    """
+
+    name: ClassVar[str] = "reverse"
+    goal: ClassVar[Goal] = Goal("accuracy", 1.0)
+
+    vocab_size: int = 16
+    """Different tokens, besides the start, end and padding marks."""
+    min_length: int = 5
+    """Shortest sequence."""
+    max_length: int = 10
+    """Longest sequence."""
+    model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128)
+    optimization: Optimization = Optimization(steps=500, batch_size=64, learning_rate=5e-3)
+    cadence: Cadence = Cadence(evaluate_every=250)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_at_least(self, 1, "vocab_size", "min_length")
+        if self.max_length < self.min_length:
+            raise ValueError(
+                f"max_length must be at least min_length, got max_length={self.max_length} and "
+                f"min_length={self.min_length}"
+            )
+
+    @property
+    def start_token(self) -> int:
+        return self.vocab_size
+
+    @property
+    def end_token(self) -> int:
+        return self.vocab_size + 1
+
+    @property
+    def pad_token(self) -> int:
+        return self.vocab_size + 2
+
+    @property
+    def config(self) -> models.TransformerConfig:
+        return models.TransformerConfig(
+            vocab_size=self.vocab_size + 3, max_length=self.max_length + 1, **asdict(self.model)
+        )
+
+    def make_model(self, rngs: nnx.Rngs) -> models.EncoderDecoder:
+        return models.EncoderDecoder(self.config, rngs=rngs)
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        length_rng, token_rng = jax.random.split(rng)
+        longest = self.max_length
+        lengths = jax.random.randint(length_rng, (batch_size,), self.min_length, longest + 1)
+        tokens = jax.random.randint(token_rng, (batch_size, longest), 0, self.vocab_size)
+        source = jnp.where(jnp.arange(longest)[None] < lengths[:, None], tokens, self.pad_token)
+        return {"source": source, "lengths": lengths, "target": self._reverse(source, lengths)}
+
+    def _reverse(self, source: Int[Array, "B S"], lengths: Int[Array, " B"]) -> Int[Array, "B T"]:
+        """Return the tokens backwards, then the end mark, then padding; one longer than the source."""
+        place = jnp.arange(source.shape[1] + 1)[None]
+        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, source.shape[1] - 1)
+        tokens = jnp.take_along_axis(source, backwards, axis=1)
+        marks = jnp.where(place == lengths[:, None], self.end_token, self.pad_token)
+        return jnp.where(place < lengths[:, None], tokens, marks)
+
+    def _shift(self, target: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """Return what the decoder is given: the right answer, one place to the right."""
+        return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token)
+
+    def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
+        """Compute logits with teacher forcing."""
+        lengths, given = batch["lengths"], self._shift(batch["target"])
+        return model(batch["source"], given, source_lengths=lengths, target_lengths=lengths + 1, aux=aux)
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        target = batch["target"]
+        return measure_tokens(self.read(model, batch), target, target != self.pad_token)
+
+    def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Measure a model; sequences count as right only when greedy generation writes them alone."""
+        loss, _ = self.measure(model, batch)
+        right = self.generate(model, batch) == batch["target"]
+        return {"loss": loss, **count_right(right, batch["target"] != self.pad_token)}
+
+    def generate(self, model: Any, batch: Batch) -> Int[Array, "B T"]:
+        """Generate the model's own answers, token by token; padding follows an end mark."""
+        return models.generate(
+            model,
+            batch["source"],
+            lengths=batch["lengths"],
+            max_tokens=self.max_length + 1,
+            start_token=self.start_token,
+            stop_tokens=(self.end_token,),
+            pad_token=self.pad_token,
+        ).tokens
+
+    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
+        source, target = self.max_length, self.max_length + 1
+        padding = masks.lengths(self.held_out["lengths"][: self.optimization.batch_size])
+        return {
+            "encoder self-attention": (source, source, padding),
+            "decoder self-attention": (target, target, masks.causal()),
+            "cross-attention": (target, source, padding),
+        }
+
+    def example(self) -> Example:
+        """Choose the longest held-out sequence."""
+        batch = self.pick(int(jnp.argmax(self.held_out["lengths"])))
+        read, written = self._spell(batch["source"][0]), self._spell(self._shift(batch["target"])[0])
+        tokens = {"encoder": read, "memory": read, "decoder": written}
+        return Example(batch, tokens, "reverse: the decoder reads the source backwards")
+
+    def pictures(self, model: nnx.Module) -> Iterator[Picture]:
+        """Draw where each written token of the example looks in the source."""
+        batch, tokens, _ = self.example()
+        length = int(batch["lengths"][0])
+        logits, aux = self.read_with_weights(model, batch)
+        answers = self._spell(logits[0, : length + 1].argmax(-1)).texts
+        weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
+        focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
+        read, title = (
+            list(tokens["encoder"].texts[:length]),
+            "reverse: each token written reads the source backwards",
+        )
+        yield from draw_heads(weights, list(answers), read, title, focus=focus, name="cross-attention")
+
+    def _spell(self, row: Int[Array, " T"]) -> inspection.Tokens:
+        """Return the tokens of a row with marks in words."""
+        names = {self.start_token: "SOS", self.end_token: "EOS", self.pad_token: "PAD"}
+        ids = np.asarray(row)
+        return inspection.Tokens([names.get(int(token), str(token)) for token in ids], ids=ids)

@@ -1,0 +1,379 @@
+"""The text task: rows of documents, what a token may see in them, and what the text costs in bits per byte.
+
+Documents lie end to end in one stream, a mark before, between and after them. A training row is the stream
+from a random place on. The mark belongs to the document after it: there a token sees the mark and what has
+been read since, and predicts the next; the last one predicts the next mark. So every token is predicted from
+its own document alone, and none is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from regard.training.lazy_modules import (
+    corpora,
+    inspection,
+    jax,
+    jnp,
+    masks,
+    models,
+    np,
+    optax,
+    vocabularies,
+)
+from regard.training.settings import (
+    Cadence,
+    DecoderSizes,
+    Goal,
+    Optimization,
+    demand_at_least,
+    demand_fraction,
+)
+from regard.training.task import Example, Task, draw_heads
+
+if TYPE_CHECKING:
+    from flax import nnx
+    from jaxtyping import Array, Bool, Int
+
+    from regard.training.task import Batch, Metrics, Picture
+
+NUM_BYTES = 256
+SAMPLE_TEMPERATURE = 0.8  # likely tokens come more often than in the documents, which reads better
+TOKENIZER, FACTS = "tokenizer.json", "corpus.json"
+TOKENS_DRAWN = 32
+END_OF_DOCUMENT = "■"
+VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
+
+
+@dataclass(frozen=True)
+class Text(Task):
+    """Predict the next token: a causal language model on documents, Python's own manual or your files.
+
+    Rows are pieces of the documents laid end to end, and no token sees another document; the measure is bits
+    per byte of held-out documents. Expect 1.96 on the manual of Python 3.11 after about two minutes on
+    two CPU cores.
+
+    Example: regard train text --files README.md docs
+    """
+
+    name: ClassVar[str] = "text"
+    goal: ClassVar[Goal] = Goal("bits_per_byte", 2.2, smaller_is_better=True)
+    writes_text: ClassVar[bool] = True
+    keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
+
+    files: tuple[str, ...] = ()
+    """UTF-8 files, each one document, and directories of them; a single file is cut into documents. None
+    means the topics of Python's own manual, which come with Python."""
+    document_bytes: int = 4096
+    """A single file is cut at ends of lines into documents of at most this many bytes."""
+    vocab_size: int = NUM_BYTES
+    """Tokens besides the mark between documents: 256 are the bytes, more are frequent strings (BPE) learned
+    from the training documents."""
+    length: int = 256
+    """Tokens per row, which is as far as the model ever looks back in training."""
+    held_out_fraction: float = 0.1
+    """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
+    data_seed: int = 0
+    """Seed of the split and of the order of the documents."""
+    model: DecoderSizes = DecoderSizes()
+    optimization: Optimization = Optimization(steps=300, batch_size=16, warmup_steps=50, weight_decay=0.1)
+    cadence: Cadence = Cadence(evaluate_every=100, checkpoint_every=100)
+
+    def __post_init__(self) -> None:
+        demand_at_least(self, 2, "length")
+        demand_at_least(self, 1, "document_bytes")
+        demand_at_least(self, NUM_BYTES, "vocab_size")
+        demand_fraction(self, "held_out_fraction")
+
+    @functools.cached_property
+    def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
+        """Training and held-out documents, read when first asked for: a loaded model does not need them."""
+        if self.files:
+            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes)
+        else:
+            found = corpora.read_manual()
+        return corpora.split_documents(found, self.held_out_fraction, self.data_seed)
+
+    @functools.cached_property
+    def vocabulary(self) -> vocabularies.ByteVocabulary:
+        """Tokens; those of BPE as the run keeps them, trained on the training documents for a new run."""
+        if self.vocab_size == NUM_BYTES:
+            return vocabularies.ByteVocabulary()
+        if TOKENIZER in self.kept:
+            return vocabularies.PairVocabulary(self.kept[TOKENIZER])
+        return vocabularies.train_pairs(self.documents[0].values(), self.vocab_size)
+
+    @functools.cached_property
+    def streams(self) -> tuple[np.ndarray, np.ndarray]:
+        """Training and held-out tokens.
+
+        Raises:
+            ValueError: when they are not those that the run began with, or too short for a row.
+        """
+        training, held_out = (
+            vocabularies.lay_end_to_end(self.vocabulary, list(documents.values()))
+            for documents in self.documents
+        )
+        if len(training) <= self.length:
+            raise ValueError(
+                f"length must be below the {len(training)} training tokens, got {self.length}; "
+                "ask for a shorter --length, or give more text"
+            )
+        if FACTS in self.kept:
+            _demand_same_facts(json.loads(self.kept[FACTS]), self._describe(training, held_out))
+        return training, held_out
+
+    @functools.cached_property
+    def training_data(self) -> dict[str, np.ndarray]:
+        """The stream of training documents, and how many bytes each token stands for."""
+        small = np.uint16 if self.vocabulary.size <= 2**16 else np.int32
+        return {"stream": self.streams[0].astype(small), "bytes": vocabularies.count_bytes(self.vocabulary)}
+
+    @property
+    def config(self) -> models.TransformerConfig:
+        return models.TransformerConfig(
+            **asdict(self.model),
+            vocab_size=self.vocabulary.size,
+            max_length=self.length,
+            positions="rotary",
+            norm_kind="rms",
+            activation="silu",
+            gated=True,
+            attention_bias=False,
+            feed_forward_bias=False,
+            tied_output=True,
+        )
+
+    def make_model(self, rngs: nnx.Rngs) -> models.Decoder:
+        return models.Decoder(self.config, rngs=rngs)
+
+    def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
+        return self.draw(jax.tree.map(jnp.asarray, self.training_data), rng, batch_size)
+
+    def draw(self, training_data: dict[str, Any], rng: jax.Array, batch_size: int) -> Batch:
+        """Draw rows from random places of the stream, with repetition: all places are equally likely."""
+        stream, length = training_data["stream"], self.length
+        places = jax.random.randint(rng, (batch_size,), 0, stream.shape[0] - length)
+        rows = jax.vmap(lambda place: jax.lax.dynamic_slice(stream, (place,), (length + 1,)))(places)
+        rows = rows.astype(jnp.int32)
+        targets = rows[:, 1:]
+        return {
+            "inputs": rows[:, :-1],
+            "targets": targets,
+            "counted": jnp.ones(targets.shape, bool),
+            "bytes": training_data["bytes"][targets].sum(-1),
+        }
+
+    def make_held_out(self) -> Batch:
+        """Cut all held-out text into overlapping rows; see `cut_windows`."""
+        inputs, targets, counted = cut_windows(self.streams[1], self.length)
+        sizes = np.where(counted, vocabularies.count_bytes(self.vocabulary)[targets], 0).sum(-1)
+        batch = {"inputs": inputs, "targets": targets, "counted": counted, "bytes": sizes.astype(np.int32)}
+        return jax.tree.map(jnp.asarray, batch)
+
+    def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
+        """Compute logits of the next token, every token seeing its own document up to itself."""
+        inputs = batch["inputs"]
+        documents = number_documents(inputs, self.vocabulary.mark)
+        return model(inputs, mask=masks.segments(documents, documents), aux=aux)
+
+    def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
+        return _average(self._add_up(model, batch))
+
+    def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Measure as many rows at a time as in training: memory that holds those is enough."""
+        count = len(batch["inputs"])
+        at_once = min(count, self.optimization.batch_size)
+        missing = -count % at_once
+
+        def group(values: jax.Array) -> jax.Array:
+            padded = jnp.pad(values, ((0, missing), *((0, 0),) * (values.ndim - 1)))
+            return padded.reshape(-1, at_once, *values.shape[1:])
+
+        sums = jax.lax.map(lambda rows: self._add_up(model, rows), jax.tree.map(group, batch))
+        loss, metrics = _average(jax.tree.map(lambda values: values.sum(0), sums))
+        return {"loss": loss, **metrics}
+
+    def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
+        length = self.length
+        documents = number_documents(jnp.asarray(self.streams[0][:length]), self.vocabulary.mark)
+        return {"self-attention": (length, length, masks.causal() & masks.segments(documents, documents))}
+
+    def keep(self) -> dict[str, str]:
+        """Return tokenizer.json where there is one, and corpus.json, by which a changed corpus is known."""
+        text = self.vocabulary.to_json()
+        facts = json.dumps(self._describe(*self.streams), indent=2) + "\n"
+        return ({} if text is None else {TOKENIZER: text}) | {FACTS: facts}
+
+    def write_sample(self, model: Any) -> str:
+        """Return the beginning of a document that the model makes up, the same one every time."""
+        written = models.generate(
+            model,
+            [[self.vocabulary.mark]],
+            max_tokens=self.length,
+            sampling=models.Sampling(temperature=SAMPLE_TEMPERATURE),
+            stop_tokens=(self.vocabulary.mark,),
+            rng=jax.random.key(0),
+        )
+        return self.vocabulary.decode(written.rows()[0])
+
+    def describe_data(self) -> dict[str, str]:
+        training, held_out = self.documents
+        optimization, length = self.optimization, self.length
+        tokens = len(self.streams[0]) - 1
+        epochs = optimization.steps * optimization.batch_size * length / tokens
+        overlap = corpora.measure_overlap(training, held_out)
+        kind = (
+            "bytes" if self.vocabulary.size == NUM_BYTES + 1 else f"{self.vocabulary.mark:,} strings of bytes"
+        )
+        return {
+            "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
+            "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark",
+            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} rows; "
+            f"{overlap:.1%} of its lines stand in training documents too",
+        }
+
+    def example(self) -> Example:
+        """Choose the first row of held-out text."""
+        return self._make_example(
+            np.asarray(self.held_out["inputs"][0]), "text: what each token of held-out text reads"
+        )
+
+    def read_text(self, text: str) -> Example:
+        """Make an example of a text, as the beginning of a document."""
+        row = [self.vocabulary.mark, *self.vocabulary.encode(text).tolist()]
+        if len(row) > self.length:
+            most = self.length - 1
+            raise ValueError(f"--text: expected at most {most} tokens, as in training, got {len(row) - 1}")
+        title = f"text: {text if len(text) <= 60 else text[:59] + '…'}"
+        return self._make_example(np.array(row, np.int32), title)
+
+    def _make_example(self, row: Int[np.ndarray, " T"], title: str) -> Example:
+        tokens = {"": inspection.Tokens([self._spell(token) for token in row], ids=row)}
+        return Example({"inputs": jnp.asarray(row)[None]}, tokens, title)
+
+    def pictures(self, model: nnx.Module) -> Iterator[Picture]:
+        """Draw the beginning of the held-out text: what each token reads to predict the next."""
+        inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]
+        _, aux = self.read_with_weights(model, {"inputs": inputs})
+        labels = [_make_visible(self._spell(token)) for token in np.asarray(inputs[0])]
+        weights = np.asarray(aux["blocks"][-1]["weights"][0])
+        focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
+        yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
+
+    def _spell(self, token: Any) -> str:
+        spelled = self.vocabulary.spell(int(token))
+        return spelled.decode("utf-8", "backslashreplace") if spelled else END_OF_DOCUMENT
+
+    def _add_up(self, model: Any, batch: Batch) -> Metrics:
+        """Return sums over the counted tokens of a batch."""
+        logits, targets, counted = self.read(model, batch), batch["targets"], batch["counted"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return {
+            "nats": jnp.sum(losses, where=counted),
+            "right": jnp.sum(logits.argmax(-1) == targets, where=counted, dtype=jnp.int32),
+            "tokens": jnp.sum(counted, dtype=jnp.int32),
+            "bytes": jnp.sum(batch["bytes"], dtype=jnp.int32),
+        }
+
+    def _describe(self, training: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
+        """Return the contents of corpus.json."""
+        text = self.vocabulary.to_json()
+        return {
+            "documents": [len(documents) for documents in self.documents],
+            "bytes": [_count_bytes(documents) for documents in self.documents],
+            "tokens": [len(training), len(held_out)],
+            "sha256": [_digest(training.tobytes()), _digest(held_out.tobytes())],
+            "tokenizer": None if text is None else _digest(text.encode()),
+        }
+
+
+def number_documents(inputs: Int[Array, "*B T"], mark: int) -> Int[Array, "*B T"]:
+    """Return the number of each token's document within its row; a mark begins the next.
+
+    Example:
+        >>> number_documents(jnp.array([[5, 9, 3, 3, 9]]), 9).tolist()
+        [[0, 1, 1, 1, 2]]
+    """
+    return jnp.cumsum(inputs == mark, axis=-1, dtype=jnp.int32)
+
+
+def cut_windows(
+    stream: Int[np.ndarray, " N"], length: int
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """Cut a stream into overlapping rows in which every token but the first is counted exactly once.
+
+    A row begins half a row after the one before it and counts its second half, so that what is counted has
+    seen at least half a row of the stream (of its own document, where that has begun by then); the first row
+    counts all of it. The last row ends with the stream.
+
+    Args:
+        stream: at least two tokens.
+        length: tokens that a row reads, at least 2.
+
+    Returns:
+        Inputs, targets (the stream one place on) and which of them count. A stream shorter than a row is
+        one row that repeats its last token.
+
+    Example:
+        >>> inputs, targets, counted = cut_windows(np.arange(8), 4)
+        >>> inputs.tolist(), counted.astype(int).tolist()
+        ([[0, 1, 2, 3], [2, 3, 4, 5], [3, 4, 5, 6]], [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]])
+    """
+    total = len(stream) - 1
+    if total < length:
+        stream = np.pad(stream, (0, length - total), mode="edge")
+    last = max(total - length, 0)
+    starts = [*range(0, last, length - length // 2), last]
+    places = np.array(starts)[:, None] + np.arange(length)[None]
+    ends = np.array([0, *(start + length for start in starts[:-1])])
+    return stream[places], stream[places + 1], (places >= ends[:, None]) & (places < total)
+
+
+def _make_visible(text: str) -> str:
+    """Make spaces and ends of lines visible, and write what fonts may lack as its code."""
+    known = {END_OF_DOCUMENT, *VISIBLE.values()}
+    shown = (VISIBLE.get(letter, letter) for letter in text)
+    return "".join(s if s in known or s.isascii() else ascii(s)[1:-1] for s in shown)
+
+
+def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
+    """Return nats per token, bits per byte (marks cost bits and are no bytes), and the share right."""
+    tokens, size = (sums[name].astype(jnp.float32) for name in ("tokens", "bytes"))
+    loss = sums["nats"] / tokens
+    right = sums["right"].astype(jnp.float32)
+    # A row of nothing but marks has no bytes: its cost per byte is not infinite but of no interest.
+    bits_per_byte = sums["nats"] / math.log(2.0) / jnp.maximum(size, 1.0)
+    return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
+
+
+def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise with the differences from the text that the run began with."""
+    differences = "".join(
+        f"  {name}: it had {kept.get(name)}, now {value}\n"
+        for name, value in found.items()
+        if kept.get(name) != value
+    )
+    if differences:
+        raise ValueError(
+            f"the text is not that with which this run began (training, held out):\n{differences}"
+            "bring back the files and tokenizer.json as they were, or give another --out"
+        )
+
+
+def _describe_documents(documents: corpora.Documents) -> str:
+    return f"{len(documents):,} documents of {_count_bytes(documents):,} bytes"
+
+
+def _count_bytes(documents: corpora.Documents) -> int:
+    return sum(len(text.encode()) for text in documents.values())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
