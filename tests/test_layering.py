@@ -53,8 +53,8 @@ FOLDERS = {
     "linear": "features halving state inputs chunks attention",
     "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward residual"
     " blocks",
-    "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder classifier"
-    " presets sampling prompts reading generation beams",
+    "models": "config padding decoding_cache embedding stack pooling encoder decoder encoder_decoder"
+    " classifier presets sampling prompts prefill generation beams",
     "training": "settings presets meshes membership metrics progress processes compilation scans corpora"
     " vocabularies task language tasks checkpoints runs sharding heads programs history loop",
     "inspection": "words tokens"

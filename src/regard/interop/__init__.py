@@ -1,1 +1,6 @@
-"""Floor 8. The calls of other libraries and formats, answered by Regard; import the module you need."""
+"""Other libraries' attention calls, operators and pretrained models, answered by Regard.
+
+Import the module you need: `huggingface.load` reads pretrained models, `jax_nn.dot_product_attention` and
+`torch_sdpa.scaled_dot_product_attention` stand in for the calls of those names, `flax.attention_fn` serves
+Flax's layers, and `onnx_ops.run_node` evaluates ONNX's attention operators.
+"""

@@ -117,7 +117,7 @@ def linear_attention(
 
 
 def _per_head(name: str, packed: ArrayLike, heads: int, keys: tuple[int, ...]) -> Array:
-    """(batch, T, heads or 1) as (batch, heads or 1, T), and (batch, T, heads * D) as (batch, heads, T, D)."""
+    """Turn (batch, T, n) into (batch, n, T) for n = 1 or heads, into (batch, heads, T, D) for heads * D."""
     array = tensor(name, packed, (3,))
     batch, _, length, width = keys
     sizes = {"decay": (heads, heads * width), "beta": (heads, 1)}[name]

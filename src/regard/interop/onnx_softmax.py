@@ -167,7 +167,7 @@ def attention(
 
 
 def _append(key: Array, value: Array, past_key: Any, past_value: Any) -> tuple[Array, Array, int]:
-    """Keys and values with the past before them, and its length."""
+    """Return keys and values with the past before them, and the length of the past."""
     if (past_key is None) != (past_value is None):
         raise ValueError("past_key, past_value: expected both or neither, got one")
     if past_key is None:
@@ -197,7 +197,7 @@ def _window(name: str, size: int) -> int | None:
 
 
 def _fill(mask: Array, num_keys: int) -> Array:
-    """A mask of all keys from one of the first few."""
+    """Extend a mask of the first few keys to all keys; the rest may not be attended to."""
     floating = jnp.issubdtype(mask.dtype, jnp.floating)
     if mask.dtype != bool and not floating:
         raise TypeError(

@@ -92,7 +92,7 @@ def _pool(model: Any, tokens: Array, lengths: Array, pooling: str) -> Float[Arra
 
 
 def _truncate(ids: list[int], limit: int) -> list[int]:
-    """The first tokens, with the last one, [SEP], kept at the end."""
+    """Return the first `limit` tokens, with the last one, [SEP], kept at the end."""
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 

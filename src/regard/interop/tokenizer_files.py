@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a model's weights."""
+"""Tokenizers from the files beside a model's weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_tokenizer(directory: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.
+    """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.
 
     tokenizer.json is taken where there is one; otherwise vocab.txt is read as BERT's word pieces, lower-cased
     unless tokenizer_config.json says otherwise, and vocab.json with merges.txt as GPT-2's bytes. Truncation
@@ -30,7 +30,7 @@ def read_tokenizer(directory: Path) -> Any:
 
 
 def _word_pieces(directory: Path) -> Any:
-    """BERT's tokenizer from its list of pieces."""
+    """Build BERT's tokenizer from its list of pieces."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     pieces = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
@@ -49,7 +49,7 @@ def _word_pieces(directory: Path) -> Any:
 
 
 def _byte_pairs(directory: Path) -> Any:
-    """GPT-2's tokenizer from its vocabulary and merges."""
+    """Build GPT-2's tokenizer from its vocabulary and merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pairs = models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))

@@ -44,7 +44,7 @@ class WeightFileError(ValueError):
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies and what it is, known without reading it."""
+    """The file, shape and element type of a stored tensor, known without reading it."""
 
     path: Path
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class WeightFiles(Mapping[str, Stored]):
         return len(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor; bfloat16 as the NumPy dtype of ml_dtypes.
+        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes.
 
         Raises:
             KeyError: an unknown name, with the nearest.
@@ -123,7 +123,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
 
 
 def _find(path: Path) -> Path:
-    """The safetensors file or index that the path means."""
+    """Return the safetensors file or index that the path means."""
     if path.is_dir():
         for name in (SINGLE, INDEX):
             if (path / name).is_file():
@@ -151,7 +151,7 @@ _PICKLE_REASON = (
 
 
 def _open_file(path: Path) -> Any:
-    """A handle on one file, whose header has been checked."""
+    """Open one file, whose header is checked."""
     from safetensors import SafetensorError, safe_open
 
     with open(path, "rb") as file:
@@ -168,7 +168,7 @@ def _open_file(path: Path) -> Any:
 
 
 def _list(path: Path, handle: Any) -> dict[str, Stored]:
-    """What one file holds."""
+    """List the tensors of one file."""
     found = {}
     for name in handle.keys():  # noqa: SIM118 (not a mapping)
         view = handle.get_slice(name)
@@ -177,7 +177,7 @@ def _list(path: Path, handle: Any) -> dict[str, Stored]:
 
 
 def _open_shards(index: Path) -> WeightFiles:
-    """The files that an index names, each tensor from the file the index gives."""
+    """Open the files that an index names, each tensor from the file the index gives."""
     try:
         places = json.loads(index.read_text())["weight_map"]
         # A name with folders in it could point anywhere.
@@ -278,7 +278,7 @@ def write_weights(
 
 
 def _plan(name: str, tensor: np.ndarray | LazyTensor) -> LazyTensor:
-    """The tensor as a plan whose dtype can be written."""
+    """Return the tensor as a lazy one, whose dtype is seen to be writable."""
     if not isinstance(tensor, LazyTensor):
         array = np.asarray(tensor)
         tensor = LazyTensor(array.shape, array.dtype, lambda: array)
@@ -294,7 +294,7 @@ def _size(plan: LazyTensor) -> int:
 
 
 def _divide(plans: Mapping[str, LazyTensor], most: int | None) -> list[dict[str, LazyTensor]]:
-    """Consecutive tensors, as many to a file as fit."""
+    """Divide tensors, in their order, into files of at most so many bytes."""
     shards: list[dict[str, LazyTensor]] = [{}]
     filled = 0
     for name, plan in plans.items():
@@ -307,7 +307,7 @@ def _divide(plans: Mapping[str, LazyTensor], most: int | None) -> list[dict[str,
 
 
 def _write_file(path: Path, plans: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
-    """One file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
+    """Write one file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for name, plan in plans.items():

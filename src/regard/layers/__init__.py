@@ -1,4 +1,8 @@
-"""Floor 6. Attention as Flax NNX modules: projections and heads, the feed-forward branch, the two blocks."""
+"""Flax NNX layers: `MultiHeadAttention`, `FeedForward`, and the blocks of a Transformer.
+
+`EncoderBlock` and `DecoderBlock` join them with residuals and norms; `derive` shows one call of a
+`MultiHeadAttention` step by step.
+"""
 
 from regard.layers.blocks import DecoderBlock as DecoderBlock
 from regard.layers.blocks import EncoderBlock as EncoderBlock

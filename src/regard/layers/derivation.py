@@ -1,4 +1,4 @@
-"""derive: one call of a multi-head layer, step by step."""
+"""Derivation of one call of a multi-head layer, step by step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def derive(
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """What the layer projects."""
+    """Arrays that the layer projects."""
 
     query: Array
     key: Array | None  # None: the query itself, or projected before
@@ -137,7 +137,7 @@ class _Source:
 
     @classmethod
     def read(cls, layer: MultiHeadAttention, query: Any, key: Any, value: Any) -> _Source:
-        """The inputs with as many axes as the layer gives them."""
+        """Return the inputs with as many axes as the layer gives them."""
         query = jnp.asarray(query)
         if isinstance(key, Memory):
             return cls(add_leading_axes(query, max(key.key.ndim - 1, query.ndim)), None, None, key)
@@ -149,14 +149,14 @@ class _Source:
 
 
 def _without_batch(step: Step) -> Step:
-    """The step without the batch of one that an unbatched example runs in."""
+    """Return the step without the batch of one that an unbatched example runs in."""
     if not step.indices or step.indices[0] != "" or step.value.ndim != len(step.indices):
         return step
     return dataclasses.replace(step, value=step.value[0], indices=step.indices[1:])
 
 
 def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: Bilinear | None) -> None:
-    """From the inputs to query, key and value."""
+    """Derive query, key and value from the inputs."""
     problem, memory = course.problem, source.memory
     words = "What the layer is given: a row of features for each position."
     asking = _give_input(course, "hidden", "X", "ic", source.query, words)
@@ -205,7 +205,7 @@ def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: B
 
 
 def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
-    """From the heads to the output."""
+    """Derive the output from the heads."""
     problem, notation = course.problem, course.notation
     outer = dataclasses.replace(notation, leading=notation.leading[:-1])
     found = course.steps[-1]

@@ -1,4 +1,4 @@
-"""Multi-head attention: project, attend in every head, concatenate, project."""
+"""Multi-head attention as a layer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from regard.scores import Score
 
 
 class Memory(NamedTuple):
-    """Keys and values that queries read, projected and in heads: what a decoder keeps of its source."""
+    """Projected keys and values in heads, which a decoder keeps of its source."""
 
     key: Float[Array, "*B K S D"]
     value: Float[Array, "*B K S D"]
 
 
 def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
-    """Output and aux of a call that returns a pair only where more than the output was asked for."""
+    """Return output and aux of a call, which returns a pair only where more than the output was asked for."""
     return result if is_pair else (result, {})
 
 
 class MultiHeadAttention(nnx.Module):
-    """Let every position of `query` gather from the positions of `key` and `value`, in several heads.
+    """Multi-head attention: in every head, positions of `query` attend to those of `key` and `value`.
 
     head_h = attend(query Wq_h + bq_h, key Wk_g + bk_g, value Wv_g + bv_g),  g = h // (H / K)
     output = concat(head_1, ..., head_H) Wo + bo
@@ -260,7 +260,7 @@ class MultiHeadAttention(nnx.Module):
         return self._project(memory, memory, project_memory)
 
     def _project(self, key: Array, value: Array, project: Any) -> Memory:
-        """Keys and values in heads, before positions."""
+        """Project keys and values into heads, before positions."""
         key = split_heads(project(self.key_projection, key), self.num_key_heads)
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
@@ -276,7 +276,7 @@ class MultiHeadAttention(nnx.Module):
     def _turn(
         self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | None
     ) -> tuple[Array, Memory]:
-        """Queries and keys turned by their positions."""
+        """Turn queries and keys by their positions."""
         assert self.rotary is not None
         if cache is not None:
             place = cache.lengths[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
@@ -288,14 +288,14 @@ class MultiHeadAttention(nnx.Module):
 
 
 def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:
-    """The projected memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
+    """Project a memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
     # A kernel's gradient is input times gradient, and NaN times the 0 of a masked row would be NaN.
     finite = jnp.all(jnp.isfinite(memory), axis=-1, keepdims=True)
     return jnp.where(finite, linear(jnp.where(finite, memory, jnp.zeros_like(memory))), jnp.nan)
 
 
 def check_features(name: str, x: Any, width: int) -> Array:
-    """The input as a floating point array whose last axis has the layer's width."""
+    """Check for a floating-point array whose last axis has the layer's width, and return it."""
     x = jnp.asarray(x)
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(
@@ -312,7 +312,7 @@ def check_features(name: str, x: Any, width: int) -> Array:
 def _check_sizes(
     d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None, memory_width: int
 ) -> None:
-    """Sizes of at least 1 and heads that divide."""
+    """Check for sizes of at least 1 and heads that divide."""
     sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
     for name, size in {**sizes, "head_dim": head_dim, "memory_width": memory_width}.items():
         if size is not None and size < 1:

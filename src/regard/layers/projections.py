@@ -20,7 +20,7 @@ FEATURES = "features"
 
 
 class _Stage(NamedTuple):
-    """What becomes of queries, keys or values; the formula is made from the symbol before."""
+    """One stage of queries, keys or values; its formula is made from the symbol before."""
 
     name: str
     right: Callable[[Symbol], Formula] | None
@@ -31,7 +31,7 @@ class _Stage(NamedTuple):
 
 
 class Line:
-    """The stages of queries, keys or values; the last one has the plain symbol and name."""
+    """Stages of queries, keys or values; the last one has the plain symbol and name."""
 
     def __init__(self, course: Course, name: str, letter: str, position: str, features: str):
         self.course, self.name, self.letter = course, name, letter
