@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -122,26 +123,21 @@ class MultiHeadAttention(nnx.Module):
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
         self.scale, self.rotary = scale, rotary
 
-        def project(width_in: int, width_out: int, has_bias: bool = use_bias) -> nnx.Linear:
-            return nnx.Linear(
-                width_in,
-                width_out,
-                use_bias=has_bias,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                kernel_init=kernel_init,
-                bias_init=bias_init,
-                precision=precision,
-                rngs=rngs,
-            )
-
-        self.query_projection = project(d_model, num_heads * head_dim)
-        self.key_projection = project(memory_width, num_key_heads * head_dim)
-        self.value_projection = project(memory_width, num_key_heads * head_dim)
-        output_bias = use_bias if output_bias is None else output_bias
-        self.output_projection = (
-            project(num_heads * head_dim, d_model, output_bias) if project_output else None
+        linear = functools.partial(
+            nnx.Linear,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            precision=precision,
+            rngs=rngs,
         )
+        width, key_width = num_heads * head_dim, num_key_heads * head_dim
+        self.query_projection = linear(d_model, width, use_bias=use_bias)
+        self.key_projection = linear(memory_width, key_width, use_bias=use_bias)
+        self.value_projection = linear(memory_width, key_width, use_bias=use_bias)
+        output_bias = use_bias if output_bias is None else output_bias
+        self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
         norm = {"epsilon": norm_epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.query_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
         self.key_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
