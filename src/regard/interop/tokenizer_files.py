@@ -19,9 +19,9 @@ def read_tokenizer(directory: Path) -> Any:
     if (directory / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     elif (directory / "vocab.txt").is_file():
-        tokenizer = _word_pieces(directory)
+        tokenizer = Tokenizer.from_str(_word_pieces(directory).to_str())
     elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        tokenizer = _byte_pairs(directory)
+        tokenizer = Tokenizer.from_str(_byte_pairs(directory).to_str())
     else:
         return None
     tokenizer.no_truncation()
@@ -31,31 +31,20 @@ def read_tokenizer(directory: Path) -> Any:
 
 def _word_pieces(directory: Path) -> Any:
     """Build BERT's tokenizer from its list of pieces."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import BertWordPieceTokenizer
 
-    pieces = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
     options_file = directory / "tokenizer_config.json"
     options = json.loads(options_file.read_text()) if options_file.is_file() else {}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=options.get("do_lower_case", True))  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-    ends = [(name, vocabulary[name]) for name in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = processors.BertProcessing(*ends)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    tokenizer.add_special_tokens([name for name in special if name in vocabulary])
-    return tokenizer
+    return BertWordPieceTokenizer.from_file(
+        str(directory / "vocab.txt"), lowercase=options.get("do_lower_case", True)
+    )
 
 
 def _byte_pairs(directory: Path) -> Any:
     """Build GPT-2's tokenizer from its vocabulary and merges."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import ByteLevelBPETokenizer
 
-    pairs = models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
-    tokenizer = Tokenizer(pairs)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = ByteLevelBPETokenizer.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
     if tokenizer.token_to_id("<|endoftext|>") is not None:
         tokenizer.add_special_tokens(["<|endoftext|>"])
     return tokenizer
