@@ -26,6 +26,25 @@ def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
     return array
 
 
+def read_heads(
+    query: Any,
+    key: Any,
+    value: Any,
+    q_num_heads: int | None,
+    kv_num_heads: int | None,
+    ranks: tuple[int, ...],
+) -> tuple[Array, Array, Array]:
+    """Check for floating-point inputs of these ranks, and return them as (batch, heads, length, width)."""
+    query, key, value = (
+        tensor(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
+    )
+    return (
+        split_heads("query", query, "q_num_heads", q_num_heads),
+        split_heads("key", key, "kv_num_heads", kv_num_heads),
+        split_heads("value", value, "kv_num_heads", kv_num_heads),
+    )
+
+
 def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
     """Unpack (batch, length, heads * width) into (batch, heads, length, width); return 4 axes as they are."""
     if array.ndim == 4:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -125,10 +127,7 @@ class Stack(nnx.Module):
         if window is not None:
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
-        whole = None
-        for part in parts:
-            whole = part if whole is None else whole & part
-        return whole
+        return functools.reduce(operator.and_, parts) if parts else None
 
 
 def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Param:

@@ -64,7 +64,7 @@ class ViT(Family):
             *norm("layernorm", "stack.final_norm"),
         ),
         prefix="vit.",
-        ignored=(r"pooler\..*", r"classifier\..*", r"decoder\..*", r"embeddings\.mask_token"),
+        ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     )
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
