@@ -47,59 +47,58 @@ def attention(
 ) -> AttentionOutputs:
     """Compute the ONNX operator Attention (opsets 23, 24 and 25) with `regard.attend`.
 
-        score_ts = softcap tanh(scale sum_d query_td key_sd / softcap) + attn_mask_ts
-        output_te = sum_s softmax_s(score_ts) value_se, over past and new keys
+    score_ts = softcap tanh(scale sum_d query_td key_sd / softcap) + attn_mask_ts
+    output_te = sum_s softmax_s(score_ts) value_se, over past and new keys
 
-        Query t sits at position p = offset + t, and key s at s. The offset is the length of `past_key`, or
-        `nonpad_kv_seqlen` - T for each batch row, or 0. Inputs after the first three and attributes have ONNX's
-        names. Softmax and sums are float32 at least, also where a node asks for less.
+    Query t sits at position p = offset + t, and key s at s. The offset is the length of `past_key`, or
+    `nonpad_kv_seqlen` - T for each batch row, or 0. Inputs after the first three and attributes have ONNX's
+    names. Softmax and sums are float32 at least, also where a node asks for less.
 
-        Args:
-            query: floating-point, `(batch, q_num_heads, T, D)`, or packed `(batch, T, q_num_heads * D)`.
-            key: floating-point, `(batch, kv_num_heads, S, D)` or packed; heads are grouped as in `attend`.
-            value: floating-point, `(batch, kv_num_heads, S, E)` or packed.
-            attn_mask: boolean (True = may attend) or floating-point (added to scores), broadcast to
-                `(batch, q_num_heads, T, past + S)`. A shorter last axis is filled up with keys that nobody may
-                attend to. None means all may.
-            past_key: `(batch, kv_num_heads, past, D)`, put before `key`; goes with `past_value`.
-            past_value: `(batch, kv_num_heads, past, E)`, put before `value`.
-            nonpad_kv_seqlen: one integer per batch row: how many keys, from the first, are real; may be traced.
-                None means all. Not together with `past_key`.
-            is_causal: nonzero for key s <= p only.
-            q_num_heads: heads of query; needed where inputs are packed, None or the axis of query elsewhere.
-            kv_num_heads: heads of key and value, likewise.
-            scale: factor on the scores; None means 1/sqrt(D).
-            softcap: bound of the scores; 0 means none.
-            softmax_precision: ONNX's number of a float type. 11, float64, needs JAX's 64-bit types; for any
-                other, as for None, the softmax is float32, or float64 for float64 inputs.
-            qk_matmul_output_mode: which matrix to return as fourth output: 0 the scaled scores, 1 after the
-                softcap, 2 with the mask added, too, 3 the weights. None, for a node without that output, spares
-                the T x S numbers.
-            left_window_size: keys before p that may be attended to; -1 means all.
-            right_window_size: keys after p that may be attended to; -1 means all.
-            backend: as in `attend`.
+    Args:
+        query: floating-point, `(batch, q_num_heads, T, D)`, or packed `(batch, T, q_num_heads * D)`.
+        key: floating-point, `(batch, kv_num_heads, S, D)` or packed; heads are grouped as in `attend`.
+        value: floating-point, `(batch, kv_num_heads, S, E)` or packed.
+        attn_mask: boolean (True = may attend) or floating-point (added to scores), broadcast to
+            `(batch, q_num_heads, T, past + S)`. A shorter last axis is filled up with keys that nobody may
+            attend to. None means all may.
+        past_key: `(batch, kv_num_heads, past, D)`, put before `key`; goes with `past_value`.
+        past_value: `(batch, kv_num_heads, past, E)`, put before `value`.
+        nonpad_kv_seqlen: one integer per batch row: how many keys, from the first, are real; may be traced.
+            None means all. Not together with `past_key`.
+        is_causal: nonzero for key s <= p only.
+        q_num_heads: heads of query; needed where inputs are packed, None or the axis of query elsewhere.
+        kv_num_heads: heads of key and value, likewise.
+        scale: factor on the scores; None means 1/sqrt(D).
+        softcap: bound of the scores; 0 means none.
+        softmax_precision: ONNX's number of a float type. 11, float64, needs JAX's 64-bit types; for any
+            other, as for None, the softmax is float32, or float64 for float64 inputs.
+        qk_matmul_output_mode: which matrix to return as fourth output: 0 the scaled scores, 1 after the
+            softcap, 2 with the mask added, too, 3 the weights. None, for a node without that output, spares
+            the T x S numbers.
+        left_window_size: keys before p that may be attended to; -1 means all.
+        right_window_size: keys after p that may be attended to; -1 means all.
+        backend: as in `attend`.
 
-        Returns:
-            The output, packed as the query is; keys and values with the past before them, heads unpacked; and the
-            matrix asked for, or None. A query that may attend to nothing has output 0 and weights 0.
+    Returns:
+        The output, packed as the query is; keys and values with the past before them, heads unpacked; and the
+        matrix asked for, or None. A query that may attend to nothing has output 0 and weights 0.
 
-        Raises:
-            TypeError: inputs that are not of floating point, a mask that is neither that nor boolean.
-            ValueError: shapes or head counts that do not fit, half a past, a past with `nonpad_kv_seqlen`, a
-                window below -1, a negative softcap, an unknown precision or mode.
-            NotImplementedError: the backend asked for cannot serve the call.
+    Raises:
+        TypeError: inputs that are not of floating point, a mask that is neither that nor boolean.
+        ValueError: shapes or head counts that do not fit, half a past, a past with `nonpad_kv_seqlen`, a
+            window below -1, a negative softcap, an unknown precision or mode.
+        NotImplementedError: the backend asked for cannot serve the call.
 
-        Example:
-            >>> import jax.numpy as jnp
-    import numpy as np
-            >>> from regard.interop import onnx_ops
-            >>> x = jnp.eye(4)[None]  # (batch, length, 2 heads of width 2)
-            >>> out = onnx_ops.attention(x, x, x, is_causal=1, q_num_heads=2, kv_num_heads=2)
-            >>> [f"{weight:.2f}" for weight in out.output[0, 1]]
-            ['0.33', '0.67', '0.00', '0.00']
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard.interop import onnx_ops
+        >>> x = jnp.eye(4)[None]  # (batch, length, 2 heads of width 2)
+        >>> out = onnx_ops.attention(x, x, x, is_causal=1, q_num_heads=2, kv_num_heads=2)
+        >>> [f"{weight:.2f}" for weight in out.output[0, 1]]
+        ['0.33', '0.67', '0.00', '0.00']
 
-        Reference: ONNX operators, Attention, versions 23 to 25, as of ONNX 1.23. Mode 0 is what the text says,
-        scores before the softcap; ONNX's own evaluator gives those after it.
+    Reference: ONNX operators, Attention, versions 23 to 25, as of ONNX 1.23. Mode 0 is what the text says,
+    scores before the softcap; ONNX's own evaluator gives those after it.
     """
     packed = np.ndim(query) == 3
     query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3, 4))
@@ -224,46 +223,45 @@ def flex_attention(
 ) -> Array:
     """Compute the ONNX preview operator FlexAttention with `regard.attend`.
 
-        score_ts = score_mod(scale sum_d query_td key_sd)
-        output_te = sum_s prob_mod(softmax_s(score_ts)) value_se
+    score_ts = score_mod(scale sum_d query_td key_sd)
+    output_te = sum_s prob_mod(softmax_s(score_ts)) value_se
 
-        A score_mod becomes a `scores.modifier`, evaluated tile by tile: what it makes of positions is never
-        stored as a T x S matrix. A prob_mod needs the T x S weights.
+    A score_mod becomes a `scores.modifier`, evaluated tile by tile: what it makes of positions is never
+    stored as a T x S matrix. A prob_mod needs the T x S weights.
 
-        Args:
-            query: floating-point, `(batch, q_num_heads, T, D)`.
-            key: floating-point, `(batch, kv_num_heads, S, D)`; heads are grouped as in `attend`.
-            value: floating-point, `(batch, kv_num_heads, S, E)`.
-            scale: factor on the scores; None means 1/sqrt(D).
-            score_mod: an `onnx.GraphProto` from scores to scores `(batch, q_num_heads, T, S)`, of elementwise
-                operators on scores, constants, and ranges made from the shape of the scores. None leaves them.
-            prob_mod: such a graph from weights to weights. None leaves them.
-            softmax_precision: ONNX's number of a float type, as in `attention`. Graphs are evaluated in that
-                of the softmax, float32 at least.
-            backend: as in `attend`.
+    Args:
+        query: floating-point, `(batch, q_num_heads, T, D)`.
+        key: floating-point, `(batch, kv_num_heads, S, D)`; heads are grouped as in `attend`.
+        value: floating-point, `(batch, kv_num_heads, S, E)`.
+        scale: factor on the scores; None means 1/sqrt(D).
+        score_mod: an `onnx.GraphProto` from scores to scores `(batch, q_num_heads, T, S)`, of elementwise
+            operators on scores, constants, and ranges made from the shape of the scores. None leaves them.
+        prob_mod: such a graph from weights to weights. None leaves them.
+        softmax_precision: ONNX's number of a float type, as in `attention`. Graphs are evaluated in that
+            of the softmax, float32 at least.
+        backend: as in `attend`.
 
-        Returns:
-            The output `(batch, q_num_heads, T, E)`, in query's dtype; 0 where score_mod leaves a query no key,
-            with all its scores -inf.
+    Returns:
+        The output `(batch, q_num_heads, T, E)`, in query's dtype; 0 where score_mod leaves a query no key,
+        with all its scores -inf.
 
-        Raises:
-            TypeError: inputs that are not of floating point.
-            ValueError: shapes that do not fit, a graph with more than one input or output.
-            NotImplementedError: an operator in a graph that is not elementwise, by name; a backend that cannot
-                serve the call.
+    Raises:
+        TypeError: inputs that are not of floating point.
+        ValueError: shapes that do not fit, a graph with more than one input or output.
+        NotImplementedError: an operator in a graph that is not elementwise, by name; a backend that cannot
+            serve the call.
 
-        Example:
-            >>> import jax.numpy as jnp
-    import numpy as np
-            >>> from onnx import parser
-            >>> from regard.interop import onnx_ops
-            >>> relu = parser.parse_graph("relu (float[B, H, T, S] s) => (float[B, H, T, S] r) {r = Relu(s)}")
-            >>> x = jnp.asarray([[[[1.0], [-1.0]]]])
-            >>> [f"{mean:.2f}" for mean in onnx_ops.flex_attention(x, x, x, score_mod=relu).ravel()]
-            ['0.46', '-0.46']
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from onnx import parser
+        >>> from regard.interop import onnx_ops
+        >>> relu = parser.parse_graph("relu (float[B, H, T, S] s) => (float[B, H, T, S] r) {r = Relu(s)}")
+        >>> x = jnp.asarray([[[[1.0], [-1.0]]]])
+        >>> [f"{mean:.2f}" for mean in onnx_ops.flex_attention(x, x, x, score_mod=relu).ravel()]
+        ['0.46', '-0.46']
 
-        Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
-        NaN where no key is left.
+    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
+    NaN where no key is left.
     """
     query, key, value = read_heads(query, key, value, None, None, (4,))
     shape = (*query.shape[:3], key.shape[2])
