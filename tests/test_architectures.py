@@ -389,7 +389,7 @@ def test_token_types_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="token_types: expected None"):
         plain(jnp.array([[1, 2]]), token_types=jnp.array([[0, 1]]))
     typed = Encoder(TransformerConfig(**SIZES, num_token_types=2), rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"token_types: expected values in 0..1, got 0..2"):
+    with pytest.raises(ValueError, match=r"token_types: expected values in 0..1 .*, got 0..2"):
         typed(jnp.array([[1, 2]]), token_types=jnp.array([[0, 2]]))
     with pytest.raises(ValueError, match="one per token"):
         typed(jnp.array([[1, 2]]), token_types=jnp.array([0, 1]))

@@ -194,7 +194,7 @@ def test_tokens_of_three_axes_are_refused():
     ("lengths", "error", "message"),
     [
         (np.array([2]), ValueError, r"one length per row, shape \(2,\), got \(1,\)"),
-        (np.array([2, 6]), ValueError, r"lengths in 0\.\.5, the length of the input; got 2\.\.6"),
+        (np.array([2, 6]), ValueError, r"lengths in 0\.\.5 \(the length of the input\), got 2\.\.6"),
         (np.array([-1, 5]), ValueError, r"got -1\.\.5"),
         (np.array([2.0, 5.0]), TypeError, "lengths: expected integers, got float64"),
     ],

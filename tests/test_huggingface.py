@@ -430,6 +430,9 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     model = huggingface.load(fill(tmp_path / "first", "qwen3")).model
     with pytest.raises(ValueError, match=r"it cannot say\n  query_key_norm = True, read as False"):
         huggingface.save(model, tmp_path / "second", "llama")
+    # Rotary fields have no say in a model of learned positions, and are those of another kind.
+    with pytest.raises(ValueError, match=r"positions = 'rotary', read as 'learned'\n  rotary_base = "):
+        huggingface.save(model, tmp_path / "second", "bert")
     with pytest.raises(ValueError, match=r"kind: expected one of bert, .*; got 'gpt3'"):
         huggingface.save(model, tmp_path / "second", "gpt3")
     assert not (tmp_path / "second").exists()

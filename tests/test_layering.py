@@ -59,8 +59,8 @@ FOLDERS = {
     "linear": "features halving state problem chunks attention",
     "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward"
     " residual blocks",
-    "models": "config padding decoding embedding stack pooling encoder decoder encoder_decoder"
-    " classifier presets sampling prompts reading generation beams",
+    "models": "config padding decoding_cache embedding stack pooling encoder decoder encoder_decoder"
+    " classifier presets sampling prompts prefill generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
     " processes checkpoints runs sharding heads optimization programs history loop",
@@ -77,9 +77,9 @@ FOLDERS = {
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
     "cli": "console declaration spelling text_models displays interruption overview pictures"
-    " commands.demo commands.train commands.generate commands.plot commands.inspect commands.view"
-    " commands.explain commands.plan commands.tune commands.doctor commands training supervision"
-    " plotting inspecting demonstration generating",
+    " commands.demo commands.train commands.generate commands.plot commands.inspect"
+    " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
+    " training supervision plotting inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

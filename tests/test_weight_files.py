@@ -106,7 +106,7 @@ def test_a_failure_while_writing_leaves_the_old_file_and_no_other(tmp_path):
     path = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3)})
     before = path.read_bytes()
     wrong = LazyTensor((2, 3), np.dtype(np.float32), lambda: np.zeros(5))
-    with pytest.raises(WeightFileError, match=r"b: planned shape \(2, 3\), computed \(5,\)"):
+    with pytest.raises(WeightFileError, match=r"b: expected shape \(2, 3\), computed \(5,\)"):
         write_weights(path, {"a": np.zeros(3), "b": wrong}, force=True)
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]

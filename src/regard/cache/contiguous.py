@@ -139,7 +139,7 @@ class KVCache(Rows):
 
     @property
     def longest_chunk(self) -> int:
-        """How many tokens one `append` takes at most."""
+        """Most tokens that one `append` takes."""
         return self.capacity - (self.window or 0)
 
     @property
@@ -227,7 +227,7 @@ class KVCache(Rows):
         return shorter
 
     def reset(self, rows: ArrayLike | None = None) -> KVCache:
-        """Empty rows, for the next requests.
+        """Empty the rows, for the next requests.
 
         Args:
             rows: booleans `(batch,)`, True = empty this row; None means all rows.
@@ -302,7 +302,7 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
 
 
 def _move_to_front(cache: KVCache) -> KVCache:
-    """The newest `window` tokens of every row in its first slots: all rows, so that moves stay rare."""
+    """Move the newest `window` tokens of every row to its first slots: all rows, so that moves stay rare."""
     window = cache.window or 0
     shift = jnp.maximum(cache.lengths - cache.start - window, 0)
 
@@ -316,7 +316,7 @@ def _move_to_front(cache: KVCache) -> KVCache:
 
 
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
-    """Put tokens (batch, K, n, width) into slots (batch, n) of a buffer (batch, K, S, width).
+    """Write tokens (batch, K, n, width) into slots (batch, n) of a buffer (batch, K, S, width).
 
     A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
     """

@@ -360,14 +360,14 @@ def _append(cache: PagedKVCache, chunk: Chunk) -> PagedKVCache:
 
 @jax.jit
 def _gather(pages: Array, table: Array) -> Array:
-    """(num_pages, K, page_size, width) as (batch, K, pages_per_row * page_size, width)."""
+    """Gather pages (num_pages, K, page_size, width) as (batch, K, pages_per_row * page_size, width)."""
     found = jnp.take(pages, jnp.maximum(table, 0), axis=0, mode="clip")
     found = jnp.where((table >= 0)[..., None, None, None], found, 0).swapaxes(1, 2)
     return found.reshape((*found.shape[:2], -1, found.shape[-1]))
 
 
 def _page_numbers(pages: Any, num_pages: int) -> np.ndarray:
-    """Different page numbers that exist."""
+    """Check for different page numbers that exist, and return them."""
     numbers = np.atleast_1d(np.asarray(pages))
     if not numbers.size:
         return numbers.astype(np.int32)

@@ -1,4 +1,4 @@
-"""What every cache shares: rows of unequal length, and the checks of what is appended to them."""
+"""Rows of unequal length, which every cache holds, and the checks of tokens to append."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rows:
         raise NotImplementedError
 
     def query_offset(self, num_queries: int | ArrayLike) -> Int[Array, " batch"]:
-        """Where the queries of the tokens appended last sit: `query_offset=` of `regard.attend`.
+        """Return the position of the first token appended last: `query_offset=` of `regard.attend`.
 
         query_offset_b = lengths_b - num_queries_b
 
@@ -68,7 +68,7 @@ class Rows:
         return self
 
     def _loss(self, rows: np.ndarray) -> str:
-        """Which rows lost what, and how to avoid it."""
+        """Say which rows lost what, and how to avoid it."""
         raise NotImplementedError
 
 
@@ -90,7 +90,7 @@ class Chunk(NamedTuple):
         return np.int32(self.size) if self.counts is None else self.counts
 
     def slots(self, first: Array, beyond: int) -> Array:
-        """(batch, n): where tokens go when row b begins at `first[b]`; padding goes `beyond`."""
+        """Return the slots of tokens, (batch, n), where row b begins at `first[b]`; padding goes `beyond`."""
         index = jnp.arange(self.size, dtype=jnp.int32)[None]
         slots = first[:, None] + index
         return slots if self.counts is None else jnp.where(index < self.counts[:, None], slots, beyond)
@@ -117,7 +117,7 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
 
 
 def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
-    """Tokens (batch, K, n, width) in the dtype that `stored` has."""
+    """Check tokens (batch, K, n, width) and return them in the dtype that `stored` has."""
     array = jnp.asarray(tokens)
     heads, width = stored.shape[1], stored.shape[3]
     if array.ndim != 4 or (array.shape[0], array.shape[1], array.shape[3]) != (batch, heads, width):
@@ -137,7 +137,7 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
 
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
-    """int32 numbers, one per row; a scalar serves all rows unless it is refused."""
+    """Check for one integer per row; a scalar serves all rows unless it is refused."""
     array: Any = numbers
     if not hasattr(numbers, "dtype"):
         array = np.asarray(numbers) if is_concrete(numbers) else jnp.asarray(numbers)
@@ -150,7 +150,7 @@ def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) ->
 
 
 def float_dtype(dtype: Any) -> np.dtype:
-    """The dtype of what is stored."""
+    """Check for a floating-point dtype to store in, and return it."""
     found = jax.dtypes.canonicalize_dtype(dtype)
     if not jnp.issubdtype(found, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {found}")

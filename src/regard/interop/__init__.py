@@ -1,4 +1,4 @@
-"""Calls and files of other libraries, answered by Regard.
+"""Other libraries' attention calls, operators and pretrained models, answered by Regard.
 
 Start from the module of the library that you come from; each loads on first use.
 

@@ -1,4 +1,4 @@
-"""Arguments as other libraries write them: heads beside the width, masks aligned at the right, lengths."""
+"""Checks and conversions of arguments in other libraries' order of axes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from regard.masks.grid import is_concrete
 
 
 def swap_heads(array: Any) -> Any:
-    """(..., length, heads, width) as (..., heads, length, width), and back."""
+    """Turn (..., length, heads, width) into (..., heads, length, width), and back."""
     return jnp.swapaxes(array, -3, -2)
 
 
 def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, Array, Array]:
-    """(*B, length, heads, width), checked, as (*B, heads, length, width); without *B, a batch of 1."""
+    """Check arrays (*B, length, heads, width) and return (*B, heads, length, width), *B not empty."""
     query, key, value = (
         _batched(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
     )
@@ -63,14 +63,14 @@ def _batched(name: str, array: Any, ranks: range) -> Array:
 
 
 def align_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
-    """A mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
+    """Return a mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
     if mask is None or isinstance(mask, Mask):
         return mask
     return masks.from_array(_full_rank(name, booleans(name, mask), full))
 
 
 def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
-    """A bias that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
+    """Return a bias at the rank of `full`, (*B, H, T, S), to which NumPy would broadcast it."""
     return None if bias is None else _full_rank(name, float_array(name, bias, 0), full)
 
 
@@ -82,13 +82,13 @@ def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
 
 
 def all_of(parts: Sequence[Mask | None]) -> Mask | None:
-    """One mask of those that are there."""
+    """Combine the masks that are not None; None for no mask."""
     there = [part for part in parts if part is not None]
     return functools.reduce(operator.and_, there) if there else None
 
 
 def row_lengths(name: str, lengths: Any, batch: int, most: int | None = None) -> Any:
-    """One int32 per batch row."""
+    """Check for one integer per batch row, between 0 and `most`, and return them."""
     array = integers(name, lengths)
     if array.shape != (batch,):
         raise ValueError(

@@ -162,7 +162,7 @@ def _refuse(**given: Any) -> None:
 
 
 def _read_mask(mask: Any) -> tuple[Any, Array | None]:
-    """The mask, as booleans if it was floating-point; and whether that had 0 and 1 alone, where traced."""
+    """Return the mask as booleans, and for a traced floating-point one a flag: True if it is all 0 and 1."""
     if mask is None or isinstance(mask, Mask):
         return mask, None
     array = mask if hasattr(mask, "dtype") else np.asarray(mask)

@@ -88,6 +88,7 @@ def load(
 
     Example:
         >>> import tempfile
+        >>> import jax.numpy as jnp
         >>> from flax import nnx
         >>> from regard.interop import huggingface
         >>> from regard.models import Decoder

@@ -121,7 +121,7 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
 
 
 def _resolve(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that shape a model, with what None stands for."""
+    """Return the fields with what None stands for, and None where they do not shape the model."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     silent = {"dropout_rate", "attention_dropout_rate"}  # a config.json is read without them
     if config.positions == "relative":
@@ -139,4 +139,4 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "attention_scale": config.attention_scale or config.head_width**-0.5,
         "windows": [config.window(layer) for layer in range(config.num_layers)],
     }
-    return {name: value for name, value in fields.items() if name not in silent}
+    return fields | dict.fromkeys(silent)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from regard import linear
 from regard.axes import Array, ArrayLike
-from regard.interop.onnx_tensors import join_heads, split_heads, tensor
+from regard.interop.onnx_tensors import join_heads, read_heads, split_heads, tensor
 
 # What each rule reads beside query, key and value.
 _READS = {"linear": (), "gated": ("decay",), "delta": ("beta",), "gated_delta": ("decay", "beta")}
@@ -91,21 +91,14 @@ def linear_attention(
             )
     if chunk_size < 1:
         raise ValueError(f"chunk_size: expected at least 1 token, got {chunk_size}")
-    query, key, value = (
-        tensor(name, array, (3,)) for name, array in (("query", query), ("key", key), ("value", value))
-    )
-    queries = split_heads("query", query, "q_num_heads", q_num_heads)
-    keys, values = (
-        split_heads(name, array, "kv_num_heads", kv_num_heads)
-        for name, array in (("key", key), ("value", value))
-    )
+    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3,))
     state = None if past_state is None else tensor("past_state", past_state, (4,))
     output, after = linear.attend(
-        queries,
-        keys,
-        values,
-        decay=None if decay is None else _per_head("decay", decay, kv_num_heads, keys.shape),
-        rate=None if beta is None else _per_head("beta", beta, kv_num_heads, keys.shape),
+        query,
+        key,
+        value,
+        decay=None if decay is None else _per_head("decay", decay, kv_num_heads, key.shape),
+        rate=None if beta is None else _per_head("beta", beta, kv_num_heads, key.shape),
         scale=scale or None,
         initial=None if state is None else linear.State(state),
         return_state=True,
@@ -117,7 +110,7 @@ def linear_attention(
 
 
 def _per_head(name: str, packed: ArrayLike, heads: int, keys: tuple[int, ...]) -> Array:
-    """(batch, T, heads or 1) as (batch, heads or 1, T), and (batch, T, heads * D) as (batch, heads, T, D)."""
+    """Turn (batch, T, n) into (batch, n, T) for n = 1 or heads, into (batch, heads, T, D) for heads * D."""
     array = tensor(name, packed, (3,))
     batch, _, length, width = keys
     sizes = {"decay": (heads, heads * width), "beta": (heads, 1)}[name]

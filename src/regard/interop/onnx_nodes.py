@@ -1,4 +1,4 @@
-"""One node of an ONNX model."""
+"""Evaluation of one node of an ONNX model."""
 
 from __future__ import annotations
 

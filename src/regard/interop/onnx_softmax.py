@@ -6,12 +6,13 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from regard import attend, masks, scores
 from regard.axes import Array, ArrayLike
 from regard.interop import arguments
 from regard.interop.onnx_subgraphs import cell_function, spread_over
-from regard.interop.onnx_tensors import join_heads, split_heads, tensor, working_dtype
+from regard.interop.onnx_tensors import join_heads, read_heads, tensor, working_dtype
 from regard.masks import Mask
 
 
@@ -99,15 +100,8 @@ def attention(
     Reference: ONNX operators, Attention, versions 23 to 25, as of ONNX 1.23. Mode 0 is what the text says,
     scores before the softcap; ONNX's own evaluator gives those after it.
     """
-    query, key, value = (
-        tensor(name, array, (3, 4)) for name, array in (("query", query), ("key", key), ("value", value))
-    )
-    packed = query.ndim == 3
-    query = split_heads("query", query, "q_num_heads", q_num_heads)
-    key, value = (
-        split_heads(name, array, "kv_num_heads", kv_num_heads)
-        for name, array in (("key", key), ("value", value))
-    )
+    packed = np.ndim(query) == 3
+    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3, 4))
     key, value, past = _append(key, value, past_key, past_value)
     num_queries, num_keys = query.shape[2], key.shape[2]
     offset: Any = past
@@ -167,7 +161,7 @@ def attention(
 
 
 def _append(key: Array, value: Array, past_key: Any, past_value: Any) -> tuple[Array, Array, int]:
-    """Keys and values with the past before them, and its length."""
+    """Return keys and values with the past before them, and the length of the past."""
     if (past_key is None) != (past_value is None):
         raise ValueError("past_key, past_value: expected both or neither, got one")
     if past_key is None:
@@ -197,7 +191,7 @@ def _window(name: str, size: int) -> int | None:
 
 
 def _fill(mask: Array, num_keys: int) -> Array:
-    """A mask of all keys from one of the first few."""
+    """Extend a mask of the first few keys to all keys; the rest may not be attended to."""
     floating = jnp.issubdtype(mask.dtype, jnp.floating)
     if mask.dtype != bool and not floating:
         raise TypeError(
@@ -269,9 +263,7 @@ def flex_attention(
     Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
     NaN where no key is left.
     """
-    query, key, value = (
-        tensor(name, array, (4,)) for name, array in (("query", query), ("key", key), ("value", value))
-    )
+    query, key, value = read_heads(query, key, value, None, None, (4,))
     shape = (*query.shape[:3], key.shape[2])
     dtype = working_dtype(softmax_precision, query.dtype)
     arrays = [array if dtype == query.dtype else array.astype(dtype) for array in (query, key, value)]

@@ -115,36 +115,35 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
         )
     steps = []
     for node in graph.node:
-        if node.op_type not in _OPERATORS or node.domain not in ("", "ai.onnx"):
-            known = ", ".join(sorted(_OPERATORS))
+        if node.op_type not in (*_OPERATORS, *_ON_KNOWN) or node.domain not in ("", "ai.onnx"):
+            known = ", ".join(sorted((*_OPERATORS, *_ON_KNOWN)))
             raise NotImplementedError(
                 f"{name}: the operator {node.op_type} cannot be evaluated one score at a time; known are"
                 f" {known}"
             )
-        attributes = {one.name: get_attribute_value(one) for one in node.attribute}
-        attributes = {
-            key: to_array(value) if isinstance(value, onnx.TensorProto) else value
-            for key, value in attributes.items()
-        }
-        steps.append((node.op_type, list(node.input), node.output[0], attributes))
+        operate = functools.partial(_evaluate_known, node)
+        if node.op_type in _OPERATORS:
+            attributes = {one.name: get_attribute_value(one) for one in node.attribute}
+            operate = functools.partial(_OPERATORS[node.op_type], **attributes)
+        steps.append((node, operate))
     result = graph.output[0].name
 
     def evaluate(score: Array, *place: Array) -> Array:
         cell = Cell(place, shape, score.dtype)
         values = {**constants, inputs[0]: Spread(score, shape)}
-        for operator, sources, target, attributes in steps:
-            unknown = [source for source in sources if source and source not in values]
+        for node, operate in steps:
+            unknown = [source for source in node.input if source and source not in values]
             if unknown:
                 raise NotImplementedError(
-                    f"{name}: {operator} reads {unknown[0]!r}, which is neither the graph's input nor made"
-                    " in it"
+                    f"{name}: {node.op_type} reads {unknown[0]!r}, which is neither the graph's input nor"
+                    " made in it"
                 )
             try:
-                arguments = [values[source] if source else None for source in sources]
-                values[target] = _OPERATORS[operator](cell, *arguments, **attributes)
+                arguments = [values[source] if source else None for source in node.input]
+                values[node.output[0]] = operate(cell, *arguments)
             except (NotImplementedError, ValueError) as error:
                 kind = NotImplementedError if isinstance(error, NotImplementedError) else ValueError
-                raise kind(f"{name}: {operator}: {error}") from None
+                raise kind(f"{name}: {node.op_type}: {error}") from None
         return cell.entry(values[result]).astype(score.dtype)
 
     evaluate.__qualname__ = graph.name or name
@@ -202,16 +201,16 @@ def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
     return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape)
 
 
-def _known(function: Callable[..., Any]) -> Callable[..., Value]:
-    """Make an operator on tensors that are known before the scores are."""
+def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
+    """Evaluate a node on what is known before the scores are, by ONNX's own evaluator."""
+    from onnx.reference import ReferenceEvaluator
 
-    def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
-        del cell
-        if any(isinstance(argument, Spread) for argument in arguments):
-            raise NotImplementedError("expected tensors that depend neither on scores nor on two positions")
-        return np.asarray(function(*arguments, **attributes))
-
-    return operate
+    del cell
+    if any(isinstance(argument, Spread) for argument in arguments):
+        raise NotImplementedError("expected tensors that depend neither on scores nor on two positions")
+    feeds = {name: array for name, array in zip(node.input, arguments, strict=True) if name}
+    results: Any = ReferenceEvaluator(node).run(None, feeds)
+    return np.asarray(results[0])
 
 
 def _shape(cell: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
@@ -219,21 +218,11 @@ def _shape(cell: Cell, value: Value, start: int = 0, end: int | None = None) -> 
     return np.asarray(value.shape[start:end], np.int64)
 
 
-def _constant(**value: Any) -> np.ndarray:
-    ((name, given),) = value.items()
-    if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-        raise NotImplementedError(f"the attribute {name} is not known here")
-    return np.asarray(given, np.float32 if name.startswith("value_float") else None)
-
-
-def _reshape(data: np.ndarray, shape: np.ndarray, allowzero: int = 0) -> np.ndarray:
-    sizes = [n if n or allowzero else data.shape[axis] for axis, n in enumerate(shape.tolist())]
-    return data.reshape(sizes)
-
-
 # Element types of tensors, numbered as in onnx.proto.
 _ELEMENTS = FLOATS | {6: np.dtype(np.int32), 7: np.dtype(np.int64), 9: np.dtype(bool)}
 
+# Operators on what is known before the scores are.
+_ON_KNOWN = ("Concat", "Constant", "Gather", "Range", "Reshape", "Squeeze", "Unsqueeze")
 # Operators that NumPy and jax.numpy have under the same name in small letters, and under another name.
 _SAME = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
 _SAME += ("Round", "Sign", "Sin", "Sqrt", "Tanh", "Where")
@@ -253,23 +242,16 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     **{operator: _named(name) for operator, name in _RENAMED.items()},
     "Cast": _cast,
     "Clip": _elementwise(_clip),
-    "Concat": _known(lambda *parts, axis: np.concatenate(parts, axis)),
-    "Constant": _known(_constant),
     "Div": _elementwise(_divide),
-    "Gather": _known(lambda data, indices, axis=0: np.take(data, indices, axis)),
     "Identity": _elementwise(lambda _, a: a),
     "Max": _folded("maximum"),
     "Min": _folded("minimum"),
     "Mod": _elementwise(_remainder),
     "Pow": _elementwise(lambda library, a, b: library.power(a, b.astype(a.dtype))),
-    "Range": _known(np.arange),
     "Reciprocal": _elementwise(lambda _, a: 1 / a),
     "Relu": _elementwise(lambda library, a: library.maximum(a, a.dtype.type(0))),
-    "Reshape": _known(_reshape),
     "Shape": _shape,
     "Sigmoid": _elementwise(lambda library, a: 0.5 + 0.5 * library.tanh(0.5 * a)),
-    "Squeeze": _known(lambda data, axes=None: data.squeeze(None if axes is None else tuple(axes.tolist()))),
-    "Unsqueeze": _known(lambda data, axes: np.expand_dims(data, tuple(axes.tolist()))),
 }
 
 

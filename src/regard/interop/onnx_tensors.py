@@ -1,4 +1,4 @@
-"""How ONNX lays out attention's tensors: packed heads, and element types as numbers."""
+"""ONNX's tensors of attention: packed heads, and element types as numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATS = {1: np.dtype(np.float32), 10: np.dtype(np.float16), 11: np.dtype(np.flo
 
 
 def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
-    """A floating-point input of one of these ranks."""
+    """Check for a floating-point input of one of these ranks, and return it as a JAX array."""
     array = jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected a floating-point tensor, got {array.dtype}")
@@ -26,8 +26,27 @@ def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
     return array
 
 
+def read_heads(
+    query: Any,
+    key: Any,
+    value: Any,
+    q_num_heads: int | None,
+    kv_num_heads: int | None,
+    ranks: tuple[int, ...],
+) -> tuple[Array, Array, Array]:
+    """Check for floating-point inputs of these ranks, and return them as (batch, heads, length, width)."""
+    query, key, value = (
+        tensor(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
+    )
+    return (
+        split_heads("query", query, "q_num_heads", q_num_heads),
+        split_heads("key", key, "kv_num_heads", kv_num_heads),
+        split_heads("value", value, "kv_num_heads", kv_num_heads),
+    )
+
+
 def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
-    """(batch, heads, length, width) from (batch, length, heads * width), or from the same."""
+    """Unpack (batch, length, heads * width) into (batch, heads, length, width); return 4 axes as they are."""
     if array.ndim == 4:
         if heads is not None and heads != array.shape[1]:
             raise ValueError(
@@ -44,13 +63,13 @@ def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> A
 
 
 def join_heads(array: Array) -> Array:
-    """(batch, heads, length, width) as (batch, length, heads * width)."""
+    """Pack (batch, heads, length, width) into (batch, length, heads * width)."""
     batch, heads, length, width = array.shape
     return array.swapaxes(1, 2).reshape((batch, length, heads * width))
 
 
 def working_dtype(softmax_precision: int | None, own: Any) -> Any:
-    """The dtype to hand inputs over in, so that the softmax has at least the precision asked for."""
+    """Return the dtype of inputs with which the softmax has at least the precision asked for."""
     if softmax_precision is None:
         return own
     if softmax_precision not in FLOATS:

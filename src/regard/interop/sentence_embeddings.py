@@ -14,8 +14,9 @@ from flax import nnx
 from regard.axes import Array, Float
 from regard.interop.huggingface import Pretrained
 from regard.models import Encoder
+from regard.models.pooling import FirstPooling, MeanPooling
 
-POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+POOLINGS = {"pooling_mode_mean_tokens": MeanPooling, "pooling_mode_cls_token": FirstPooling}
 
 
 def embed(
@@ -82,24 +83,21 @@ def embed(
 
 
 @nnx.jit(static_argnames="pooling")
-def _pool(model: Any, tokens: Array, lengths: Array, pooling: str) -> Float[Array, "B M"]:
+def _pool(model: Any, tokens: Array, lengths: Array, pooling: Any) -> Float[Array, "B M"]:
     hidden = model(tokens, lengths=lengths).astype(jnp.float32)  # zero in the padding
-    if pooling == "first":
-        pooled = hidden[:, 0]
-    else:
-        pooled = jnp.sum(hidden, axis=1) / jnp.maximum(lengths, 1).astype(jnp.float32)[:, None]
+    pooled, _ = pooling()(hidden, lengths, ())
     return pooled * jax.lax.rsqrt(jnp.maximum(jnp.sum(pooled**2, axis=-1, keepdims=True), 1e-24))
 
 
 def _truncate(ids: list[int], limit: int) -> list[int]:
-    """The first tokens, with the last one, [SEP], kept at the end."""
+    """Return the first `limit` tokens, with the last one, [SEP], kept at the end."""
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
-def _read_pooling(pretrained: Pretrained) -> str:
+def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooling]:
     path = pretrained.directory / "1_Pooling" / "config.json"
     if not path.is_file():
-        return "mean"
+        return MeanPooling
     modes = [
         name
         for name, on in json.loads(path.read_text()).items()

@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a model's weights."""
+"""Tokenizers from the files beside a model's weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_tokenizer(directory: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.
+    """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.
 
     tokenizer.json is taken where there is one; otherwise vocab.txt is read as BERT's word pieces, lower-cased
     unless tokenizer_config.json says otherwise, and vocab.json with merges.txt as GPT-2's bytes. Truncation
@@ -19,9 +19,9 @@ def read_tokenizer(directory: Path) -> Any:
     if (directory / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     elif (directory / "vocab.txt").is_file():
-        tokenizer = _word_pieces(directory)
+        tokenizer = Tokenizer.from_str(_word_pieces(directory).to_str())
     elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        tokenizer = _byte_pairs(directory)
+        tokenizer = Tokenizer.from_str(_byte_pairs(directory).to_str())
     else:
         return None
     tokenizer.no_truncation()
@@ -30,32 +30,21 @@ def read_tokenizer(directory: Path) -> Any:
 
 
 def _word_pieces(directory: Path) -> Any:
-    """BERT's tokenizer from its list of pieces."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    """Build BERT's tokenizer from its list of pieces."""
+    from tokenizers import BertWordPieceTokenizer
 
-    pieces = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
     options_file = directory / "tokenizer_config.json"
     options = json.loads(options_file.read_text()) if options_file.is_file() else {}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=options.get("do_lower_case", True))  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-    ends = [(name, vocabulary[name]) for name in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = processors.BertProcessing(*ends)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    tokenizer.add_special_tokens([name for name in special if name in vocabulary])
-    return tokenizer
+    return BertWordPieceTokenizer.from_file(
+        str(directory / "vocab.txt"), lowercase=options.get("do_lower_case", True)
+    )
 
 
 def _byte_pairs(directory: Path) -> Any:
-    """GPT-2's tokenizer from its vocabulary and merges."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    """Build GPT-2's tokenizer from its vocabulary and merges."""
+    from tokenizers import ByteLevelBPETokenizer
 
-    pairs = models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
-    tokenizer = Tokenizer(pairs)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = ByteLevelBPETokenizer.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
     if tokenizer.token_to_id("<|endoftext|>") is not None:
         tokenizer.add_special_tokens(["<|endoftext|>"])
     return tokenizer

@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
 
 
 def _score_shape(arrays: list[Array], enable_gqa: bool) -> tuple[int, ...]:
-    """(..., Hq, L, S); heads are grouped only where that is enabled."""
+    """Return (..., Hq, L, S), and refuse grouped heads unless they are enabled."""
     query, key, value = arrays
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     try:
@@ -118,7 +118,7 @@ def _check_rate(dropout_p: Any, rng: Any) -> Any:
 
 
 def _read(attn_mask: Any, full: tuple[int, ...]) -> tuple[Mask | None, Array | None]:
-    """What keeps keys, and what is added to their scores."""
+    """Split attn_mask into a mask, if it is boolean, and a bias, if it is floating point."""
     if attn_mask is None or isinstance(attn_mask, Mask):
         return attn_mask, None
     array = attn_mask if hasattr(attn_mask, "dtype") else np.asarray(attn_mask)

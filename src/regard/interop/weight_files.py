@@ -44,7 +44,7 @@ class WeightFileError(ValueError):
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies and what it is, known without reading it."""
+    """The file, shape and element type of a stored tensor, known without reading it."""
 
     path: Path
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class WeightFiles(Mapping[str, Stored]):
         return len(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor; bfloat16 as the NumPy dtype of ml_dtypes.
+        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes.
 
         Raises:
             KeyError: an unknown name, with the nearest.
@@ -123,7 +123,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
 
 
 def _find(path: Path) -> Path:
-    """The safetensors file or index that the path means."""
+    """Return the safetensors file or index that the path means."""
     if path.is_dir():
         for name in (SINGLE, INDEX):
             if (path / name).is_file():
@@ -151,7 +151,7 @@ _PICKLE_REASON = (
 
 
 def _open_file(path: Path) -> Any:
-    """A handle on one file, whose header has been checked."""
+    """Open one file, whose header is checked."""
     from safetensors import SafetensorError, safe_open
 
     with open(path, "rb") as file:
@@ -168,7 +168,7 @@ def _open_file(path: Path) -> Any:
 
 
 def _list(path: Path, handle: Any) -> dict[str, Stored]:
-    """What one file holds."""
+    """List the tensors of one file."""
     found = {}
     for name in handle.keys():  # noqa: SIM118 (not a mapping)
         view = handle.get_slice(name)
@@ -177,7 +177,7 @@ def _list(path: Path, handle: Any) -> dict[str, Stored]:
 
 
 def _open_shards(index: Path) -> WeightFiles:
-    """The files that an index names, each tensor from the file the index gives."""
+    """Open the files that an index names, each tensor from the file the index gives."""
     try:
         places = json.loads(index.read_text())["weight_map"]
         # A name with folders in it could point anywhere.
@@ -207,6 +207,10 @@ class LazyTensor:
     shape: tuple[int, ...]
     dtype: np.dtype
     compute: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write_weights(
@@ -240,21 +244,16 @@ def write_weights(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise WeightFileError(f"{path}: expected a name that ends in .safetensors")
-    plans = {name: _plan(name, tensor) for name, tensor in tensors.items()}
-    shards = _divide(plans, shard_bytes)
-    metadata = {"format": "pt"} if metadata is None else dict(metadata)
-    if len(shards) == 1:
-        contents: dict[Path, Any] = {path: plans}
-    else:
-        names = [
-            path.with_name(f"{path.stem}-{number:05d}-of-{len(shards):05d}.safetensors")
-            for number in range(1, len(shards) + 1)
-        ]
-        contents = dict(zip(names, shards, strict=True))
-    targets = [*contents] + ([path.with_name(path.name + ".index.json")] if len(shards) > 1 else [])
+    lazy = {name: _make_lazy(name, tensor) for name, tensor in tensors.items()}
+    shards = _divide(lazy, shard_bytes)
+    index = path.with_name(path.name + ".index.json")
+    files = {path: lazy}
+    if len(shards) > 1:
+        end = f"of-{len(shards):05d}.safetensors"
+        files = {path.with_name(f"{path.stem}-{n:05d}-{end}"): shard for n, shard in enumerate(shards, 1)}
+    written = [*files] if len(shards) == 1 else [*files, index]
     # A file left beside an index, or the other way round, would be read in the new one's place.
-    rivals = [path, path.with_name(path.name + ".index.json")]
-    taken = sorted({target.name for target in (*targets, *rivals) if target.exists()})
+    taken = sorted(file.name for file in {*written, path, index} if file.exists())
     if taken and not force:
         raise WeightFileError(
             f"{path.parent}: {', '.join(taken)} exists already; choose another place, or pass force=True to"
@@ -262,70 +261,62 @@ def write_weights(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as draft:
-        for target, held in contents.items():
-            _write_file(Path(draft) / target.name, held, metadata)
+        for file, held in files.items():
+            _write_file(Path(draft) / file.name, held, {"format": "pt"} if metadata is None else metadata)
         if len(shards) > 1:
-            places = {name: target.name for target, held in contents.items() for name in held}
-            total = sum(_size(plan) for plan in plans.values())
+            places = {name: file.name for file, held in files.items() for name in held}
+            total = sum(tensor.nbytes for tensor in lazy.values())
             text = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2)
-            (Path(draft) / targets[-1].name).write_text(text + "\n")
-        for target in targets:
-            os.replace(Path(draft) / target.name, target)
-    for rival in rivals:
-        if rival not in targets:
-            rival.unlink(missing_ok=True)
-    return targets[-1]
+            (Path(draft) / index.name).write_text(text + "\n")
+        for file in written:
+            os.replace(Path(draft) / file.name, file)
+    for file in {path, index} - {*written}:
+        file.unlink(missing_ok=True)
+    return written[-1]
 
 
-def _plan(name: str, tensor: np.ndarray | LazyTensor) -> LazyTensor:
-    """The tensor as a plan whose dtype can be written."""
+def _make_lazy(name: str, tensor: np.ndarray | LazyTensor) -> LazyTensor:
+    """Return the tensor as a lazy one, whose dtype is seen to be writable."""
     if not isinstance(tensor, LazyTensor):
         array = np.asarray(tensor)
         tensor = LazyTensor(array.shape, array.dtype, lambda: array)
-    if np.dtype(tensor.dtype) not in _CODES:
+    if tensor.dtype not in _CODES:
         raise WeightFileError(
             f"tensors: expected dtypes {', '.join(str(dtype) for dtype in _CODES)}; {name} has {tensor.dtype}"
         )
     return tensor
 
 
-def _size(plan: LazyTensor) -> int:
-    return math.prod(plan.shape) * np.dtype(plan.dtype).itemsize
-
-
-def _divide(plans: Mapping[str, LazyTensor], most: int | None) -> list[dict[str, LazyTensor]]:
-    """Consecutive tensors, as many to a file as fit."""
+def _divide(tensors: Mapping[str, LazyTensor], most: int | None) -> list[dict[str, LazyTensor]]:
+    """Divide tensors, in their order, into files of at most so many bytes."""
     shards: list[dict[str, LazyTensor]] = [{}]
-    filled = 0
-    for name, plan in plans.items():
-        if most is not None and shards[-1] and filled + _size(plan) > most:
+    for name, tensor in tensors.items():
+        filled = sum(held.nbytes for held in shards[-1].values())
+        if most is not None and shards[-1] and filled + tensor.nbytes > most:
             shards.append({})
-            filled = 0
-        shards[-1][name] = plan
-        filled += _size(plan)
+        shards[-1][name] = tensor
     return shards
 
 
-def _write_file(path: Path, plans: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
-    """One file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
+def _write_file(path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
+    """Write one file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
-    for name, plan in plans.items():
+    for name, tensor in tensors.items():
         header[name] = {
-            "dtype": _CODES[np.dtype(plan.dtype)],
-            "shape": list(plan.shape),
-            "data_offsets": [place, place + _size(plan)],
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + tensor.nbytes],
         }
-        place += _size(plan)
+        place += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
     with open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, plan in plans.items():
-            array = np.ascontiguousarray(plan.compute(), dtype=plan.dtype)
-            if array.shape != plan.shape and array.size != math.prod(plan.shape):
-                raise WeightFileError(f"{name}: planned shape {plan.shape}, computed {array.shape}")
-            bytes_here = array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
-            file.write(bytes_here.data)
+        for name, tensor in tensors.items():
+            array = np.ascontiguousarray(tensor.compute(), dtype=tensor.dtype.newbyteorder("<"))
+            if array.nbytes != tensor.nbytes:
+                raise WeightFileError(f"{name}: expected shape {tensor.shape}, computed {array.shape}")
+            file.write(array.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

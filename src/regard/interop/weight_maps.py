@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from regard.interop.conversions import Conversion, Transposed
+from regard.interop.conversions import TRANSPOSED, UNCHANGED, Conversion
 from regard.interop.weight_files import LazyTensor, WeightFiles
 
 
@@ -21,13 +21,13 @@ class Pair:
 
     tensor: str
     parameter: str
-    conversion: Conversion = Conversion()
+    conversion: Conversion = UNCHANGED
 
 
 def linear(tensor: str, parameter: str) -> tuple[Pair, Pair]:
     """Pair the parts of torch.nn.Linear, whose weight is (out, in), with those of nnx.Linear."""
     return (
-        Pair(f"{tensor}.weight", f"{parameter}.kernel", Transposed()),
+        Pair(f"{tensor}.weight", f"{parameter}.kernel", TRANSPOSED),
         Pair(f"{tensor}.bias", f"{parameter}.bias"),
     )
 

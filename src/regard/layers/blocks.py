@@ -19,7 +19,7 @@ from regard.scores import Score
 
 
 class EncoderBlock(nnx.Module):
-    """Update every position from the others by self-attention, then from itself by the feed-forward branch.
+    """Transformer block of self-attention and a feed-forward branch.
 
     norm="pre":   x = x + dropout(attention(norm(x)));  x = x + dropout(feed_forward(norm(x)))
     norm="post":  x = norm(x + dropout(attention(x)));  x = norm(x + dropout(feed_forward(x)))
@@ -124,7 +124,7 @@ class EncoderBlock(nnx.Module):
 
 
 class DecoderBlock(nnx.Module):
-    """Update every position from its sequence, then from a memory, then from itself.
+    """Transformer block of self-attention, cross-attention to a memory, and a feed-forward branch.
 
     With norm="pre" (and as in `EncoderBlock` for "post"):
 

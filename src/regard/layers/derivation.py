@@ -1,4 +1,4 @@
-"""derive: one call of a multi-head layer, step by step."""
+"""Derivation of one call of a multi-head layer, step by step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def derive(
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """What the layer projects."""
+    """Arrays that the layer projects."""
 
     query: Array
     key: Array | None  # None: the query itself, or projected before
@@ -137,7 +137,7 @@ class _Source:
 
     @classmethod
     def read(cls, layer: MultiHeadAttention, query: Any, key: Any, value: Any) -> _Source:
-        """The inputs with as many axes as the layer gives them."""
+        """Return the inputs with as many axes as the layer gives them."""
         query = jnp.asarray(query)
         if isinstance(key, Memory):
             return cls(add_leading_axes(query, max(key.key.ndim - 1, query.ndim)), None, None, key)
@@ -149,44 +149,35 @@ class _Source:
 
 
 def _without_batch(step: Step) -> Step:
-    """The step without the batch of one that an unbatched example runs in."""
+    """Return the step without the batch of one that an unbatched example runs in."""
     if not step.indices or step.indices[0] != "" or step.value.ndim != len(step.indices):
         return step
     return dataclasses.replace(step, value=step.value[0], indices=step.indices[1:])
 
 
 def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: Bilinear | None) -> None:
-    """From the inputs to query, key and value."""
+    """Derive query, key and value from the inputs."""
     problem, memory = course.problem, source.memory
+    grid = problem.grid()
     words = "What the layer is given: a row of features for each position."
     asking = _give_input(course, "hidden", "X", "ic", source.query, words)
     if layer.rotary is not None:
         course.add_positions()
     line = Line(course, "query", "Q", "i", "a" if metric is None else "e")
-    line.project(layer.query_projection, nnx.Linear.__call__, asking, "c", source.query, layer.num_heads)
-    grid = problem.grid()
+    line.project(layer.query_projection, nnx.Linear.__call__, asking, source.query, layer.num_heads)
     line.adjust(layer.query_norm, layer.rotary, grid.query_position[..., 0])
     if metric is not None:
         line.measure(metric, problem.query)
     line.finish(problem.query)
 
-    read, width, array, linear = (
-        Symbol("X", asking.indices.replace("i", "j")),
-        "c",
-        source.query,
-        nnx.Linear.__call__,
-    )
+    read, array, apply = Symbol("X", asking.indices.replace("i", "j")), source.query, nnx.Linear.__call__
     if source.key is not None:
         words = "What is read: a row of features for each position of the memory."
-        read, width, array, linear = (
-            _give_input(course, "memory", "Y", "jd", source.key, words),
-            "d",
-            source.key,
-            project_memory,
-        )
+        read = _give_input(course, "memory", "Y", "jd", source.key, words)
+        array, apply = source.key, project_memory
     line = Line(course, "key", "K", "j", "a")
     if memory is None:
-        line.project(layer.key_projection, linear, read, width, array, layer.num_key_heads)
+        line.project(layer.key_projection, apply, read, array, layer.num_key_heads)
     else:
         line.begin(memory.key)
     norm = layer.key_norm if memory is None else None
@@ -198,14 +189,14 @@ def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: B
         read, array = _give_input(course, "value_memory", "Z", "jd", source.value, words), source.value
     line = Line(course, "value", "V", "j", "b")
     if memory is None:
-        line.project(layer.value_projection, linear, read, width, array, layer.num_key_heads)
+        line.project(layer.value_projection, apply, read, array, layer.num_key_heads)
     else:
         line.begin(memory.value)
     line.finish(problem.value)
 
 
 def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
-    """From the heads to the output."""
+    """Derive the output from the heads."""
     problem, notation = course.problem, course.notation
     outer = dataclasses.replace(notation, leading=notation.leading[:-1])
     found = course.steps[-1]
@@ -222,48 +213,28 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     names = ("h", "b", "c")
     weight = Symbol("W", "hbc", "O")
     kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
+    kernel = course.pick(kernel, names)
     words = "How each head writes into the features of the layer."
-    course.add("output_weight", weight, None, words, "", course.pick(kernel, names), names)
+    course.add("output_weight", weight, None, words, "", kernel, names)
     whole = notation.name((*problem.leading, problem.T, layer.d_model), "ic")
     share = Symbol("C", spell(whole))
-    parts = jnp.einsum(
-        "...ib,...bc->...ic", found.value, course.pick(kernel, names).astype(found.value.dtype)
-    )
-    words = "What each head contributes to the output."
-    course.add(
-        "contributions",
-        share,
-        Sum("b", product(heads, weight)),
-        words,
-        FEATURES,
-        parts,
-        whole,
-        f"{heads.indices},hbc->{share.indices}",
-    )
+    parts = jnp.einsum("...ib,...bc->...ic", found.value, kernel.astype(found.value.dtype))
+    right: Formula = Sum("b", product(heads, weight))
+    words, subscripts = "What each head contributes to the output.", f"{heads.indices},hbc->{share.indices}"
+    course.add("contributions", share, right, words, FEATURES, parts, whole, subscripts)
     names = outer.name((*problem.leading[:-1], problem.T, layer.d_model), "ic")
-    right: Formula = Sum("h", share)
-    words = (
-        "All heads together." if problem.heads is None else "All heads together, those not derived included."
-    )
+    right = Sum("h", share)
     if linear.bias is not None:
         bias = Symbol("b", "c", "O")
         course.add("output_bias", bias, None, "Added whatever is read.", "", linear.bias[...], ("c",))
         right = Row((right, bias), "+")
-    value = chosen
+    value, words = chosen, "All heads together, those not derived included."
     if problem.heads is None:
-        value = linear(joined)
+        value, words = linear(joined), "All heads together."
         value = value[0] if value.ndim > output.ndim else value
         names = names[len(names) - value.ndim :]
-    course.add(
-        "output",
-        Symbol("Y", spell(names)),
-        right,
-        words,
-        FEATURES,
-        value,
-        names,
-        f"{share.indices}->{spell(names)}",
-    )
+    subscripts = f"{share.indices}->{spell(names)}"
+    course.add("output", Symbol("Y", spell(names)), right, words, FEATURES, value, names, subscripts)
 
 
 def _give_input(course: Course, name: str, letter: str, tail: str, array: Array, words: str) -> Symbol:

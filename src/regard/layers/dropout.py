@@ -1,4 +1,4 @@
-"""Dropout as every layer here wants it: a checked rate, no hidden state at rate 0, never silently absent."""
+"""Dropout with a checked rate, no random state at rate 0, and an error where its random stream is missing."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ STREAM = "dropout"
 
 
 def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_rate") -> nnx.Dropout:
-    """`nnx.Dropout` with its own random stream, or with none where nothing can drop."""
+    """Build an `nnx.Dropout` with a random stream of its own, or with none where nothing can drop."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"{name}: expected a rate in [0, 1), got {rate}; 0 switches dropout off")
     has_stream = rngs is not None and (STREAM in rngs or "default" in rngs)
@@ -20,7 +20,7 @@ def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_ra
 def draw_dropout(
     dropout: nnx.Dropout, deterministic: Any, rngs: nnx.Rngs | nnx.RngStream | jax.Array | None
 ) -> tuple[float, jax.Array | None]:
-    """The rate and the random key of one `attend` call, by the rules of `nnx.Dropout`."""
+    """Return the rate and the random key of one `attend` call, by the rules of `nnx.Dropout`."""
     off = dropout.deterministic if deterministic is None else deterministic
     if not isinstance(off, bool | np.bool_):
         raise TypeError(
@@ -33,7 +33,7 @@ def draw_dropout(
 
 
 def _next_key(source: Any) -> jax.Array:
-    """A fresh key from whatever the caller has, or a word on how to get one."""
+    """Draw a key from whatever the caller has; the error says how to get one."""
     if isinstance(source, nnx.Rngs) and (STREAM in source or "default" in source):
         return source[STREAM]()
     if isinstance(source, nnx.RngStream):

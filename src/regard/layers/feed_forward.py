@@ -1,4 +1,4 @@
-"""The feed-forward branch: wider, through an activation, and back, the same at every position."""
+"""The feed-forward branch of a block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS = {
 
 
 class FeedForward(nnx.Module):
-    """Widen every position, apply the activation, narrow it again.
+    """Feed-forward branch: widens every position, applies the activation, and narrows it again.
 
     output = activation(x W1 + b1) W2 + b2
     gated:   output = (activation(x Wg + bg) * (x W1 + b1)) W2 + b2

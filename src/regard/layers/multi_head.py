@@ -1,7 +1,8 @@
-"""Multi-head attention: project, attend in every head, concatenate, project."""
+"""Multi-head attention as a layer."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,19 +24,19 @@ from regard.scores import Score
 
 
 class Memory(NamedTuple):
-    """Keys and values that queries read, projected and in heads: what a decoder keeps of its source."""
+    """Projected keys and values in heads, which a decoder keeps of its source."""
 
     key: Float[Array, "*B K S D"]
     value: Float[Array, "*B K S D"]
 
 
 def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
-    """Output and aux of a call that returns a pair only where more than the output was asked for."""
+    """Return output and aux of a call, which returns a pair only where more than the output was asked for."""
     return result if is_pair else (result, {})
 
 
 class MultiHeadAttention(nnx.Module):
-    """Let every position of `query` gather from the positions of `key` and `value`, in several heads.
+    """Multi-head attention: in every head, positions of `query` attend to those of `key` and `value`.
 
     head_h = attend(query Wq_h + bq_h, key Wk_g + bk_g, value Wv_g + bv_g),  g = h // (H / K)
     output = concat(head_1, ..., head_H) Wo + bo
@@ -122,26 +123,21 @@ class MultiHeadAttention(nnx.Module):
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
         self.scale, self.rotary = scale, rotary
 
-        def project(width_in: int, width_out: int, has_bias: bool = use_bias) -> nnx.Linear:
-            return nnx.Linear(
-                width_in,
-                width_out,
-                use_bias=has_bias,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                kernel_init=kernel_init,
-                bias_init=bias_init,
-                precision=precision,
-                rngs=rngs,
-            )
-
-        self.query_projection = project(d_model, num_heads * head_dim)
-        self.key_projection = project(memory_width, num_key_heads * head_dim)
-        self.value_projection = project(memory_width, num_key_heads * head_dim)
-        output_bias = use_bias if output_bias is None else output_bias
-        self.output_projection = (
-            project(num_heads * head_dim, d_model, output_bias) if project_output else None
+        linear = functools.partial(
+            nnx.Linear,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            precision=precision,
+            rngs=rngs,
         )
+        width, key_width = num_heads * head_dim, num_key_heads * head_dim
+        self.query_projection = linear(d_model, width, use_bias=use_bias)
+        self.key_projection = linear(memory_width, key_width, use_bias=use_bias)
+        self.value_projection = linear(memory_width, key_width, use_bias=use_bias)
+        output_bias = use_bias if output_bias is None else output_bias
+        self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
         norm = {"epsilon": norm_epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.query_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
         self.key_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
@@ -260,7 +256,7 @@ class MultiHeadAttention(nnx.Module):
         return self._project(memory, memory, project_memory)
 
     def _project(self, key: Array, value: Array, project: Any) -> Memory:
-        """Keys and values in heads, before positions."""
+        """Project keys and values into heads, before positions."""
         key = split_heads(project(self.key_projection, key), self.num_key_heads)
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
@@ -276,7 +272,7 @@ class MultiHeadAttention(nnx.Module):
     def _turn(
         self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | None
     ) -> tuple[Array, Memory]:
-        """Queries and keys turned by their positions."""
+        """Turn queries and keys by their positions."""
         assert self.rotary is not None
         if cache is not None:
             place = cache.lengths[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
@@ -288,14 +284,14 @@ class MultiHeadAttention(nnx.Module):
 
 
 def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:
-    """The projected memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
+    """Project a memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
     # A kernel's gradient is input times gradient, and NaN times the 0 of a masked row would be NaN.
     finite = jnp.all(jnp.isfinite(memory), axis=-1, keepdims=True)
     return jnp.where(finite, linear(jnp.where(finite, memory, jnp.zeros_like(memory))), jnp.nan)
 
 
 def check_features(name: str, x: Any, width: int) -> Array:
-    """The input as a floating point array whose last axis has the layer's width."""
+    """Check for a floating-point array whose last axis has the layer's width, and return it."""
     x = jnp.asarray(x)
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(
@@ -312,7 +308,7 @@ def check_features(name: str, x: Any, width: int) -> Array:
 def _check_sizes(
     d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None, memory_width: int
 ) -> None:
-    """Sizes of at least 1 and heads that divide."""
+    """Check for sizes of at least 1 and heads that divide."""
     sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
     for name, size in {**sizes, "head_dim": head_dim, "memory_width": memory_width}.items():
         if size is not None and size < 1:

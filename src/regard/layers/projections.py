@@ -20,7 +20,7 @@ FEATURES = "features"
 
 
 class _Stage(NamedTuple):
-    """What becomes of queries, keys or values; the formula is made from the symbol before."""
+    """One stage of queries, keys or values; its formula is made from the symbol before."""
 
     name: str
     right: Callable[[Symbol], Formula] | None
@@ -31,44 +31,39 @@ class _Stage(NamedTuple):
 
 
 class Line:
-    """The stages of queries, keys or values; the last one has the plain symbol and name."""
+    """Stages of queries, keys or values; the last one has the plain symbol and name."""
 
     def __init__(self, course: Course, name: str, letter: str, position: str, features: str):
         self.course, self.name, self.letter = course, name, letter
         self.position, self.features = position, features
         self.stages: list[_Stage] = []
 
-    def project(
-        self, linear: nnx.Linear, apply: Any, read: Symbol, width: str, array: Array, heads: int
-    ) -> None:
+    def project(self, linear: nnx.Linear, apply: Any, read: Symbol, array: Array, heads: int) -> None:
         """Make them from rows of features, by a tensor that has heads."""
-        course, last = self.course, self.features
+        course, last, width = self.course, self.features, read.indices[-1]
         kernel = linear.kernel[...]
         kernel = jnp.moveaxis(kernel.reshape((kernel.shape[0], heads, -1)), 1, 0)
         names = self._name(kernel.shape, width + last)
         weight = Symbol("W", "".join(names), self.letter)
         words = f"How the {self.name} of each head is read off the features."
         course.add(f"{self.name}_weight", weight, None, words, "", course.pick(kernel, names), names)
-        value = split_heads(apply(linear, array), heads)
         right: Formula = Sum(width, product(read, weight))
         if linear.bias is not None:
-            bias = linear.bias[...].reshape((heads, 1, -1))
-            # The axis of positions has no letter: one row serves all.
-            names = self._name((heads, kernel.shape[-1]), last)
+            bias = linear.bias[...].reshape((heads, -1))
+            names = self._name(bias.shape, last)
             symbol = Symbol("b", "".join(names), self.letter)
             words = "Added whatever the features are."
-            course.add(f"{self.name}_bias", symbol, None, words, "", course.pick(bias[:, 0], names), names)
+            course.add(f"{self.name}_bias", symbol, None, words, "", course.pick(bias, names), names)
             right = Row((right, symbol), "+")
+        value = split_heads(apply(linear, array), heads)
         result = "".join(self._name(value.shape, self.position + last))
-        subscripts = f"{read.indices},{weight.indices}->{result}"
         words = f"One {self.name} per head and position, {value.shape[-1]} numbers each."
-        stage = _Stage(f"projected_{self.name}", lambda _: right, words, value, last, subscripts)
-        self.stages.append(stage)
+        subscripts = f"{read.indices},{weight.indices}->{result}"
+        self._follow(f"projected_{self.name}", lambda _: right, words, value, subscripts=subscripts)
 
     def begin(self, value: Array) -> None:
         """Take them as they are."""
-        words = "Projected before, and remembered."
-        self.stages.append(_Stage(f"remembered_{self.name}", None, words, value, self.features))
+        self._follow(f"remembered_{self.name}", None, "Projected before, and remembered.", value)
 
     def adjust(self, norm: Any, rotary: Rotary | None, places: Array) -> None:
         """Norm and turn them."""
@@ -105,9 +100,8 @@ class Line:
         before = "".join(self._name(self.stages[-1].value.shape, "ie"))
         subscripts = f"{before},{form.indices}->{''.join(self._name(value.shape, 'ia'))}"
         words = "The queries seen through the metric: what meets the keys."
-        self.stages.append(
-            _Stage("measured", lambda before: Sum("e", product(before, form)), words, value, "a", subscripts)
-        )
+        self.features = "a"
+        self._follow("measured", lambda before: Sum("e", product(before, form)), words, value, subscripts)
 
     def finish(self, value: Array) -> None:
         """Add all stages; `value` is what entered the call."""
@@ -129,8 +123,16 @@ class Line:
             )
             symbol = after
 
-    def _follow(self, name: str, right: Callable[[Symbol], Formula], words: str, value: Array) -> None:
-        self.stages.append(_Stage(name, right, words, value, self.features))
+    def _follow(
+        self,
+        name: str,
+        right: Callable[[Symbol], Formula] | None,
+        words: str,
+        value: Array,
+        subscripts: str | None = None,
+    ) -> None:
+        """Add a stage."""
+        self.stages.append(_Stage(name, right, words, value, self.features, subscripts))
 
     def _name(self, shape: tuple[int, ...], tail: str) -> tuple[str, ...]:
         return self.course.notation.name(shape, tail, of_keys=self.name != "query")

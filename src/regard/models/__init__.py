@@ -1,7 +1,8 @@
-"""Whole Transformers on Flax NNX, their architectures as data, and text written with them.
+"""Transformer models, published architectures as data, and text generation.
 
 Start from `TransformerConfig` or a `preset`, build a `Decoder`, `Encoder`, `EncoderDecoder` or `Classifier`
-from it, and write with `generate` or `stream`. Needs the extra `regard[models]`.
+from it, and write with `generate` or `stream`; temperature, top-k, top-p and min-p are settings of
+`Sampling`. Needs the extra `regard[models]`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from regard.models.classifier import Classifier
     from regard.models.config import TransformerConfig
     from regard.models.decoder import Decoder
-    from regard.models.decoding import DecodingCache
+    from regard.models.decoding_cache import DecodingCache
     from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.generation import Generated, generate, stream
@@ -48,7 +49,7 @@ __getattr__, __dir__ = defer(
     classifier="Classifier",
     config="TransformerConfig",
     decoder="Decoder",
-    decoding="DecodingCache",
+    decoding_cache="DecodingCache",
     encoder="Encoder",
     encoder_decoder="EncoderDecoder",
     generation="Generated generate stream",

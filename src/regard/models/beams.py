@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts that a search of fixed width finds."""
+"""Beam search."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from regard.axes import Array, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, canonicalize, canonicalize_stop_tokens, vocabulary_size
-from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import widen
 from regard.records import record
 
 
 @record
 class Beams:
-    """What `beam_search` found, best first; a pytree.
+    """Texts that `beam_search` found, best first; a pytree.
 
     Example:
         >>> import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Beams:
     """True where a stop token ends the text."""
 
     def rows(self) -> list[list[list[int]]]:
-        """The texts found for each prompt as lists, best first."""
+        """Return the texts found for each prompt as lists, best first."""
         tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
         return [
             [text[:length].tolist() for text, length in zip(*row, strict=True) if length]
@@ -123,17 +123,9 @@ def beam_search(
         raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
-    request = canonicalize(
-        model,
-        prompts,
-        lengths,
-        max_tokens=max_tokens,
-        start_token=start_token,
-        capacity=capacity,
-        chunk=chunk,
-    )
+    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
-    parts = take_apart(model)
+    parts = split_model(model)
     return _search(*parts, request, stops, float(length_penalty), num_beams)
 
 
@@ -146,7 +138,7 @@ def _search(
     penalty: Array | float,
     num_beams: int,
 ) -> Beams:
-    model = put_together(structure, arrays)
+    model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
     batch, width = hidden.shape[0], num_beams
     rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)
@@ -170,7 +162,7 @@ def _search(
 
 
 def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
-    """One empty beginning per prompt; the other beams hold nothing yet."""
+    """Start with one empty beginning per prompt; the other beams hold nothing yet."""
     none = jnp.full((batch, width), -jnp.inf, dtype)
     tokens = jnp.zeros((batch, width, max_tokens), jnp.int32)
     ended = Beams(tokens, jnp.zeros((batch, width), jnp.int32), none, jnp.zeros((batch, width), bool))
@@ -180,7 +172,7 @@ def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
 def _extend(
     search: Search, logits: Array, stops: Array, penalty: Array | float
 ) -> tuple[Search, Int[Array, "batch W"]]:
-    """Every beginning with every token: the best of them, and which beam each goes on from."""
+    """Try every beginning with every token; return the best, and the beam that each goes on from."""
     batch, width, _ = search.live.shape
     vocab_size = logits.shape[-1]
     logits = widen(logits)
@@ -210,13 +202,13 @@ def _extend(
 
 
 def _finish(search: Search, penalty: Array | float) -> Beams:
-    """What was going on when the tokens ran out is found, too."""
+    """Add the texts that were going on when the tokens ran out."""
     before = Search(search.live, search.sums, search.ended, search.searching, search.step - 1)
     return _keep_best(before, search.live, search.sums, penalty, stopped=False)
 
 
 def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float, *, stopped: bool) -> Beams:
-    """The texts put aside, and those that join them; nothing joins where the search is over."""
+    """Keep the best of the texts put aside and those that join them, where the search is not over."""
     old, length = search.ended, search.step + 1
     scores = sums / _length_factor(length, penalty, sums.dtype)
     scores = jnp.where(search.searching[:, None], scores, jnp.full_like(scores, -jnp.inf))

@@ -14,7 +14,7 @@ from regard.models.pooling import build_pooling
 
 
 class Classifier(nnx.Module):
-    """Predict one class per example, or with `pooling=None` one per position.
+    """Encoder that predicts one class per example, or with `pooling=None` one per position.
 
     logits = head(pool(encoder(inputs)))
 
@@ -64,7 +64,7 @@ class Classifier(nnx.Module):
         lengths: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
-        """Logits of the classes.
+        """Compute the logits of the classes.
 
         Args:
             inputs: as in `Encoder`.

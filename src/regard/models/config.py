@@ -151,13 +151,13 @@ class TransformerConfig:
 
     @property
     def rotary(self) -> Rotary | None:
-        """How queries and keys are turned; None where they are not."""
+        """Rotary positions of queries and keys; None for other kinds of positions."""
         if self.positions != "rotary":
             return None
         return Rotary(self.rotary_base, self.rotary_width, scaling=self.rotary_scaling)
 
     def window(self, layer: int) -> int | None:
-        """Keys before the query's own that a layer sees; None means all."""
+        """Return the number of keys before the query's own that a layer sees; None means all."""
         return self.windows[layer % len(self.windows)]
 
     def _check_sizes(self) -> None:

@@ -11,13 +11,13 @@ from regard import masks
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
-from regard.models.decoding import DecodingCache
+from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding, TokenTable
 from regard.models.encoder import Encoder
 
 
 class Decoder(nnx.Module):
-    """Predict the next token at every position from the positions up to it.
+    """Causal language model: predicts the next token at every position from the positions up to it.
 
     logits_t = head(hidden_t),  hidden = encoder under causal()
 
@@ -55,7 +55,7 @@ class Decoder(nnx.Module):
         mask: masks.Mask | ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         Args:
             tokens: tokens in 0..V-1.
@@ -73,7 +73,7 @@ class Decoder(nnx.Module):
         return (self.predict(hidden), seen) if aux else self.predict(hidden)
 
     def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
-        """Logits of hidden states."""
+        """Compute the logits of hidden states."""
         return predict_tokens(self.config, self.head, self.trunk.embedding, hidden)
 
     def start_cache(self, batch: int, capacity: int, *, chunk: int | None = None) -> DecodingCache:
@@ -130,7 +130,7 @@ class Decoder(nnx.Module):
 
 
 def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nnx.Linear | None:
-    """From hidden states to logits; None where the embedding table serves."""
+    """Build the map from hidden states to logits; None where the embedding table serves."""
     if config.tied_output:
         return None
     return nnx.Linear(config.d_model, vocab_size, use_bias=config.head_bias, rngs=rngs)
@@ -139,7 +139,7 @@ def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nn
 def predict_tokens(
     config: TransformerConfig, head: nnx.Linear | None, embedding: TokenEmbedding, hidden: Array
 ) -> Array:
-    """Logits, by the head or by the table of the embedding."""
+    """Compute logits by the head, or by the table of the embedding."""
     if config.output_scale != 1.0:
         hidden = hidden * config.output_scale
     if head is None:

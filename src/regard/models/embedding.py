@@ -1,4 +1,4 @@
-"""From inputs to the residual stream: tokens or real vectors, positions, dropout."""
+"""Embeddings: tokens or real vectors and their positions as a residual stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from regard.layers.dropout import build_dropout
 from regard.layers.normalisation import build_norm
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
-from regard.models.padding import blank_padding, check_lengths, mark_valid
+from regard.models.padding import blank_padding, check_lengths, check_range, mark_valid
 
 
 class TokenEmbedding(nnx.Module):
-    """Turn tokens, or real vectors, into positions of the residual stream.
+    """Embedding of tokens, or of real vectors, with their positions.
 
     tokens:  hidden_t = dropout(norm(sqrt(M) table[token_t] + type_t + position_t))
     vectors: hidden_t = dropout(norm(x_t W + b + position_t))
@@ -109,7 +109,7 @@ class TokenEmbedding(nnx.Module):
         return self.dropout(hidden if self.norm is None else self.norm(hidden))
 
     def _add_types(self, hidden: Array, token_types: Any) -> Array:
-        """The embedding of each token's segment."""
+        """Add the embedding of each token's segment."""
         if self.type_table is None:
             if token_types is not None:
                 raise ValueError("token_types: expected None, as the config has num_token_types=0")
@@ -120,16 +120,13 @@ class TokenEmbedding(nnx.Module):
                 f"token_types: expected integers of shape {hidden.shape[:-1]}, one per token; got"
                 f" {types.dtype} of shape {types.shape}"
             )
-        if is_concrete(types) and types.size:
-            low, high = int(np.asarray(types).min()), int(np.asarray(types).max())
-            if low < 0 or high >= self.config.num_token_types:
-                raise ValueError(
-                    f"token_types: expected values in 0..{self.config.num_token_types - 1}, got {low}..{high}"
-                )
+        if is_concrete(types):
+            most = self.config.num_token_types - 1
+            check_range("token_types", "values", types, most, f"num_token_types={most + 1}")
         return hidden + self.type_table(types) * self.scale
 
     def _add_positions(self, hidden: Array, offset: Any) -> Array:
-        """Positions from `offset` on, or 0..T-1 on every row."""
+        """Add the positions from `offset` on, or 0..T-1 on every row."""
         num_positions, d_model = hidden.shape[-2:]
         limit = self.config.max_length
         if self.config.positions not in ("sinusoidal", "learned"):
@@ -159,7 +156,7 @@ class TokenTable(nnx.Module):
         self.vocab_size, self.scale, self.table = table.num_embeddings, scale, table
 
     def __call__(self, tokens: Any, lengths: Any) -> Array:
-        """Rows of the table; NaN, never a neighbour's row, where a traced token is out of range."""
+        """Look up rows of the table; NaN, never a neighbour's row, where a traced token is out of range."""
         tokens = tokens if hasattr(tokens, "dtype") else np.asarray(tokens)
         self._check(tokens, lengths)
         tokens = jnp.asarray(tokens)
@@ -187,11 +184,7 @@ class TokenTable(nnx.Module):
         values = np.asarray(tokens)
         if lengths is not None:
             values = values[np.arange(values.shape[-1]) < np.asarray(lengths)[..., None]]
-        if values.size and (values.min() < 0 or values.max() >= self.vocab_size):
-            raise ValueError(
-                f"tokens: expected values in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), got"
-                f" {values.min()}..{values.max()}"
-            )
+        check_range("tokens", "values", values, self.vocab_size - 1, f"vocab_size={self.vocab_size}")
 
 
 class VectorProjection(nnx.Module):
@@ -202,7 +195,7 @@ class VectorProjection(nnx.Module):
         self.linear = nnx.Linear(input_width, d_model, rngs=rngs)
 
     def __call__(self, vectors: Any, lengths: Any) -> Array:
-        """The mapped vectors; the padding is zeroed before the map."""
+        """Map the vectors; the padding is zeroed before the map."""
         vectors, width = jnp.asarray(vectors), self.input_width
         if vectors.ndim not in (2, 3) or vectors.shape[-1] != width:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Encoder: inputs to hidden states, every position reading every valid one, or those before it."""
+"""Encoder: hidden states of inputs, each from all positions or from those before it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
 from regard.models.config import TransformerConfig
-from regard.models.decoding import DecodingCache
+from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.padding import blank_padding, mask_padding
 from regard.models.stack import Stack
 
 
 class Encoder(nnx.Module):
-    """Embed the inputs and run them through `config.num_layers` encoder blocks.
+    """Embedding and `config.num_layers` encoder blocks.
 
     hidden = norm(block_L(... block_1(embedding(inputs))))    (the last norm not for norm="post")
 

@@ -1,4 +1,4 @@
-"""EncoderDecoder: one sequence to another, by cross-attention."""
+"""EncoderDecoder: one sequence from another, by cross-attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
 from regard.models.decoder import build_head, predict_tokens
-from regard.models.decoding import DecodingCache
+from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
 from regard.models.padding import blank_padding, mask_padding
@@ -21,7 +21,7 @@ from regard.models.stack import Stack
 
 
 class EncoderDecoder(nnx.Module):
-    """Encode a source, and predict the next target token from it and from the target so far.
+    """Encoder and decoder that predict the next target token from a source and the target so far.
 
     memory = encoder(source);  logits_t = head(decoder(target_0..t, memory))
 
@@ -89,7 +89,7 @@ class EncoderDecoder(nnx.Module):
         target_lengths: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
-        """Logits of the next target token at every target position (teacher forcing).
+        """Compute the logits of the next target token at every target position (teacher forcing).
 
         Args:
             source: what is read.
@@ -123,7 +123,7 @@ class EncoderDecoder(nnx.Module):
         target_lengths: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
-        """Hidden states of the target against a memory that `encoder` made; `head` turns them into logits.
+        """Compute hidden states of the target against a memory that `encoder` made, for `predict`.
 
         Args:
             target: as in the call.
@@ -146,7 +146,7 @@ class EncoderDecoder(nnx.Module):
         return (hidden, seen) if aux else hidden
 
     def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
-        """Logits of hidden states."""
+        """Compute the logits of hidden states."""
         return predict_tokens(self.config, self.head, self._target_embedding, hidden)
 
     def start_cache(

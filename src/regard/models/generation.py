@@ -1,4 +1,4 @@
-"""Writing: a model reads a prompt once, then one token at a time, all in compiled loops."""
+"""Generation: a model reads a prompt once, then writes a token at a time, all in compiled loops."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import (
     Request,
     canonicalize,
@@ -22,14 +23,13 @@ from regard.models.prompts import (
     check_token,
     vocabulary_size,
 )
-from regard.models.reading import Structure, put_together, read_prompts, take_apart
 from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
 from regard.records import record
 
 
 @record
 class Generated:
-    """What `generate` wrote; a pytree.
+    """Tokens that `generate` wrote; a pytree.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,13 +52,13 @@ class Generated:
     """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
 
     def rows(self) -> list[list[int]]:
-        """The tokens of each row as a list, its end included, the padding left out."""
+        """Return the tokens of each row as a list, its end included, the padding left out."""
         return [
             row[:length].tolist() for row, length in zip(*_on_host(self.tokens, self.lengths), strict=True)
         ]
 
     def reasons(self) -> list[str]:
-        """Why each row ended: "stop token", "max_tokens" or "not finite"."""
+        """Say why each row ended: "stop token", "max_tokens" or "not finite"."""
         finished, healthy = _on_host(self.finished, self.healthy)
         ends = np.where(finished, "stop token", np.where(healthy, "max_tokens", "not finite"))
         return ends.tolist()
@@ -69,7 +69,7 @@ class Generated:
 
 @record
 class Rules:
-    """How tokens are chosen, and which of them end a row."""
+    """Settings by which tokens are chosen, and tokens that end a row."""
 
     sampling: Sampling
     keys: Any  # one random key per row; None where nothing is drawn
@@ -79,7 +79,7 @@ class Rules:
 
 @record
 class Draft:
-    """What is written so far, and what the next step needs beside the cache."""
+    """The text so far, and the rest that the next step needs beside the cache."""
 
     written: Generated
     newest: Array  # (batch,) the token to read next
@@ -151,20 +151,12 @@ def generate(
         >>> written.tokens.shape, written.lengths.tolist()
         ((2, 5), [5, 5])
     """
-    request = canonicalize(
-        model,
-        prompts,
-        lengths,
-        max_tokens=max_tokens,
-        start_token=start_token,
-        capacity=capacity,
-        chunk=chunk,
-    )
-    rules = _pose_rules(model, request, sampling, stop_tokens, rng, pad_token)
-    structure, arrays = take_apart(model)
-    cache, draft = _begin(structure, arrays, request, rules)
+    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
+    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token)
+    structure, arrays = split_model(model)
+    cache, draft = _prefill(structure, arrays, request, rules)
     if request.max_tokens > 1:
-        _, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(request.max_tokens))
+        _, draft = _decode(structure, arrays, cache, draft, rules, np.int32(request.max_tokens))
     return draft.written
 
 
@@ -213,29 +205,21 @@ def stream(
         [1, 2, 2]
     """
     burst = whole_number("burst", burst, 1)
-    request = canonicalize(
-        model,
-        prompts,
-        lengths,
-        max_tokens=max_tokens,
-        start_token=start_token,
-        capacity=capacity,
-        chunk=chunk,
-    )
-    rules = _pose_rules(model, request, sampling, stop_tokens, rng, 0)
-    return _stream(*take_apart(model), request, rules, burst)
+    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
+    rules = _check_rules(model, request, sampling, stop_tokens, rng, 0)
+    return _stream(*split_model(model), request, rules, burst)
 
 
 def _stream(
     structure: Structure, arrays: list[Any], request: Request, rules: Rules, burst: int
 ) -> Iterator[list[list[int]]]:
-    cache, draft = _begin(structure, arrays, request, rules)
+    cache, draft = _prefill(structure, arrays, request, rules)
     sent, ready = np.zeros(draft.newest.shape, np.int32), 1
     while True:
         done, limit = draft, min(ready + burst, request.max_tokens)
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
-            cache, draft = _go_on(structure, arrays, cache, draft, rules, np.int32(limit))
+            cache, draft = _decode(structure, arrays, cache, draft, rules, np.int32(limit))
         tokens, lengths, alive = _on_host(done.written.tokens, done.written.lengths, done.alive)
         yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
@@ -244,9 +228,9 @@ def _stream(
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _begin(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Draft]:
+def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Draft]:
     """Read the prompts, and choose the first tokens."""
-    model = put_together(structure, arrays)
+    model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
     batch, size = request.start.shape
     shape = (batch, request.max_tokens)
@@ -265,15 +249,15 @@ def _begin(structure: Structure, arrays: list[Any], request: Request, rules: Rul
         healthy=yes,
     )
     draft = Draft(written, jnp.zeros(batch, jnp.int32), yes, jnp.int32(0), seen)
-    return cache, _write(draft, model.predict(hidden)[:, 0], rules)
+    return cache, _write_column(draft, model.predict(hidden)[:, 0], rules)
 
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
-def _go_on(
+def _decode(
     structure: Structure, arrays: list[Any], cache: Any, draft: Draft, rules: Rules, limit: Array
 ) -> tuple[Any, Draft]:
     """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
-    model = put_together(structure, arrays)
+    model = merge_model(structure, arrays)
 
     def is_open(carry: tuple[Any, Draft]) -> Array:
         return (carry[1].step < limit) & jnp.any(carry[1].alive)
@@ -282,13 +266,13 @@ def _go_on(
         cache, draft = carry
         # Rows that have ended read on, for nobody: there is room, and one shape of work is fastest.
         hidden, cache = model.read(draft.newest[:, None], cache)
-        return cache, _write(draft, model.predict(hidden)[:, 0], rules)
+        return cache, _write_column(draft, model.predict(hidden)[:, 0], rules)
 
     return jax.lax.while_loop(is_open, advance, (cache, draft))
 
 
-def _write(draft: Draft, logits: Array, rules: Rules) -> Draft:
-    """One more column: a token for each row that has not ended."""
+def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
+    """Write one more column: a token for each row that has not ended."""
     logits, written, alive = widen(logits), draft.written, draft.alive
     keys = rules.keys
     if keys is not None:
@@ -321,7 +305,7 @@ def _write(draft: Draft, logits: Array, rules: Rules) -> Draft:
 
 
 def log_probabilities_of(logits: Array, tokens: Array) -> Array:
-    """log softmax(logits) at one token per row."""
+    """Compute log softmax(logits) at one token per row."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
@@ -331,13 +315,13 @@ def _put(columns: Array, column: Array, index: Array) -> Array:
 
 
 def _mark(seen: Array, tokens: Array, real: Array) -> Array:
-    """True for the real tokens, too."""
+    """Mark the real tokens as seen."""
     rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
     beyond = jnp.asarray(seen.shape[1], tokens.dtype)
     return seen.at[rows, jnp.where(real, tokens, beyond)].set(True, mode="drop")
 
 
-def _pose_rules(
+def _check_rules(
     model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any
 ) -> Rules:
     """Check how tokens are chosen."""

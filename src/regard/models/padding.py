@@ -1,4 +1,4 @@
-"""Padding at the end of a row, said by `lengths`: what it holds never reaches a result or a gradient."""
+"""Padding at the ends of rows, given by `lengths`, which reaches no result and no gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.masks.grid import is_concrete
 
 
 def check_lengths(name: str, lengths: Any, leading: tuple[int, ...], num_positions: int) -> Any:
-    """Lengths as an integer array, one per row, within the row where that can be known."""
+    """Check for one integer length per row, within the row where values are known, and return them."""
     if lengths is None:
         return None
     lengths = lengths if hasattr(lengths, "dtype") else np.asarray(lengths)
@@ -25,31 +25,35 @@ def check_lengths(name: str, lengths: Any, leading: tuple[int, ...], num_positio
         return lengths.astype(jnp.int32)
     # NumPy, because inside a trace arithmetic on a known jax array gives an unknown one.
     lengths = np.asarray(lengths)
-    if lengths.size:
-        low, high = int(lengths.min()), int(lengths.max())
-        if low < 0 or high > num_positions:
-            raise ValueError(
-                f"{name}: expected lengths in 0..{num_positions}, the length of the input; got {low}..{high}"
-            )
+    check_range(name, "lengths", lengths, num_positions, "the length of the input")
     return lengths.astype(np.int32)
 
 
+def check_range(name: str, kind: str, values: Any, most: int, reason: str) -> None:
+    """Raise ValueError for known values that are not in 0..most, which follows from the reason."""
+    values = np.asarray(values)
+    if values.size and (values.min() < 0 or values.max() > most):
+        raise ValueError(
+            f"{name}: expected {kind} in 0..{most} ({reason}), got {values.min()}..{values.max()}"
+        )
+
+
 def mark_valid(lengths: Any, num_positions: int) -> Bool[Array, "*B T"]:
-    """True at the positions below each row's length."""
+    """Mark the positions below each row's length."""
     lengths = jnp.asarray(lengths, jnp.int32)
     index = jnp.arange(num_positions, dtype=jnp.int32)
     return index.reshape((1,) * lengths.ndim + (-1,)) < lengths[..., None]
 
 
 def blank_padding(x: Array, lengths: Any) -> Array:
-    """x `(*B, T, M)` with zeros in the padding; where, not times, so that NaN goes too."""
+    """Set the padding of x `(*B, T, M)` to zero, NaN included."""
     if lengths is None:
         return x
     return jnp.where(mark_valid(lengths, x.shape[-2])[..., None], x, jnp.zeros_like(x))
 
 
 def mask_padding(lengths: Any, mask: masks.Mask | None = None) -> masks.Mask | None:
-    """`mask`, and no keys in the padding."""
+    """Restrict a mask, or None for all, to keys outside the padding."""
     if lengths is None:
         return mask
     # One unbatched example runs as a batch of 1.

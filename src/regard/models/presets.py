@@ -43,12 +43,12 @@ class Preset:
     """Paper and table."""
 
     def build(self, *, rngs: nnx.Rngs) -> Encoder | Decoder | EncoderDecoder:
-        """The model with fresh parameters; `regard.interop.huggingface.load` has trained ones."""
+        """Build the model with fresh parameters; `regard.interop.huggingface.load` has trained ones."""
         return build_model(self.kind, self.config, rngs=rngs)
 
 
 def build_model(kind: Kind, config: TransformerConfig, *, rngs: nnx.Rngs) -> Any:
-    """The model of a kind with fresh parameters."""
+    """Build the model of a kind with fresh parameters."""
     return {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}[kind](
         config, rngs=rngs
     )

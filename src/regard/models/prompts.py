@@ -1,4 +1,4 @@
-"""Prompts: what a model reads before it writes, checked and padded."""
+"""Prompts, checked and padded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.padding import check_lengths
+from regard.models.padding import check_lengths, check_range
 from regard.records import record, static
 
 # Lists of prompts are padded to a multiple of this, so that prompts of similar lengths share a program.
@@ -20,7 +20,7 @@ STRIDE = 16
 
 @record
 class Request:
-    """What to read, and how much to write."""
+    """Prompts to read, and how much to write."""
 
     start: Any  # (batch, P) tokens that the decoder reads first; padding at the end
     counts: Any  # (batch,) real tokens of start; None, all
@@ -35,7 +35,6 @@ def canonicalize(
     model: Any,
     prompts: Any,
     lengths: Any,
-    *,
     max_tokens: int,
     start_token: int | None,
     capacity: int | None,
@@ -53,12 +52,12 @@ def canonicalize(
                 "start_token: expected the token that targets begin with, as an encoder-decoder writes beside"
                 " its prompts, not after them; got None"
             )
-        source, source_lengths = _pose_source(model, prompts, lengths)
+        source, source_lengths = _check_source(model, prompts, lengths)
         start = np.full((source.shape[0], 1), start_token, np.int32)
     else:
         most = _most_tokens(model, capacity, start_token)
-        start, counts = _pose_tokens(prompts, lengths, vocab_size, most)
-        start, counts = _begin(start, counts, start_token)
+        start, counts = _check_tokens(prompts, lengths, vocab_size, most)
+        start, counts = _prepend_start(start, counts, start_token)
     longest = int(np.max(counts)) if counts is not None and is_concrete(counts) else start.shape[1]
     needed = longest + max_tokens - 1  # the last token is written and not read
     if model.config.positions == "learned" and needed > model.config.max_length:
@@ -67,14 +66,14 @@ def canonicalize(
             f" (max_length), at most {max(model.config.max_length - longest + 1, 0)} tokens after {longest};"
             f" got {max_tokens}"
         )
-    start, counts, chunk = _cut(start, counts, chunk)
+    start, counts, chunk = _pad_to_chunks(start, counts, chunk)
     least = max(needed, chunk)
     capacity = _choose_capacity(capacity, least, start.shape[1] + max_tokens - 1)
     return Request(start, counts, source, source_lengths, max_tokens, capacity, chunk)
 
 
 def vocabulary_size(model: Any) -> int:
-    """How many tokens a model chooses from."""
+    """Return the number of tokens that a model chooses from."""
     if isinstance(model, Decoder) and model.config.vocab_size is not None:
         return model.config.vocab_size
     if isinstance(model, EncoderDecoder):
@@ -93,7 +92,7 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
 
 
 def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
-    """Stop tokens as an array."""
+    """Check stop tokens and return them as a sorted array."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
     tokens = [*stop_tokens]
@@ -102,20 +101,20 @@ def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     return np.unique(np.asarray(tokens, np.int32))
 
 
-def _pose_source(model: EncoderDecoder, prompts: Any, lengths: Any) -> tuple[Any, Any]:
-    """What the encoder reads: tokens, or vectors as they are."""
+def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any) -> tuple[Any, Any]:
+    """Check what the encoder reads: tokens, or vectors."""
     config = model.config
     if config.vocab_size is not None:
         most = config.max_length if config.positions == "learned" else None
-        return _pose_tokens(prompts, lengths, config.vocab_size, most)
+        return _check_tokens(prompts, lengths, config.vocab_size, most)
     if getattr(prompts, "ndim", None) != 3:
         got = f"shape {prompts.shape}" if hasattr(prompts, "shape") else type(prompts).__name__
         raise ValueError(f"prompts: expected real vectors (batch, S, {config.input_width}); got {got}")
     return prompts, check_lengths("lengths", lengths, prompts.shape[:1], prompts.shape[1])
 
 
-def _pose_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None) -> tuple[Any, Any]:
-    """Tokens `(batch, P)`, and how many of each row are real."""
+def _check_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None) -> tuple[Any, Any]:
+    """Check prompts; return tokens `(batch, P)`, and how many of each row are real."""
     if isinstance(prompts, str) or (
         isinstance(prompts, list | tuple) and any(isinstance(one, str) for one in prompts)
     ):
@@ -143,16 +142,12 @@ def _pose_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None) 
     tokens = np.asarray(tokens)
     if lengths is not None:
         tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, tokens.dtype.type(0))
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
-        raise ValueError(
-            f"prompts: expected tokens in 0..{vocab_size - 1} (vocab_size={vocab_size}), got"
-            f" {tokens.min()}..{tokens.max()}"
-        )
+    check_range("prompts", "tokens", tokens, vocab_size - 1, f"vocab_size={vocab_size}")
     return tokens.astype(np.int32), lengths
 
 
 def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Lists side by side, padded to a multiple of STRIDE unless that is more than `most`."""
+    """Pad lists to one length, a multiple of STRIDE unless that is more than `most`."""
     rows = [np.asarray(prompt) for prompt in prompts]
     for number, row in enumerate(rows):
         if row.ndim != 1:
@@ -173,14 +168,14 @@ def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.nda
 
 
 def _most_tokens(model: Any, capacity: int | None, start_token: int | None) -> int | None:
-    """To how many tokens prompts may be padded."""
+    """Return the number of tokens that prompts may be padded to; None for any."""
     limits = [whole_number("capacity", capacity, 1)] if capacity is not None else []
     limits += [model.config.max_length] if model.config.positions == "learned" else []
     return min(limits) - (start_token is not None) if limits else None
 
 
-def _begin(tokens: Any, lengths: Any, start_token: int | None) -> tuple[Any, Any]:
-    """Prompts behind their start token; without one, none may be empty."""
+def _prepend_start(tokens: Any, lengths: Any, start_token: int | None) -> tuple[Any, Any]:
+    """Put the start token before every prompt; without one, refuse empty prompts."""
     if start_token is None:
         known = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
         if np.min(known) < 1:
@@ -195,8 +190,8 @@ def _begin(tokens: Any, lengths: Any, start_token: int | None) -> tuple[Any, Any
     return arrays.concatenate([column, tokens], axis=1), None if lengths is None else lengths + 1
 
 
-def _cut(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, int]:
-    """Prompts padded to whole chunks, and the tokens per chunk."""
+def _pad_to_chunks(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, int]:
+    """Pad prompts to whole chunks; return the tokens per chunk as well."""
     size = start.shape[1]
     taken = size if chunk is None else min(whole_number("chunk", chunk, 1), size)
     if size % taken:
@@ -207,7 +202,7 @@ def _cut(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, int]:
 
 
 def _choose_capacity(capacity: int | None, least: int, default: int) -> int:
-    """Places per row: what is asked for where that is enough."""
+    """Return the places per row: as asked for, where that is enough."""
     if capacity is None:
         return default
     if capacity < least:

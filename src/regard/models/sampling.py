@@ -1,4 +1,4 @@
-"""Which token comes next: settings that reshape logits, and the draw."""
+"""Sampling of the next token: temperature, top-k, top-p, min-p, repetition penalty, and the draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_TOKEN = -1
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen from logits; the default takes the most probable one.
+    """Settings by which a token is chosen from logits; the default takes the most probable one.
 
     token ~ softmax(min_p(top_p(top_k(repetition_penalty(logits) / temperature))))
 
@@ -85,7 +85,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken, and nothing drawn."""
+        """True if the most probable token is taken, and nothing drawn."""
         return isinstance(self.temperature, int | float) and self.temperature == 0
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
@@ -369,7 +369,7 @@ def widen(logits: Array) -> Array:
 
 
 def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
-    """The largest logits that are `enough`: those that pass the greatest threshold that lets enough pass.
+    """Leave the largest logits that are `enough`: those above the greatest threshold that lets enough pass.
 
     The threshold is found bit by bit, in as many passes over the vocabulary as a logit has bits, where
     sorting takes longer from some thousand tokens on.

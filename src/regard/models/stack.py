@@ -1,7 +1,9 @@
-"""Blocks one after another: the one body that every model here shares."""
+"""Stacks of blocks, the body of every model here."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from regard.models.config import TransformerConfig
 
 
 class Stack(nnx.Module):
-    """`config.num_layers` blocks, then a norm where the blocks leave the stream unnormalised ("pre", "both").
+    """`config.num_layers` blocks, then a norm where they leave the stream unnormalised ("pre", "both").
 
     Windows, score functions and the relative bias, whose table all blocks share, come from here.
 
@@ -86,7 +88,7 @@ class Stack(nnx.Module):
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_caches(self, batch: int, capacity: int, chunk: int) -> tuple[KVCache, ...]:
-        """Empty caches for `capacity` tokens read in chunks of up to `chunk`; windows bound them."""
+        """Make empty caches for `capacity` tokens read in chunks of up to `chunk`; windows bound them."""
 
         def start(number: int) -> KVCache:
             block: Any = self.blocks[number]
@@ -104,7 +106,7 @@ class Stack(nnx.Module):
         return tuple(start(number) for number in range(len(self.blocks)))
 
     def _scores(self) -> list[scores.Score] | None:
-        """What becomes of scaled scores, in every block."""
+        """Return the score functions of every block."""
         config, found = self.config, []
         if config.attention_softcap is not None:
             found.append(scores.softcap(config.attention_softcap))
@@ -119,20 +121,17 @@ class Stack(nnx.Module):
         return found or None
 
     def _mask(self, number: int, mask: masks.Mask | None) -> masks.Mask | None:
-        """Who may attend to whom in one block."""
+        """Combine causality, the window of one block and the mask given."""
         window = self.config.window(number)
         parts = [masks.causal()] if self.causal else []
         if window is not None:
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
-        whole = None
-        for part in parts:
-            whole = part if whole is None else whole & part
-        return whole
+        return functools.reduce(operator.and_, parts) if parts else None
 
 
 def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """A number for each bucket of distances and head."""
+    """Build the table with a number for each bucket of distances and head."""
     start = nnx.initializers.normal(config.d_model**-0.5)
     return nnx.Param(start(rngs.params(), (config.relative_buckets, config.num_heads), jnp.float32))
 
@@ -140,7 +139,7 @@ def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Para
 def _build_block(
     config: TransformerConfig, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
-    """One block as configured."""
+    """Build one block as configured."""
     return block(
         config.d_model,
         config.num_heads,

@@ -45,12 +45,6 @@ class Bert(Family):
             *norm(f"{_LAYER}.output.LayerNorm", f"{_BLOCK}.feed_forward_residual.norm"),
         ),
         prefix="bert.",
-        ignored=(
-            r"embeddings\.position_ids",
-            r"pooler\..*",
-            r"cls\..*",
-            r"classifier\..*",
-            r"qa_outputs\..*",
-        ),
+        ignored=(r"embeddings\.position_ids", r"(pooler|cls|classifier|qa_outputs)\..*"),
         respelled=((".gamma", ".weight"), (".beta", ".bias")),
     )

@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
+from regard.interop.conversions import Settings
 from regard.interop.weight_maps import WeightMap
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 Model = Encoder | Decoder | EncoderDecoder
-Settings = Mapping[str, Any]
-"""The content of a config.json."""
-
 ACTIVATIONS = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import OneMore
-from regard.interop.families.family import Settings, read_activation, write_activation
+from regard.interop.conversions import ONE_MORE, Settings
+from regard.interop.families.family import read_activation, write_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
 from regard.interop.weight_maps import Pair
@@ -28,7 +28,7 @@ class Gemma2(Llama):
     required: ClassVar = {"use_bidirectional_attention": False}
     weights = build_map(
         *(
-            Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", OneMore())
+            Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", ONE_MORE)
             for name, path in (
                 ("input", "attention_residual.norm"),
                 ("post_attention", "attention_residual.branch_norm"),
@@ -36,7 +36,7 @@ class Gemma2(Llama):
                 ("post_feedforward", "feed_forward_residual.branch_norm"),
             )
         ),
-        Pair("norm.weight", "trunk.stack.final_norm.scale", OneMore()),
+        Pair("norm.weight", "trunk.stack.final_norm.scale", ONE_MORE),
     )
     head_dim = 256
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import Split, Transposed
-from regard.interop.families.family import Family, Settings
+from regard.interop.conversions import TRANSPOSED, Settings, take_part
+from regard.interop.families.family import Family
 from regard.interop.weight_maps import Pair, WeightMap, norm
 from regard.models import TransformerConfig
 from regard.models.presets import GPT2 as CHOICES
@@ -45,7 +45,9 @@ class GPT2(Family):
             *norm("h.{n}.ln_1", f"{_BLOCK}.attention_residual.norm"),
             *(
                 Pair(
-                    f"h.{{n}}.attn.c_attn.{part}", f"{_BLOCK}.attention.{name}_projection.{ours}", Split(i, 3)
+                    f"h.{{n}}.attn.c_attn.{part}",
+                    f"{_BLOCK}.attention.{name}_projection.{ours}",
+                    take_part(i, 3),
                 )
                 for i, name in enumerate(("query", "key", "value"))
                 for part, ours in (("weight", "kernel"), ("bias", "bias"))
@@ -55,7 +57,7 @@ class GPT2(Family):
             *_conv1d("h.{n}.mlp.c_fc", f"{_BLOCK}.feed_forward.widen"),
             *_conv1d("h.{n}.mlp.c_proj", f"{_BLOCK}.feed_forward.narrow"),
             *norm("ln_f", "trunk.stack.final_norm"),
-            Pair("lm_head.weight", "head.kernel", Transposed()),
+            Pair("lm_head.weight", "head.kernel", TRANSPOSED),
         ),
         prefix="transformer.",
         writes_prefix=True,

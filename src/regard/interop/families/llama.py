@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import Transposed
-from regard.interop.families.family import Family, Settings
+from regard.interop.conversions import TRANSPOSED, Settings
+from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.weight_maps import Pair, WeightMap, linear
 from regard.models import TransformerConfig
@@ -23,7 +23,7 @@ BODY = (
     *linear(f"{LAYER}.mlp.up_proj", f"{BLOCK}.feed_forward.widen"),
     *linear(f"{LAYER}.mlp.down_proj", f"{BLOCK}.feed_forward.narrow"),
     Pair("embed_tokens.weight", "trunk.embedding.entry.table.embedding"),
-    Pair("lm_head.weight", "head.kernel", Transposed()),
+    Pair("lm_head.weight", "head.kernel", TRANSPOSED),
 )
 """All tensors but the norms'."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.families.family import Settings
+from regard.interop.conversions import Settings
 from regard.interop.families.llama import Llama
 from regard.interop.families.windows import read_windows, write_windows
 from regard.models import TransformerConfig

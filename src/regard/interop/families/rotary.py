@@ -39,35 +39,25 @@ def read_rotary(
     Raises:
         ValueError: a kind of scaling that is not supported; two rules that differ.
     """
-    found = [
-        _read_rule(settings, rules, head_width, max_length, length)
-        for rules in (settings.get("rope_parameters"), settings.get("rope_scaling"))
-        if rules
-    ]
-    if len(found) == 2 and found[0] != found[1]:
+
+    def read_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
+        if any(isinstance(value, Mapping) for value in rules.values()):
+            raise ValueError("rope_parameters: expected one rule for all layers, got one per kind of layer")
+        share = rules.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+        return {
+            "rotary_base": float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0),
+            "rotary_width": None if share in (None, 1, 1.0) else int(head_width * share),
+            "rotary_scaling": _read_scaling(settings, rules, max_length, length),
+        }
+
+    spellings = (settings.get("rope_parameters"), settings.get("rope_scaling"))
+    found = [read_rule(rules) for rules in spellings if rules] or [read_rule({})]
+    if found[0] != found[-1]:
         raise ValueError(
             "rope_scaling: expected the same rule as in rope_parameters, where both are given; got"
-            f" {settings['rope_scaling']} beside {settings['rope_parameters']}; leave out the wrong one"
+            f" {spellings[1]} beside {spellings[0]}; leave out the wrong one"
         )
-    return found[0] if found else _read_rule(settings, {}, head_width, max_length, length)
-
-
-def _read_rule(
-    settings: Mapping[str, Any],
-    rules: Mapping[str, Any],
-    head_width: int,
-    max_length: int,
-    length: int | None,
-) -> dict[str, Any]:
-    """Return the fields that one of the two spellings says, with what stands beside it in config.json."""
-    if any(isinstance(value, Mapping) for value in rules.values()):
-        raise ValueError("rope_parameters: expected one rule for all layers, got one per kind of layer")
-    share = rules.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
-    return {
-        "rotary_base": float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0),
-        "rotary_width": None if share in (None, 1, 1.0) else int(head_width * share),
-        "rotary_scaling": _read_scaling(settings, rules, max_length, length),
-    }
+    return found[0]
 
 
 def _read_scaling(

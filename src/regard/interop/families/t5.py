@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.conversions import Transposed
-from regard.interop.families.family import Family, Settings, read_activation, write_activation
+from regard.interop.conversions import TRANSPOSED, Settings
+from regard.interop.families.family import Family, read_activation, write_activation
 from regard.interop.weight_maps import Pair, WeightMap
 from regard.models import EncoderDecoder, TransformerConfig
 from regard.models.presets import T5 as CHOICES
@@ -16,7 +16,7 @@ from regard.models.presets import T5 as CHOICES
 
 def _attention(tensor: str, parameter: str) -> tuple[Pair, ...]:
     return tuple(
-        Pair(f"{tensor}.{name[0]}.weight", f"{parameter}.{name}_projection.kernel", Transposed())
+        Pair(f"{tensor}.{name[0]}.weight", f"{parameter}.{name}_projection.kernel", TRANSPOSED)
         for name in ("query", "key", "value", "output")
     )
 
@@ -24,7 +24,7 @@ def _attention(tensor: str, parameter: str) -> tuple[Pair, ...]:
 def _feed_forward(layer: str, block: str, gated: bool) -> tuple[Pair, ...]:
     widening = (("wi_0", "gate"), ("wi_1", "widen")) if gated else (("wi", "widen"),)
     return tuple(
-        Pair(f"{layer}.DenseReluDense.{name}.weight", f"{block}.feed_forward.{path}.kernel", Transposed())
+        Pair(f"{layer}.DenseReluDense.{name}.weight", f"{block}.feed_forward.{path}.kernel", TRANSPOSED)
         for name, path in (*widening, ("wo", "narrow"))
     )
 
@@ -78,7 +78,7 @@ class T5(Family):
         return WeightMap(
             pairs=(
                 Pair("shared.weight", "encoder.embedding.entry.table.embedding"),
-                Pair("lm_head.weight", "head.kernel", Transposed()),
+                Pair("lm_head.weight", "head.kernel", TRANSPOSED),
                 Pair(f"encoder.{relative}", "encoder.stack.relative_table"),
                 *_attention(f"{encoder}.0.SelfAttention", f"{read}.attention"),
                 Pair(f"{encoder}.0.layer_norm.weight", f"{read}.attention_residual.norm.scale"),

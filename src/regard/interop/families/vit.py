@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
-from regard.interop.conversions import Conversion, Shape, Squeezed
-from regard.interop.families.family import SIZES, Family, Settings
+from regard.interop.conversions import Conversion, Settings, Shape, squeeze
+from regard.interop.families.family import SIZES, Family
 from regard.interop.weight_maps import Pair, WeightMap, linear, norm
 from regard.models import Encoder
 from regard.models.presets import VIT
@@ -19,19 +18,19 @@ from regard.models.presets import VIT
 _LAYER, _BLOCK = "encoder.layer.{n}", "stack.blocks.{n}"
 
 
-@dataclass(frozen=True)
-class Patches(Conversion):
-    """A convolution whose stride is its size, (M, C, height, width), as a kernel (height * width * C, M)."""
+def _patch_shape(shape: Shape, settings: Settings) -> Shape:
+    return (shape[-1], settings["num_channels"], *_sides(settings["patch_size"]))
 
-    def stored_shape(self, shape: Shape, settings: Settings) -> Shape:
-        return (shape[-1], settings["num_channels"], *_sides(settings["patch_size"]))
 
-    def load(self, tensor: np.ndarray) -> np.ndarray:
-        return tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0])
+def _store_patches(parameters: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
+    width, channels, *patch = _patch_shape(parameters[0].shape, settings)
+    return parameters[0].reshape(*patch, channels, width).transpose(3, 2, 0, 1)
 
-    def store(self, parameters: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
-        width, channels, *patch = self.stored_shape(parameters[0].shape, settings)
-        return parameters[0].reshape(*patch, channels, width).transpose(3, 2, 0, 1)
+
+# A convolution whose stride is its size, (M, C, height, width), is a kernel (height * width * C, M).
+_PATCHES = Conversion(
+    lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]), _store_patches, _patch_shape
+)
 
 
 class ViT(Family):
@@ -50,9 +49,9 @@ class ViT(Family):
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
-            Pair("embeddings.cls_token", "embedding.class_token", Squeezed(2)),
-            Pair("embeddings.position_embeddings", "embedding.position_table.embedding", Squeezed(1)),
-            Pair("embeddings.patch_embeddings.projection.weight", "embedding.entry.linear.kernel", Patches()),
+            Pair("embeddings.cls_token", "embedding.class_token", squeeze(2)),
+            Pair("embeddings.position_embeddings", "embedding.position_table.embedding", squeeze(1)),
+            Pair("embeddings.patch_embeddings.projection.weight", "embedding.entry.linear.kernel", _PATCHES),
             Pair("embeddings.patch_embeddings.projection.bias", "embedding.entry.linear.bias"),
             *linear(f"{_LAYER}.attention.attention.query", f"{_BLOCK}.attention.query_projection"),
             *linear(f"{_LAYER}.attention.attention.key", f"{_BLOCK}.attention.key_projection"),
@@ -65,7 +64,7 @@ class ViT(Family):
             *norm("layernorm", "stack.final_norm"),
         ),
         prefix="vit.",
-        ignored=(r"pooler\..*", r"classifier\..*", r"decoder\..*", r"embeddings\.mask_token"),
+        ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     )
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a model keeps between the tokens it reads: one cache per block, and what it remembers of a source."""
+"""The state of decoding: a cache per block, and keys and values of a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.records import record
 
 @record
 class DecodingCache:
-    """The tokens so far, as `Decoder.read` and `EncoderDecoder.read` need them.
+    """Keys and values of the tokens so far, as `Decoder.read` and `EncoderDecoder.read` need them.
 
     A frozen pytree; every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)`
     reorders rows. Make one with the model's `start_cache`.

@@ -1,4 +1,4 @@
-"""What every way of writing begins with: the model as compiled programs take it, and the prompts read."""
+"""The start of every generation: a model split for compiled programs, and prompts read into its cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.models.prompts import Request
 
 
 class Structure:
-    """A model without its arrays, as compiled programs know it; hashed once, which takes milliseconds."""
+    """A model without its arrays, static in compiled programs; hashed once, as that takes milliseconds."""
 
     def __init__(self, graph: Any, tree: Any):
         self.graph, self.tree, self._hash = graph, tree, hash(graph)
@@ -27,23 +27,23 @@ class Structure:
         return isinstance(other, Structure) and (self.graph, self.tree) == (other.graph, other.tree)
 
 
-def take_apart(model: Any) -> tuple[Structure, list[Any]]:
-    """What programs are compiled for, and the arrays they are called with."""
+def split_model(model: Any) -> tuple[Structure, list[Any]]:
+    """Split a model into what programs are compiled for, and the arrays that they are called with."""
     graph, state = nnx.split(model)
     # A list of arrays is passed in microseconds, a tree of Flax's variables in a millisecond.
     arrays, tree = jax.tree.flatten(state)
     return Structure(graph, tree), arrays
 
 
-def put_together(structure: Structure, arrays: list[Any]) -> Any:
-    """The model from its parts, with dropout off."""
+def merge_model(structure: Structure, arrays: list[Any]) -> Any:
+    """Merge a model from its parts, with dropout off."""
     model = nnx.merge(structure.graph, jax.tree.unflatten(structure.tree, arrays))
     model.eval()
     return model
 
 
 def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
-    """The hidden state of each row's last prompt token, `(batch, 1, M)`, and the cache behind it."""
+    """Read prompts; return the hidden state of each row's last token, `(batch, 1, M)`, and the cache."""
     start, counts = jnp.asarray(request.start), request.counts
     batch, size = start.shape
     capacity, chunk = request.capacity, request.chunk
@@ -76,6 +76,6 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
 
 
 def _pick(hidden: Array, places: Array) -> Array:
-    """One position per row, `(batch, 1, M)`; places outside are moved inside."""
+    """Take one position per row, `(batch, 1, M)`; places outside are moved inside."""
     places = jnp.clip(places, 0, hidden.shape[1] - 1)
     return jnp.take_along_axis(hidden, places[:, None, None], axis=1)
