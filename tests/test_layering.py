@@ -36,8 +36,8 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds algebra data positional predicates keys stored documents conventions"
-    " notation",
+    "masks": "grid picture tile_kinds bounds data algebra positional predicates keys stored documents"
+    " conventions notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score pointwise distances metrics",

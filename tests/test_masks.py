@@ -310,7 +310,7 @@ def test_mistakes_are_explained():
         masks.predicate(3)
     with pytest.raises(TypeError, match="expected fn to return booleans"):
         masks.predicate(lambda q, k: q - k).dense(3)
-    with pytest.raises(ValueError, match="query_block: expected at least 1"):
+    with pytest.raises(ValueError, match="query_block: expected an integer of at least 1"):
         causal.tiles(3, query_block=0)
     with pytest.raises(TypeError, match="inside a trace"):
         jax.jit(lambda m: m.picture(3))(masks.lengths([1]))

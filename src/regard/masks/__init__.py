@@ -1,4 +1,7 @@
-"""Floor 1. Masks as an algebra: makers, combined by `&`, `|` and `~`. True = may attend, everywhere."""
+"""Masks as an algebra: functions that make them, and `&`, `|`, `~` that combine them. True = may attend.
+
+Start from `causal`, `segments` and `Mask`.
+"""
 
 from regard.masks.algebra import Mask as Mask
 from regard.masks.conventions import from_drop as from_drop
