@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = {
     "axes": 0,
     "records": 0,
+    "formulas": 0,
     "masks": 1,
     "positions": 1,
     "theory": 1,
@@ -40,12 +41,11 @@ FOLDERS = {
     " conventions notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
-    "scores": "cells score pointwise distances metrics",
+    "scores": "cells score placed pointwise distances metrics",
     "engine": "problem hooks canonicalization scoring sinks dropout exponential online_softmax"
     " score_rows sparsity tiles operands tile_scores flash primitives dense tuning tiled kernel_primitives"
     " kernel_masks cudnn splash_tpu registry explanation placement",
-    "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting markup"
-    " record calls",
+    "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",

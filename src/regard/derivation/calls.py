@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from regard.axes import Array, ArrayLike
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation
-from regard.derivation.operands import operand_steps, split_metric
+from regard.derivation.operands import operand_steps
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
 from regard.engine.canonicalization import canonicalize
@@ -106,7 +106,8 @@ def derive(
         heads=heads,
         precision=precision,
     )
-    metric = split_metric(compose(score))
+    chain = compose(score)
+    metric = None if chain is None else chain.split_product()[0]
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     notation = name_axes(problem, **sizes)
     entry = operand_steps(problem, notation, jnp.asarray(query), metric)

@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from regard.derivation.course import pick
-from regard.derivation.formulas import Equation, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
 from regard.engine.problem import Problem
+from regard.formulas import Equation, Sum, Symbol, product
 from regard.scores.metrics import Bilinear
-from regard.scores.score import Chain
-
-
-def split_metric(score: Chain | None) -> Bilinear | None:
-    """The metric that a score begins with."""
-    first = None if score is None else score.parts[0]
-    return first if isinstance(first, Bilinear) else None
 
 
 def operand_steps(problem: Problem, notation: Notation, given: Any, metric: Bilinear | None) -> list[Step]:

@@ -14,8 +14,7 @@ from regard.engine.problem import Problem, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import is_concrete, place_queries
-from regard.scores.metrics import Bilinear
-from regard.scores.score import Chain, compose
+from regard.scores.score import Score, compose
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
@@ -43,7 +42,8 @@ def canonicalize(
     query, key, value = (
         float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
     )
-    metric, score = _split_metric(compose(score))
+    chain = compose(score)
+    metric, score = (None, None) if chain is None else chain.split_product()
     if metric is not None:
         query = _transform(metric, query)
     leading = _check_shapes(query, key, value)
@@ -81,21 +81,7 @@ def canonicalize(
     return dataclasses.replace(problem, scale=_check_scale(scale, problem))
 
 
-def _split_metric(score: Chain | None) -> tuple[Bilinear | None, Chain | None]:
-    """A bilinear score, which stands where the product does, and those after it."""
-    if score is None:
-        return None, None
-    first = score.parts[0]
-    metric = first if isinstance(first, Bilinear) else None
-    rest = score.parts if metric is None else score.parts[1:]
-    if any(isinstance(part, Bilinear) for part in rest):
-        raise ValueError(
-            f"score: expected bilinear first and once, because it replaces the product; got {score!r}"
-        )
-    return metric, Chain(rest) if rest else None
-
-
-def _transform(metric: Bilinear, query: Any) -> Any:
+def _transform(metric: Score, query: Any) -> Any:
     if isinstance(query, jax.ShapeDtypeStruct):
         return jax.eval_shape(metric.transform, query)
     return metric.transform(query)

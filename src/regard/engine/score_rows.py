@@ -12,7 +12,6 @@ from regard.engine.online_softmax import product
 from regard.engine.problem import Problem
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
-from regard.scores.score import Chain
 
 
 def take_chosen_rows(problem: Problem, array: Array) -> Array:
@@ -60,7 +59,7 @@ def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Ar
         query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
         head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
         cells = Picks(query_position, key_position, head, first)
-        for part in problem.score.parts if isinstance(problem.score, Chain) else (problem.score,):
+        for part in problem.score.parts:
             stages.append(part.apply(stages[-1], cells))
     if problem.bias is not None:
         bias = _choose(_choose(_choose(problem.with_heads(problem.bias), -2, rows), -1, columns), -3, heads)

@@ -51,7 +51,6 @@ class FromArray(Mask):
 
     array: Any
     maker = staticmethod(from_array)
-    reads_cells = True
 
     @property
     def reads_positions(self) -> bool:
@@ -60,6 +59,10 @@ class FromArray(Mask):
     @property
     def leading_axes(self) -> int:
         return np.ndim(self.array) - 2
+
+    @property
+    def reads_cells(self) -> bool:
+        return True
 
     def _full_rank(self, leading_axes: int) -> Array:
         array = jnp.asarray(self.array)

@@ -1,4 +1,4 @@
-"""Floor 2. Score functions: what becomes of scaled scores before bias and mask."""
+"""Score functions, between scaling and bias or mask. Start from `softcap`, `alibi` and `modifier`."""
 
 from regard.scores.distances import alibi as alibi
 from regard.scores.distances import relative_bias as relative_bias

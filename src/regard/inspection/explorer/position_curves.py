@@ -186,5 +186,4 @@ def _adds(problem: Any) -> bool:
 
 
 def _parts(score: Score | None) -> tuple[Score, ...]:
-    chain = compose(score)
-    return () if chain is None else chain.parts
+    return () if score is None else score.parts

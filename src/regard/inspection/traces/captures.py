@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -260,7 +260,7 @@ def _guess_kind(problem: Problem) -> str:
 
 def _describe(kept: _Kept) -> dict[str, Any]:
     problem, score = kept.problem, kept.problem.score
-    parts: Sequence[Any] = () if score is None else getattr(score, "parts", (score,))
+    parts = () if score is None else score.parts
     return {
         "mask": None if problem.mask is None else repr(problem.mask),
         "score": ", ".join(map(repr, parts)) or None,

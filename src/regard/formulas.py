@@ -164,7 +164,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Call:
+class Function:
     """A function of something; "sqrt" and "abs" have signs of their own."""
 
     name: str
@@ -207,6 +207,20 @@ class Call:
     def _is_bare(self) -> bool:
         """Whether parentheses can be left out, as in log Z."""
         return self.name == "log" and isinstance(self.arguments[0], Symbol)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The symbols that the formula of a score function reads."""
+
+    before: Symbol
+    """The scores that it is given."""
+    query_position: Symbol
+    key_position: Symbol
+    example: str = ""
+    """The letter of the first leading axis; "" without one."""
+    head: str = ""
+    """The letter of the heads; "" without them."""
 
 
 @dataclass(frozen=True)
