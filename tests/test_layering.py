@@ -62,7 +62,7 @@ FOLDERS = {
     " explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"
     " explorer.documents explorer.payload explorer.shell explorer.thumbnails explorer.pages explorer.tiles"
     " explorer.server explorer"
-    " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec traces.trace"
+    " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
     " traces.owners traces.sequences traces.captures traces",
     "interop": "layouts jax_nn flax torch_sdpa onnx_layout onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files tensor_layouts weight_maps rotary_settings"

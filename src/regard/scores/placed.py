@@ -42,6 +42,12 @@ class Placed(Score):
     def closure_convert(self, dtype: Any) -> Score:
         return Placed(self.score.closure_convert(dtype), self.heads, self.first_batch)
 
+    def check(self, leading: tuple[int, ...]) -> None:
+        for name, shape in (("first_batch", ()), ("heads", leading[-1:])):
+            found = getattr(self, name)
+            if found is not None and (found.shape != shape or not jnp.issubdtype(found.dtype, jnp.integer)):
+                raise ValueError(f"{name}: expected integers {shape}, got {found.dtype} {found.shape}")
+
     @property
     def title(self) -> str:
         return self.score.title

@@ -1,4 +1,4 @@
-"""Call: one call of `attend` that was watched, for one example."""
+"""Call: one watched call of `attend`, for one example."""
 
 from __future__ import annotations
 
@@ -25,9 +25,26 @@ NOT_KEPT = (
 )
 
 
+@dataclass(frozen=True)
+class Description:
+    """The settings of a call, as plain values."""
+
+    mask: str | None
+    score: str | None
+    scale: float
+    bias: bool
+    sinks: bool
+    dropout_rate: float
+    query_offset: int
+    key_offset: int
+    dtype: str
+    backend: str
+    width: int
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Call:
-    """What one layer, or one call of `attend`, attended to, in all heads and for one example.
+    """The attention of one layer, or one call of `attend`, in all heads and for one example.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,17 +83,17 @@ class Call:
     """(H, T) log of the sum of exponentials, sinks included, as the backend gave it."""
     max_score: np.ndarray
     """(H, T) largest score, -inf for a query that may attend to nothing."""
-    description: Mapping[str, Any]
-    """What `describe` says."""
+    description: Description
+    """The settings that `describe` returns."""
     problem: Problem | None = None
     """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
     query_tokens: Tokens | None = None
-    """What sits at the queries."""
+    """The tokens at the queries."""
     key_tokens: Tokens | None = None
-    """What sits at the keys."""
+    """The tokens at the keys."""
     positions: Mapping[str, Any] | None = None
-    """What is known of positions: "rotary", a `Rotary`; "table", an array (n, M), with "table_kind" and
-    "trained_length"."""
+    """The positions, where they are known: "rotary", a `Rotary`; "table", an array (n, M), with "table_kind"
+    and "trained_length"."""
     output_error: float | None = None
     """Largest difference of the output from that computed anew for this example; None with dropout."""
     stored: Readout | None = None
@@ -143,22 +160,21 @@ class Call:
         return np.asarray(weights, np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """Say how the call was made.
+        """Return the settings of the call.
 
         Returns:
             A dict of plain values: mask and score as their expressions or None, scale, whether there were
             bias and sinks, dropout_rate, query_offset and key_offset, dtype, backend and width D.
         """
-        return dict(self.description)
+        return dataclasses.asdict(self.description)
 
     def __repr__(self) -> str:
         heads = f"{self.heads} head{'s' if self.heads != 1 else ''}"
-        mask = self.description.get("mask")
-        mask = f", {mask}" if mask else ""
+        mask = f", {self.description.mask}" if self.description.mask else ""
         return f"Call({self.name!r}, {self.kind}, {heads}, {self.rows} x {self.keys}{mask})"
 
     def _choose(self, heads: Sequence[int] | slice | None) -> list[int] | None:
-        """The heads as a list; None, all of them."""
+        """Return the heads as a list; None, all of them."""
         if heads is None:
             return None
         chosen = _indices(heads, self.heads)
@@ -187,7 +203,7 @@ class Call:
         return found
 
     def _recall(self, grid: int, top_k: int) -> Readout:
-        """The saved statistics, in blocks that the grid holds."""
+        """Return the saved statistics, in blocks that the grid holds."""
         kept = self.stored
         if kept is None:
             raise ValueError(f"readout: {NOT_KEPT}")
@@ -212,7 +228,7 @@ class Call:
 
 
 def options(problem: Problem) -> dict[str, Any]:
-    """What `readouts.read` and `readouts.window` take beside query and key."""
+    """Return the options of `readouts.read` and `readouts.window` from a problem."""
     names = ("mask", "bias", "score", "scale", "sinks", "query_offset", "key_offset", "precision")
     return {name: getattr(problem, name) for name in names}
 
@@ -224,7 +240,7 @@ def _indices(index: Any, size: int) -> list[int]:
 
 
 def _trust(found: Readout, lse: np.ndarray) -> Any:
-    """By how much the sum of weights formed with the lse of the backend misses 1, at most."""
+    """Return by how much, at most, the sum of weights formed with the backend's lse misses 1."""
     alive = np.asarray(found.keys) > 0
     mine = np.where(alive, np.asarray(found.lse), 0)
     theirs = np.where(alive, lse, 0).astype(mine.dtype)

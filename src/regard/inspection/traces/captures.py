@@ -14,7 +14,7 @@ import regard
 from regard.engine.hooks import CallEvent, watch
 from regard.engine.problem import Problem
 from regard.engine.registry import BACKENDS, choose
-from regard.inspection.traces.calls import Call
+from regard.inspection.traces.calls import Call, Description
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
     Positions,
@@ -258,19 +258,19 @@ def _guess_kind(problem: Problem) -> str:
     return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"
 
 
-def _describe(kept: _Kept) -> dict[str, Any]:
+def _describe(kept: _Kept) -> Description:
     problem, score = kept.problem, kept.problem.score
     parts = () if score is None else score.parts
-    return {
-        "mask": None if problem.mask is None else repr(problem.mask),
-        "score": ", ".join(map(repr, parts)) or None,
-        "scale": float(problem.scale),
-        "bias": problem.bias is not None,
-        "sinks": problem.sinks is not None,
-        "dropout_rate": kept.dropout_rate,
-        "query_offset": int(problem.query_offset),
-        "key_offset": int(problem.key_offset or 0),
-        "dtype": str(problem.query.dtype),
-        "backend": kept.backend,
-        "width": problem.D,
-    }
+    return Description(
+        mask=None if problem.mask is None else repr(problem.mask),
+        score=", ".join(map(repr, parts)) or None,
+        scale=float(problem.scale),
+        bias=problem.bias is not None,
+        sinks=problem.sinks is not None,
+        dropout_rate=kept.dropout_rate,
+        query_offset=int(problem.query_offset),
+        key_offset=int(problem.key_offset or 0),
+        dtype=str(problem.query.dtype),
+        backend=kept.backend,
+        width=problem.D,
+    )
