@@ -43,24 +43,11 @@ class Description:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Call:
-    """The attention of one layer, or one call of `attend`, in all heads and for one example.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import attend, inspection, masks
-        >>> x = jnp.eye(4)[None]
-        >>> with inspection.capture() as trace:
-        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
-        >>> call = trace.calls[0]
-        >>> call
-        Call('attention 0', self, 1 head, 4 x 4, causal())
-        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
-        ['0.33', '0.33', '0.33', '0.00']
-    """
+class CallRecord:
+    """The fields that a call has in memory and in a file."""
 
     name: str
-    """Where the layer sits in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
+    """Path of the layer in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
     layer: int
     """Number of the layer, from 0: that in its name, else the order of calling."""
     kind: str
@@ -85,6 +72,25 @@ class Call:
     """(H, T) largest score, -inf for a query that may attend to nothing."""
     description: Description
     """The settings that `describe` returns."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(CallRecord):
+    """The attention of one layer, or one call of `attend`, in all heads and for one example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture() as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
+        >>> call = trace.calls[0]
+        >>> call
+        Call('attention 0', self, 1 head, 4 x 4, causal())
+        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
+        ['0.33', '0.33', '0.33', '0.00']
+    """
+
     problem: Problem | None = None
     """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
     query_tokens: Tokens | None = None

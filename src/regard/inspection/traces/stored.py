@@ -13,13 +13,11 @@ import numpy as np
 from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 from regard.inspection.tokens import Tokens, same_tokens
-from regard.inspection.traces.calls import Call, Description
+from regard.inspection.traces.calls import Call, CallRecord
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
-from regard.masks import Mask
 from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.readouts.reading import canonicalize_readable
-from regard.scores import Score
 
 _PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
@@ -48,22 +46,9 @@ class StoredPositions:
 
 
 @dataclass(frozen=True)
-class StoredCall:
+class StoredCall(CallRecord):
     """A call; tokens are numbers of sequences of the trace, and either a problem or a readout is there."""
 
-    name: str
-    layer: int
-    kind: str
-    heads: int
-    rows: int
-    keys: int
-    query_offset: int
-    key_offset: int
-    mask: Mask | None
-    score: Score | None
-    lse: np.ndarray
-    max_score: np.ndarray
-    description: Description
     problem: StoredProblem | None
     query_tokens: int | None
     key_tokens: int | None
@@ -82,13 +67,6 @@ class StoredTrace:
     notes: tuple[str, ...]
     sequences: tuple[Tokens, ...]
     calls: tuple[StoredCall, ...]
-
-
-# Fields that are the same in `Call` and `StoredCall`.
-_SAME = (
-    *("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset"),
-    *("lse", "max_score", "description"),
-)
 
 
 class Store:
@@ -116,9 +94,7 @@ class Store:
             self.notes.append(f"{call.name}: {reason}")
             positions = StoredPositions(**dict(call.positions or {}) | {"rotary": None})
         return StoredCall(
-            **{name: getattr(call, name) for name in _SAME},
-            mask=mask,
-            score=score,
+            **_same_fields(call) | {"mask": mask, "score": score},
             problem=problem,
             query_tokens=self._number(call.query_tokens),
             key_tokens=self._number(call.key_tokens),
@@ -135,6 +111,10 @@ class Store:
                 return number
         self.sequences.append(tokens)
         return len(self.sequences) - 1
+
+
+def _same_fields(call: CallRecord) -> dict[str, Any]:
+    return {field.name: getattr(call, field.name) for field in dataclasses.fields(CallRecord)}
 
 
 def _store_problem(problem: Problem) -> StoredProblem:
@@ -158,9 +138,7 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
         _check_array(f"{place}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
     error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
     call = Call(
-        **{name: getattr(stored, name) for name in _SAME},
-        mask=stored.mask,
-        score=stored.score,
+        **_same_fields(stored),
         query_tokens=_find_tokens(f"{place}.query_tokens", stored.query_tokens, sequences, stored.rows),
         key_tokens=_find_tokens(f"{place}.key_tokens", stored.key_tokens, sequences, stored.keys),
         positions=_restore_positions(f"{place}.positions", stored.positions),
