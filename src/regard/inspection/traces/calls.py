@@ -43,8 +43,21 @@ class Description:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CallRecord:
-    """The fields that a call has in memory and in a file."""
+class Call:
+    """The attention of one layer, or one call of `attend`, in all heads and for one example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> x = jnp.eye(4)[None]
+        >>> with inspection.capture() as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
+        >>> call = trace.calls[0]
+        >>> call
+        Call('attention 0', self, 1 head, 4 x 4, causal())
+        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
+        ['0.33', '0.33', '0.33', '0.00']
+    """
 
     name: str
     """Path of the layer in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
@@ -72,25 +85,6 @@ class CallRecord:
     """(H, T) largest score, -inf for a query that may attend to nothing."""
     description: Description
     """The settings that `describe` returns."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Call(CallRecord):
-    """The attention of one layer, or one call of `attend`, in all heads and for one example.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import attend, inspection, masks
-        >>> x = jnp.eye(4)[None]
-        >>> with inspection.capture() as trace:
-        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
-        >>> call = trace.calls[0]
-        >>> call
-        Call('attention 0', self, 1 head, 4 x 4, causal())
-        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
-        ['0.33', '0.33', '0.33', '0.00']
-    """
-
     problem: Problem | None = None
     """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
     query_tokens: Tokens | None = None

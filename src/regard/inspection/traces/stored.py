@@ -13,11 +13,13 @@ import numpy as np
 from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 from regard.inspection.tokens import Tokens, same_tokens
-from regard.inspection.traces.calls import Call, CallRecord
+from regard.inspection.traces.calls import Call, Description
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
+from regard.masks import Mask
 from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.readouts.reading import canonicalize_readable
+from regard.scores import Score
 
 _PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
@@ -46,9 +48,22 @@ class StoredPositions:
 
 
 @dataclass(frozen=True)
-class StoredCall(CallRecord):
+class StoredCall:
     """A call; tokens are numbers of sequences of the trace, and either a problem or a readout is there."""
 
+    name: str
+    layer: int
+    kind: str
+    heads: int
+    rows: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    mask: Mask | None
+    score: Score | None
+    lse: np.ndarray
+    max_score: np.ndarray
+    description: Description
     problem: StoredProblem | None
     query_tokens: int | None
     key_tokens: int | None
@@ -113,8 +128,10 @@ class Store:
         return len(self.sequences) - 1
 
 
-def _same_fields(call: CallRecord) -> dict[str, Any]:
-    return {field.name: getattr(call, field.name) for field in dataclasses.fields(CallRecord)}
+def _same_fields(call: Call | StoredCall) -> dict[str, Any]:
+    """Return the fields that are alike in memory and in a file."""
+    one, other = ({(field.name, field.type) for field in dataclasses.fields(c)} for c in (Call, StoredCall))
+    return {name: getattr(call, name) for name, _ in one & other}
 
 
 def _store_problem(problem: Problem) -> StoredProblem:
