@@ -1,4 +1,4 @@
-"""Floor 5. One attention call derived step by step, in index notation, with its numbers."""
+"""Attention calls derived step by step, in index notation, with their numbers. Start from `derive`."""
 
 from regard.derivation.calls import derive as derive
 from regard.derivation.record import Derivation as Derivation

@@ -118,13 +118,13 @@ def derive(
 
 
 def name_axes(problem: Problem, **sizes: int) -> Notation:
-    """The letters of a call."""
+    """Name the axes of a call by letters."""
     lengths = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     return Notation.cover(problem.leading, problem.key_heads, **lengths, **sizes)
 
 
 def assemble(course: Course, title: str) -> Derivation:
-    """The record of a finished course."""
+    """Return the record of a finished course."""
     chosen = {"i": course.problem.rows, "h": course.problem.heads}
     members = {letter: index for letter, index in chosen.items() if index is not None}
     view = View.choose(course.steps, course.notation.sizes, members)

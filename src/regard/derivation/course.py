@@ -34,7 +34,7 @@ SCORES = "logits"
 
 
 class Course:
-    """Walks through a call and keeps every step.
+    """A walk through a call that keeps every step.
 
     Args:
         problem: the call; its rows and heads are those derived.
@@ -80,13 +80,13 @@ class Course:
         self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
 
     def _unused(self, name: str) -> str:
-        """The name, with a number where it is taken."""
+        """Return the name, with a number where it is taken."""
         taken = {step.name for step in self.steps}
         names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
         return next(free for free in names if free not in taken)
 
     def pick(self, array: Array, names: tuple[str, ...]) -> Array:
-        """The rows and heads that are derived."""
+        """Take the rows and heads that are derived."""
         return pick(array, names, self.problem)
 
     def _step(self, name: str) -> Step:
@@ -332,7 +332,7 @@ class Course:
 
 
 def pick(array: Array, names: tuple[str, ...], problem: Problem) -> Array:
-    """The entries of an array that belong to the rows and heads chosen; `names` begin with its first axis."""
+    """Take the chosen rows and heads of an array, whose axes have these names."""
     for axis, name in enumerate(names):
         if name == "i" and problem.rows is not None:
             array = jnp.take(array, problem.rows, axis)
@@ -350,7 +350,7 @@ def _of_query_heads(indices: tuple[str, ...]) -> str:
 
 
 def _surprise(share: Array) -> Array:
-    """-p log p, 0 at 0."""
+    """Compute -p log p, 0 at 0."""
     return -share * jnp.log(jnp.where(share > 0, share, 1))
 
 

@@ -1,4 +1,4 @@
-"""Bounds of a mask: what kernels of other libraries and pictures know of it."""
+"""Bounds of a mask, which kernels of other libraries and pictures ask for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bounds:
-    """Conditions that every pair which a mask keeps fulfils; None stands for no condition."""
+    """Conditions that hold for every pair that a mask keeps; None stands for no condition."""
 
     before: int | None = None
     """Keys lie at most so far before the query's position; negative, at least so far after it."""
@@ -25,7 +25,7 @@ class Bounds:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no condition."""
+        """Return whether there is no condition."""
         return all(one is None for one in (self.before, self.after, self.keys_below, self.key_ids))
 
     def __and__(self, other: Bounds) -> Bounds:

@@ -1,4 +1,4 @@
-"""Kinds of tiles: what a mask keeps of each."""
+"""Kinds of tiles, by the pairs that a mask keeps of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.masks.grid import Blocks, Grid
 
 
 class TileKind(enum.IntEnum):
-    """What a mask keeps of a tile. The order makes `&` a minimum, `|` a maximum and `~` a reflection."""
+    """Kinds of tiles. Their order makes `&` a minimum, `|` a maximum and `~` a reflection."""
 
     EMPTY = 0
     PARTIAL = 1

@@ -1,4 +1,4 @@
-"""Traces: what a model attended to, watched while it ran, kept in a file, read again."""
+"""Traces of attention, watched while a model runs, kept in files. Start from `record`, `capture`, `load`."""
 
 from regard.inspection.traces.calls import Call as Call
 from regard.inspection.traces.captures import capture as capture

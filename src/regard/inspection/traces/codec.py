@@ -26,7 +26,7 @@ class NotDataError(TypeError):
 
 
 class Writer:
-    """Turns records into plain data for JSON, and collects their arrays."""
+    """A writer of records as plain data for JSON, which collects their arrays."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -66,7 +66,7 @@ class Writer:
 
 
 class Reader:
-    """Makes records of plain data and arrays."""
+    """A reader of records from plain data and arrays."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         self._arrays = arrays

@@ -1,4 +1,4 @@
-"""One example, or some heads, of a canonical call: the call that would have given them alone."""
+"""Examples and heads of a canonical call: the calls that would have given them alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from regard.scores.placed import Placed
 
 
 def count_examples(problem: Problem) -> int:
-    """How many examples a call holds: positions on its leading axes, heads left out."""
+    """Count the examples of a call: positions on its leading axes, heads left out."""
     return int(np.prod(problem.leading[:-1], dtype=np.int64))
 
 
 def take_example(problem: Problem, example: int) -> Problem:
-    """The call of one example, in NumPy arrays with one leading axis, the heads'.
+    """Take one example's call, in NumPy arrays with one leading axis, the heads'.
 
     Axes before the heads count as one, in reading order. What a call asks for beside its output, and
     dropout, are left out.
@@ -49,13 +49,13 @@ def take_example(problem: Problem, example: int) -> Problem:
         return np.asarray(array[tuple(index)] if index else array)
 
     def aligned_right(array: Any, own: int) -> np.ndarray:
-        """Of an array whose leading axes are the last ones of the call."""
+        """Take the example of an array whose leading axes are the last ones of the call."""
         leading = array.ndim - own
         missing = max(leading - 1, 0)
         return of_batch(array, range(missing), place[len(place) - missing :])
 
     def aligned_left(array: Any, trailing: int) -> Any:
-        """Of data whose leading axes are the first ones of the call."""
+        """Take the example of data whose leading axes are the first ones of the call."""
         array = array if hasattr(array, "ndim") else np.asarray(array)
         leading = min(array.ndim - trailing, len(place))
         return of_batch(array, range(leading), place[:leading])
@@ -89,7 +89,7 @@ def take_example(problem: Problem, example: int) -> Problem:
 
 
 def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
-    """Some query heads of one example's call, each with keys of its own."""
+    """Take some query heads of one example's call, each with keys of its own."""
     chosen = np.asarray(heads, np.int64)
     group = problem.group
 

@@ -85,7 +85,7 @@ class StoredTrace:
 
 
 class Store:
-    """Makes the calls of a file, and collects their sequences and what is left out."""
+    """A maker of calls for a file, which collects their sequences and notes on what is left out."""
 
     def __init__(self, keep_queries: bool, grid: int, top_k: int):
         self._keep_queries, self._plan = keep_queries, (grid, top_k)

@@ -46,7 +46,7 @@ class Trace:
         return len(self.calls)
 
     def __getitem__(self, index: int | str) -> Call:
-        """A call by number, or the first one of this name."""
+        """Return a call by number, or the first one of this name."""
         if isinstance(index, int):
             return self.calls[index]
         for call in self.calls:
