@@ -19,7 +19,7 @@ from regard.engine.problem import Problem
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
 from regard.scores import Score
-from regard.scores.score import compose
+from regard.scores.score import compose, split_product
 
 LARGEST_SCORES = 2**20  # that are written out, per step
 LARGEST_SPREAD = 2**26  # entries of the keys of all heads, or of the values
@@ -106,8 +106,7 @@ def derive(
         heads=heads,
         precision=precision,
     )
-    chain = compose(score)
-    metric = None if chain is None else chain.split_product()[0]
+    metric, _ = split_product(compose(score))
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     notation = name_axes(problem, **sizes)
     entry = operand_steps(problem, notation, jnp.asarray(query), metric)

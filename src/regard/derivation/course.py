@@ -121,9 +121,9 @@ class Course:
         return self._name_terms(Symbol("p", "i"), Symbol("r", "j"))
 
     def _name_terms(self, query_position: Symbol, key_position: Symbol) -> Terms:
-        letters = ("", "", *self.notation.leading)
-        example = letters[2] if len(letters) > 3 else ""
-        return Terms(Symbol("S"), query_position, key_position, example, letters[-1])
+        letters = self.notation.leading
+        example, head = letters[0] if len(letters) > 1 else "", letters[-1] if letters else ""
+        return Terms(Symbol("S"), query_position, key_position, example, head)
 
     def add_positions(self) -> Terms:
         """Add the positions of queries and keys."""

@@ -14,7 +14,7 @@ from regard.engine.problem import Problem, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import is_concrete, place_queries
-from regard.scores.score import Score, compose
+from regard.scores.score import Score, compose, split_product
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
@@ -42,8 +42,7 @@ def canonicalize(
     query, key, value = (
         float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
     )
-    chain = compose(score)
-    metric, score = (None, None) if chain is None else chain.split_product()
+    metric, score = split_product(compose(score))
     if metric is not None:
         query = _transform(metric, query)
     leading = _check_shapes(query, key, value)

@@ -24,7 +24,7 @@ from regard.layers.projections import FEATURES, Line
 from regard.masks import Mask
 from regard.scores import Score
 from regard.scores.metrics import Bilinear
-from regard.scores.score import compose
+from regard.scores.score import compose, split_product
 
 
 def derive(
@@ -107,8 +107,7 @@ def derive(
         heads=check_chosen_rows("heads", heads, problem.leading[-1], ("weights",)),
     )
     check_size(problem)
-    chain = compose(score)
-    metric = None if chain is None else chain.split_product()[0]
+    metric, _ = split_product(compose(score))
     source = _Source.read(layer, query, key, value)
     sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}

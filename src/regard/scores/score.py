@@ -118,16 +118,6 @@ class Chain(Score):
         for part in self.parts:
             part.check(leading)
 
-    def split_product(self) -> tuple[Any, Chain | None]:
-        """Return the score that replaces the product, if there is one, and those after it."""
-        first = self.parts[0] if self.parts[0].replaces_product else None
-        rest = self.parts if first is None else self.parts[1:]
-        if any(part.replaces_product for part in rest):
-            raise ValueError(
-                f"score: expected bilinear first and once, because it replaces the product; got {self!r}"
-            )
-        return first, Chain(rest) if rest else None
-
     def expression(self) -> str:
         return f"[{', '.join(map(repr, self.parts))}]"
 
@@ -150,6 +140,19 @@ def compose(score: Score | Sequence[Score] | None) -> Chain | None:
                 " function as scores.modifier(fn)"
             )
     return Chain(tuple(flat)) if flat else None
+
+
+def split_product(score: Chain | None) -> tuple[Any, Chain | None]:
+    """Return the score that replaces the product, if there is one, and those after it."""
+    if score is None:
+        return None, None
+    first = score.parts[0] if score.parts[0].replaces_product else None
+    rest = score.parts if first is None else score.parts[1:]
+    if any(part.replaces_product for part in rest):
+        raise ValueError(
+            f"score: expected bilinear first and once, because it replaces the product; got {score!r}"
+        )
+    return first, Chain(rest) if rest else None
 
 
 def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
