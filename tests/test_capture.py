@@ -461,7 +461,7 @@ def test_every_other_model_is_recorded():
     x = jnp.ones((5, 12))
     _, trace = inspection.record(layer, x)
     assert trace.calls[0].name == "MultiHeadAttention"
-    assert trace.calls[0].positions["rotary"] == positions.Rotary()
+    assert trace.calls[0].positions.rotary == positions.Rotary()
     plain = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
     _, trace = inspection.record(plain, x, jnp.ones((5, 12)))
     assert trace.calls[0].kind == "cross"

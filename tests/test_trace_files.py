@@ -204,8 +204,8 @@ def test_models_tokens_and_positions_come_back(tmp_path):
         assert theirs.query_tokens.texts == tuple(hostile)
         assert theirs.key_tokens.ids.tolist() == [4, 5, 6, 7, 7]
         assert theirs.key_tokens.spans.tolist() == tokens.spans.tolist()
-        assert theirs.positions["trained_length"] == 17
-        same_leaves(mine.positions["table"], theirs.positions["table"])
+        assert theirs.positions.trained_length == 17
+        same_leaves(mine.positions.table, theirs.positions.table)
     assert (
         len(json.loads(zipfile.ZipFile(tmp_path / "one.regard").read("meta.json"))["trace"]["sequences"]) == 1
     )
@@ -479,7 +479,7 @@ def edit(*keys, to):
 
 C = ("calls", 0)
 POSITIONS = dict.fromkeys(("rotary", "table", "table_kind", "trained_length"))
-POSITIONS["class"] = "StoredPositions"
+POSITIONS["class"] = "KnownPositions"
 WRONG = {
     "title": (edit("title", to=3), "title: expected str"),
     "versions": (edit("versions", to={"a": 1}), r"versions\['a'\]: expected str"),
@@ -528,7 +528,10 @@ WRONG = {
     "score": (edit(*C, "score", to={"class": "Modifier", "fn": "os.system"}), "score: expected one of"),
     "scores": (edit(*C, "score", to=[]), "score: expected a record with a class"),
     "rotary": (edit(*C, "positions", to=POSITIONS | {"rotary": 3}), "rotary: expected a record"),
-    "table": (edit(*C, "positions", to=POSITIONS | {"table": LSE}), "table_kind: expected str"),
+    "table": (
+        edit(*C, "positions", to=POSITIONS | {"table": LSE}),
+        "table_kind, trained_length: expected str",
+    ),
 }
 
 

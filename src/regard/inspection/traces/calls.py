@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from regard.engine.problem import Problem
 from regard.inspection.tokens import Tokens, number_tokens
 from regard.inspection.traces.examples import take_heads
 from regard.masks import Mask
+from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.scores import Score
 
@@ -40,6 +41,19 @@ class Description:
     dtype: str
     backend: str
     width: int
+
+
+@dataclass(frozen=True)
+class KnownPositions:
+    """The positions of a layer, as far as they are known."""
+
+    rotary: Rotary | None = None
+    table: np.ndarray | None = None
+    """(n, M), a vector for each position."""
+    table_kind: str | None = None
+    """"sinusoidal" or "learned"."""
+    trained_length: int | None = None
+    """Positions that a learned table has."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,9 +105,8 @@ class Call:
     """The tokens at the queries."""
     key_tokens: Tokens | None = None
     """The tokens at the keys."""
-    positions: Mapping[str, Any] | None = None
-    """The positions, where they are known: "rotary", a `Rotary`; "table", an array (n, M), with "table_kind"
-    and "trained_length"."""
+    positions: KnownPositions | None = None
+    """The positions, where they are known."""
     output_error: float | None = None
     """Largest difference of the output from that computed anew for this example; None with dropout."""
     stored: Readout | None = None
@@ -116,15 +129,15 @@ class Call:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.
         """
         chosen = self._choose(heads)
-        plan = (int(grid), int(top_k))
-        whole = self._found.get((*plan, None))
+        sizes = (int(grid), int(top_k))
+        whole = self._found.get((*sizes, None))
         if whole is None and self.problem is None:
-            whole = self._found[(*plan, None)] = self._recall(*plan)
+            whole = self._found[(*sizes, None)] = self._recall(*sizes)
         if chosen is None:
-            return self._count(plan, None) if whole is None else whole
+            return self._count(sizes, None) if whole is None else whole
         if whole is not None:
             return jax.tree.map(lambda array: array[np.asarray(chosen, np.int32)], whole)
-        return self._count(plan, tuple(chosen))
+        return self._count(sizes, tuple(chosen))
 
     def window(
         self,
@@ -183,9 +196,9 @@ class Call:
             raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
         return None if chosen == list(range(self.heads)) else chosen
 
-    def _count(self, plan: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
-        if (*plan, heads) in self._found:
-            return self._found[(*plan, heads)]
+    def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
+        if (*sizes, heads) in self._found:
+            return self._found[(*sizes, heads)]
         assert self.problem is not None
         problem, lse = self.problem, self.lse
         if heads is not None:
@@ -194,12 +207,12 @@ class Call:
         known = asked is not None and held is not None
         ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
         found = readouts.read(
-            problem.query, problem.key, grid=plan[0], top_k=plan[1], **ids, **options(problem)
+            problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )
         if heads == ():
             found = jax.tree.map(lambda array: array[:0], found)
         found = dataclasses.replace(found, trust=_trust(found, lse))
-        self._found[(*plan, heads)] = found
+        self._found[(*sizes, heads)] = found
         return found
 
     def _recall(self, grid: int, top_k: int) -> Readout:

@@ -7,6 +7,7 @@ Start from `Writer.write` and `Reader.read`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -130,6 +131,7 @@ def class_name(record: type) -> str:
     return record.__name__ if inside else f"{record.__module__}.{record.__qualname__}"
 
 
+@functools.cache
 def field_types(record: type) -> dict[str, Any] | None:
     """Return the types of a record's fields; None where a file cannot hold them."""
     try:

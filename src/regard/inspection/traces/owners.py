@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from regard import positions
 from regard.engine.hooks import called_by
+from regard.inspection.traces.calls import KnownPositions
 
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see
 
@@ -78,7 +80,7 @@ class Positions:
     """The positions of a model's layers, as far as they are known."""
 
     def __init__(self, model: Any):
-        self._tables: list[tuple[str, dict[str, Any]]] = []
+        self._tables: list[tuple[str, KnownPositions]] = []
         if is_nnx(model):
             from flax import nnx
 
@@ -88,25 +90,25 @@ class Positions:
                 if isinstance(module, TokenEmbedding):
                     self._tables.append((".".join(map(str, path[:-1])), _read_table(module)))
 
-    def find(self, owner: Any, name: str, kind: str) -> Mapping[str, Any] | None:
+    def find(self, owner: Any, name: str, kind: str) -> KnownPositions | None:
         """Find those of the layer that owns a call of this name; None where nothing is known."""
-        found: dict[str, Any] = {}
-        rotary = getattr(owner, "rotary", None)
-        if isinstance(rotary, positions.Rotary):
-            found["rotary"] = rotary
+        found = KnownPositions()
         if kind == "self" and self._tables:
             inside = [place for place in self._tables if name.startswith(f"{place[0]}." if place[0] else "")]
-            found |= max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
-        return found or None
+            found = max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
+        rotary = getattr(owner, "rotary", None)
+        if isinstance(rotary, positions.Rotary):
+            found = dataclasses.replace(found, rotary=rotary)
+        return None if found.rotary is None and found.table is None else found
 
 
-def _read_table(embedding: Any) -> dict[str, Any]:
+def _read_table(embedding: Any) -> KnownPositions:
     config = embedding.config
     if config.positions == "sinusoidal":
         rows = min(max(config.max_length, 1), _MOST_ROWS)
         table = np.asarray(positions.sinusoidal(rows, config.d_model), np.float32)
-        return {"table": table, "table_kind": "sinusoidal", "trained_length": None}
+        return KnownPositions(table=table, table_kind="sinusoidal")
     if embedding.position_table is None:
-        return {}
+        return KnownPositions()
     table = np.asarray(embedding.position_table.embedding[...], np.float32) * np.float32(embedding.scale)
-    return {"table": table, "table_kind": "learned", "trained_length": len(table)}
+    return KnownPositions(table=table, table_kind="learned", trained_length=len(table))

@@ -13,10 +13,9 @@ import numpy as np
 from regard.engine.canonicalization import canonicalize
 from regard.engine.problem import Problem
 from regard.inspection.tokens import Tokens, same_tokens
-from regard.inspection.traces.calls import Call, Description
+from regard.inspection.traces.calls import Call, Description, KnownPositions
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
 from regard.masks import Mask
-from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.readouts.reading import canonicalize_readable
 from regard.scores import Score
@@ -35,16 +34,6 @@ class StoredProblem:
     sinks: np.ndarray | None
     scale: np.ndarray
     precision: str | None
-
-
-@dataclass(frozen=True)
-class StoredPositions:
-    """`Call.positions`."""
-
-    rotary: Rotary | None = None
-    table: np.ndarray | None = None
-    table_kind: str | None = None
-    trained_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class StoredCall:
     problem: StoredProblem | None
     query_tokens: int | None
     key_tokens: int | None
-    positions: StoredPositions | None
+    positions: KnownPositions | None
     output_error: np.ndarray | None
     readout: Readout | None
 
@@ -88,34 +77,32 @@ class Store:
     """A maker of calls for a file, which collects their sequences and notes on what is left out."""
 
     def __init__(self, keep_queries: bool, grid: int, top_k: int):
-        self._keep_queries, self._plan = keep_queries, (grid, top_k)
+        self._keep_queries, self._sizes = keep_queries, (grid, top_k)
         self.sequences: list[Tokens] = []
         self.notes: list[str] = []
 
     def take(self, call: Call) -> StoredCall:
         """Return a call for the file, with statistics where queries and keys are not kept."""
-        mask, score, problem = call.mask, call.score, None
-        positions = None if call.positions is None else StoredPositions(**call.positions)
+        kept, problem = _same_fields(call), None
         try:
-            Writer().write("mask", mask)
-            Writer().write("score", score)
+            Writer().write("mask", call.mask)
+            Writer().write("score", call.score)
             problem = _store_problem(call.problem) if self._keep_queries and call.problem else None
         except NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
-            mask = score = None
+            kept |= {"mask": None, "score": None}
         try:
-            Writer().write("rotary", positions)
+            Writer().write("positions", call.positions)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: {reason}")
-            positions = StoredPositions(**dict(call.positions or {}) | {"rotary": None})
+            kept["positions"] = None
         return StoredCall(
-            **_same_fields(call) | {"mask": mask, "score": score},
+            **kept,
             problem=problem,
             query_tokens=self._number(call.query_tokens),
             key_tokens=self._number(call.key_tokens),
-            positions=positions,
             output_error=None if call.output_error is None else np.asarray(call.output_error, np.float32),
-            readout=None if problem is not None else call.readout(*self._plan),
+            readout=None if problem is not None else call.readout(*self._sizes),
         )
 
     def _number(self, tokens: Tokens | None) -> int | None:
@@ -154,11 +141,16 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
     for name in ("lse", "max_score"):
         _check_array(f"{place}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
     error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
+    known = stored.positions
+    if known is not None and known.table is not None:
+        _check_array(f"{place}.positions.table", known.table, "f", (None, None))
+        if known.table_kind is None or (known.trained_length or 0) < 0:
+            named = (known.table_kind, known.trained_length)
+            wrong(f"{place}.positions.table_kind, trained_length", "str and at least 0", named)
     call = Call(
         **_same_fields(stored),
         query_tokens=_find_tokens(f"{place}.query_tokens", stored.query_tokens, sequences, stored.rows),
         key_tokens=_find_tokens(f"{place}.key_tokens", stored.key_tokens, sequences, stored.keys),
-        positions=_restore_positions(f"{place}.positions", stored.positions),
         output_error=None if error is None else float(error),
     )
     if (stored.problem is None) == (stored.readout is None):
@@ -200,17 +192,6 @@ def _canonicalize(place: str, call: Call, query: Any, key: Any, **given: Any) ->
         return canonicalize_readable(query, key, **options, **given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: its parts do not fit one another: {error}") from None
-
-
-def _restore_positions(place: str, stored: StoredPositions | None) -> dict[str, Any] | None:
-    if stored is None:
-        return None
-    _check_array(f"{place}.table", stored.table, "f", (None, None))
-    if stored.table is not None and stored.table_kind is None:
-        wrong(f"{place}.table_kind", "str", None)
-    names = ("rotary",) if stored.table is None else ("rotary", "table", "table_kind", "trained_length")
-    found = {name: getattr(stored, name) for name in names if name != "rotary" or stored.rotary is not None}
-    return found or None
 
 
 def _find_tokens(place: str, number: int | None, sequences: Sequence[Tokens], length: int) -> Tokens | None:
