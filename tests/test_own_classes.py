@@ -95,6 +95,12 @@ def test_they_print_and_are_explained():
         attend(draw()[0][..., :3, :], *draw()[1:], mask=MASK)  # it may read positions
 
 
+def test_a_score_of_ones_own_may_read_positions():
+    query, key, value = draw()
+    with pytest.raises(ValueError, match="query_offset"):
+        attend(query[..., :3, :], key, value, score=SCORE)
+
+
 def test_they_are_derived():
     arrays = draw(1)
     derivation = regard.derive(*arrays, mask=MASK, score=[scores.softcap(9.0), SCORE])
