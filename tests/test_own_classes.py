@@ -1,5 +1,6 @@
 """A mask and a score of one's own: one class each, and everything that built-in ones can do."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -123,6 +124,17 @@ def test_they_are_saved_and_loaded(keep, tmp_path):
     if keep == "qk":
         np.testing.assert_array_equal(back.window(heads=[1]), call.window(heads=[1]))
         np.testing.assert_array_equal(call.window(heads=[1])[0], call.window()[1])
+
+
+def test_plain_numbers_and_numpy_numbers_are_kept_as_what_they_are_for(tmp_path):
+    with inspection.capture() as trace:
+        attend(*draw(1), mask=Checkerboard(MARKED, np.int64(2)), score=Cubic(jnp.float32(0.5)))
+    call = dataclasses.replace(trace.calls[0], score=Cubic(0.5))
+    trace = dataclasses.replace(trace, calls=(call,))
+    back = inspection.load(trace.save(tmp_path / "own.regard", keep="qk")).calls[0]
+    assert type(back.mask.period) is int
+    assert (back.score.weight.dtype, back.score.weight.shape) == (np.float32, ())
+    np.testing.assert_array_equal(back.window(), trace.calls[0].window())
 
 
 def test_a_reader_that_lacks_the_class_is_told_its_name(tmp_path):

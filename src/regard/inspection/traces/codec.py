@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from regard.records import record_classes
@@ -47,13 +48,14 @@ class Writer:
             return [self.write(place, one, depth) for one in value]
         if isinstance(value, Mapping):
             return {name: self.write(place, one, depth) for name, one in value.items()}
-        if not dataclasses.is_dataclass(value) or field_types(type(value)) is None:
+        types = field_types(type(value)) if dataclasses.is_dataclass(value) else None
+        if types is None:
             raise NotDataError(
-                f"{place}: {value!r} is a function, of which a file can keep no more than the name"
+                f"{place}: {value!r} is a function or object, of which a file can keep no more than the name"
             )
         if depth > _DEEPEST:
             raise NotDataError(f"{place}: more than {_DEEPEST} records lie within one another")
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {name: _fit(getattr(value, name), kind) for name, kind in types.items()}
         written = {name: self.write(place, one, depth + 1) for name, one in fields.items()}
         return {"class": class_name(type(value)), **written}
 
@@ -64,6 +66,14 @@ class Writer:
             self.arrays[name] = np.asarray(array)
             self._names[id(array)] = (name, array)  # kept, so that no other gets its id
         return self._names[id(array)][0]
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    """Return Python's numbers as arrays in fields for arrays, NumPy's as Python's in other fields."""
+    holds_arrays = any(one in _ARRAYS for one in (kind, *get_args(kind)))
+    if holds_arrays and type(value) in (bool, int, float):
+        return jnp.asarray(value)
+    return value.item() if isinstance(value, np.generic) and not holds_arrays else value
 
 
 class Reader:

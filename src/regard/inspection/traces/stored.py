@@ -20,6 +20,7 @@ from regard.readouts import Readout
 from regard.readouts.reading import canonicalize_readable
 from regard.scores import Score
 
+_DEPTH = 2  # of the fields of a call: a trace, and calls in it
 _PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
 
@@ -85,14 +86,14 @@ class Store:
         """Return a call for the file, with statistics where queries and keys are not kept."""
         kept, problem = _same_fields(call), None
         try:
-            Writer().write("mask", call.mask)
-            Writer().write("score", call.score)
+            Writer().write("mask", call.mask, _DEPTH)
+            Writer().write("score", call.score, _DEPTH)
             problem = _store_problem(call.problem) if self._keep_queries and call.problem else None
         except NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
             kept |= {"mask": None, "score": None}
         try:
-            Writer().write("positions", call.positions)
+            Writer().write("positions", call.positions, _DEPTH)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: {reason}")
             kept["positions"] = None
