@@ -7,7 +7,7 @@ from typing import Any
 from regard.derivation.course import pick
 from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.formulas import Equation, Sum, Symbol, product
 from regard.scores.metrics import Bilinear
 

@@ -15,8 +15,8 @@ from regard.derivation import Derivation, Step
 from regard.derivation.calls import assemble, check_known, check_size
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation, spell
-from regard.engine.canonicalization import check_chosen_rows
-from regard.engine.hooks import CallEvent, watch
+from regard.engine.call.canonicalization import check_chosen_rows
+from regard.engine.call.hooks import CallEvent, watch
 from regard.formulas import Formula, Function, Row, Sum, Symbol, product
 from regard.layers.heads import add_leading_axes, merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory

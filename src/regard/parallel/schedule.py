@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks, Grid, Span, is_concrete
 from regard.parallel.division import Division, Round

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.score_rows import score_cells
+from regard.engine.softmax.score_rows import score_cells
 from regard.masks.bounds import Bounds
 from regard.positions import Rotary, Scaling
 from regard.scores import Score

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks.algebra import Take
 from regard.scores.placed import Placed
 

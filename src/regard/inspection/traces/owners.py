@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard import positions
-from regard.engine.hooks import called_by
+from regard.engine.call.hooks import called_by
 from regard.inspection.traces.calls import KnownPositions
 
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks.bounds import Bounds
 from regard.masks.grid import is_concrete
 
