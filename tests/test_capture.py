@@ -461,7 +461,7 @@ def test_every_other_model_is_recorded():
     x = jnp.ones((5, 12))
     _, trace = inspection.record(layer, x)
     assert trace.calls[0].name == "MultiHeadAttention"
-    assert trace.calls[0].positions["rotary"] == positions.Rotary()
+    assert trace.calls[0].positions.rotary == positions.Rotary()
     plain = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
     _, trace = inspection.record(plain, x, jnp.ones((5, 12)))
     assert trace.calls[0].kind == "cross"
@@ -651,6 +651,9 @@ def test_heads_with_places_of_their_own_have_no_example():
 
 
 def test_functions_of_some_heads_compile_once():
-    first, second = (examples._of_heads(by_batch, (1, 4)) for _ in range(2))
-    assert first is second
-    assert first.__qualname__ == "by_batch"
+    arrays, _ = inputs(CASES["heads alone"])
+    with inspection.capture() as trace:
+        attend(*arrays, score=scores.modifier(by_batch))
+    found = [examples.take_heads(trace.calls[0].problem, heads).score for heads in ([1, 4], [0, 2])]
+    assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
+    assert repr(found[0]) == "[modifier(by_batch)]"

@@ -76,7 +76,8 @@ def test_names_stay_text(browser, trace, tmp_path):
     names = ["<b>bold</b>", "a" * 500, "'\"><svg onload=document.title='broken'>"]
     call = trace.calls[0]
     calls = tuple(
-        dataclasses.replace(call, name=name, description={**call.description, "mask": name}) for name in names
+        dataclasses.replace(call, name=name, description=dataclasses.replace(call.description, mask=name))
+        for name in names
     )
     hostile = dataclasses.replace(trace, calls=calls, model=names[2], title="plain", notes=tuple(names))
     visit, _ = walk(browser, hostile.explore(tmp_path / "page.html"))

@@ -13,6 +13,7 @@ FLOORS = {
     "axes": 0,
     "loading": 0,
     "records": 0,
+    "formulas": 0,
     "masks": 1,
     "positions": 1,
     "theory": 1,
@@ -38,11 +39,11 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds algebra data positional predicates keys stored documents"
+    "masks": "grid picture tile_kinds bounds data algebra positional predicates keys stored documents"
     " conventions notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
-    "scores": "cells score pointwise distances metrics",
+    "scores": "cells score placed pointwise distances metrics",
     "engine": "call.options call.problem call.canonicalization call.hooks call softmax.scoring"
     " softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax flash.sparsity flash.tiles flash.tuning flash.operands"
@@ -50,8 +51,7 @@ FOLDERS = {
     " backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
     " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.placement"
     " dispatch",
-    "derivation": "formulas notation steps score_formulas course operands tables terminal typesetting"
-    " markup record calls",
+    "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",
@@ -69,8 +69,8 @@ FOLDERS = {
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
     " explorer.position_curves explorer.documents explorer.payload explorer.shell"
     " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
-    " traces.examples traces.calls traces.mask_codec traces.files traces.call_codec"
-    " traces.trace traces.owners traces.sequences traces.captures traces",
+    " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
+    " traces.owners traces.sequences traces.captures traces",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
     " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mask_expressions import expressions
@@ -310,7 +310,7 @@ def test_mistakes_are_explained():
         masks.predicate(3)
     with pytest.raises(TypeError, match="expected fn to return booleans"):
         masks.predicate(lambda q, k: q - k).dense(3)
-    with pytest.raises(ValueError, match="query_block: expected at least 1"):
+    with pytest.raises(ValueError, match="query_block: expected an integer of at least 1"):
         causal.tiles(3, query_block=0)
     with pytest.raises(TypeError, match="inside a trace"):
         jax.jit(lambda m: m.picture(3))(masks.lengths([1]))
@@ -389,3 +389,25 @@ def test_zero_one_masks_and_padding_are_read():
     np.testing.assert_array_equal(
         cells(masks.lengths([2, 3]), 1, 3, leading_axes=2)[:, 0, 0], [[True, True, False], [True] * 3]
     )
+
+
+@settings(max_examples=60)
+@given(mask=expressions(batch=2, length=5))
+@example(mask=masks.sliding_window(3, 1) & masks.segments([0, 0, 0, 1, 1]) & masks.sliding_window(1, 2))
+def test_bounds_hold_for_every_pair(mask):
+    bounds, (queries, keys) = mask.bounds, np.indices((5, 5))
+    allowed = np.ones((2, 5, 5), bool)
+    if bounds.before is not None:
+        allowed &= keys >= queries - bounds.before
+    if bounds.after is not None:
+        allowed &= keys <= queries + bounds.after
+    if bounds.keys_below is not None:
+        allowed &= keys < np.asarray(bounds.keys_below).reshape((-1, 1, 1))
+    if bounds.key_ids is not None:
+        key_ids = np.asarray(bounds.key_ids)
+        query_ids = key_ids if bounds.query_ids is None else np.asarray(bounds.query_ids)
+        allowed &= query_ids[..., :, None] == key_ids[..., None, :]
+    kept = np.broadcast_to(mask.dense(5, leading_axes=max(mask.leading_axes, 1)), (2, 5, 5))
+    assert not (kept & ~allowed).any()
+    assert not bounds.exact or (kept == allowed).all()
+    assert all(part.parts == (part,) for part in mask.parts)

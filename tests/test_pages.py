@@ -17,6 +17,7 @@ from regard.inspection.explorer import pages, payload, thumbnails
 from regard.inspection.explorer.budgets import Plan, degrade
 from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
 from regard.inspection.tokens import Tokens
+from regard.inspection.traces.calls import KnownPositions
 from regard.positions import Rotary, YaRN
 
 
@@ -53,7 +54,7 @@ def test_the_mask_is_drawn(bare):
 def test_positions_are_drawn(bare):
     trace = small(score=scores.alibi(3))
     turn = Rotary(base=100.0, width=4, scaling=YaRN(4.0, 2048))
-    object.__setattr__(trace.calls[0], "positions", {"rotary": turn})
+    object.__setattr__(trace.calls[0], "positions", KnownPositions(rotary=turn))
     table = np.random.default_rng(0).normal(size=(13, 7))
     table[5] = 0
     document, chunks = opened(pages.html(trace, positions={"mine": table}))

@@ -1,8 +1,9 @@
-"""Frozen dataclasses as pytrees whose structures know their types."""
+"""Records: frozen dataclasses as pytrees whose structures know their classes. Start from `record`."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -13,7 +14,7 @@ C = TypeVar("C", bound=type)
 
 
 def static() -> Any:
-    """Declare a dataclass field that is part of the tree structure, not a leaf."""
+    """Return a dataclass field that is part of the tree structure, not a leaf."""
     return dataclasses.field(metadata={"static": True})
 
 
@@ -46,3 +47,11 @@ def record(cls: C) -> C:
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def record_classes(base: type) -> Iterator[type]:
+    """Yield the dataclasses among a class and those derived from it, in the order of their definition."""
+    if "__dataclass_fields__" in vars(base):
+        yield base
+    for derived in base.__subclasses__():
+        yield from record_classes(derived)

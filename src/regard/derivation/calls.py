@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from regard.axes import ArrayLike
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation
-from regard.derivation.operands import operand_steps, split_metric
+from regard.derivation.operands import operand_steps
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.call.problem import Problem
 from regard.masks.grid import is_concrete
-from regard.scores.score import compose
+from regard.scores.score import compose, split_product
 
 LARGEST_SCORES = 2**20  # that are written out, per step
 LARGEST_SPREAD = 2**26  # entries of the keys of all heads, or of the values
@@ -69,7 +69,7 @@ def derive(
     """
     check_known((query, key, value, options))
     problem = canonicalize(query, key, value, **{**options, "aux": ("weights",)})
-    metric = split_metric(compose(options.get("score")))
+    metric, _ = split_product(compose(options.get("score")))
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     notation = name_axes(problem, **sizes)
     entry = operand_steps(problem, notation, jnp.asarray(query), metric)
@@ -80,13 +80,13 @@ def derive(
 
 
 def name_axes(problem: Problem, **sizes: int) -> Notation:
-    """The letters of a call."""
+    """Name the axes of a call by letters."""
     lengths = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     return Notation.cover(problem.leading, problem.key_heads, **lengths, **sizes)
 
 
 def assemble(course: Course, title: str) -> Derivation:
-    """The record of a finished course."""
+    """Return the record of a finished course."""
     chosen = {"i": course.problem.rows, "h": course.problem.heads}
     members = {letter: index for letter, index in chosen.items() if index is not None}
     view = View.choose(course.steps, course.notation.sizes, members)

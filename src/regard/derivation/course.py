@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.derivation.formulas import (
-    Call,
-    Equation,
-    Exponential,
-    Formula,
-    Fraction,
-    Number,
-    Row,
-    Sum,
-    Symbol,
-    product,
-)
 from regard.derivation.notation import Notation, spell
-from regard.derivation.score_formulas import Setting, tell
 from regard.derivation.steps import Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.online_softmax import product as multiply
 from regard.engine.softmax.score_rows import score_stages
+from regard.formulas import (
+    Equation,
+    Exponential,
+    Formula,
+    Fraction,
+    Function,
+    Number,
+    Row,
+    Sum,
+    Symbol,
+    Terms,
+    product,
+)
 from regard.masks.grid import Grid
 
 SCORES = "logits"
 
 
 class Course:
-    """Walks through a call and keeps every step.
+    """A walk through a call that keeps every step.
 
     Args:
         problem: the call; its rows and heads are those derived.
@@ -44,7 +45,7 @@ class Course:
     def __init__(self, problem: Problem, notation: Notation, entry: list[Step]):
         self.problem, self.notation = problem, notation
         self.steps = entry
-        self.setting: Setting | None = None
+        self.terms: Terms | None = None
         self.aliases: dict[str, str] = {}
         self.rows = _members(problem.T, problem.rows)
         self.heads = _members(problem.leading[-1] if problem.leading else 1, problem.heads)
@@ -57,7 +58,7 @@ class Course:
         """Add all steps; the last one gets the name given."""
         if self.notation.is_grouped:
             self._add_groups()
-        scores = self._add_scores(self.setting or self._place())
+        scores = self._add_scores(self.terms or self._place())
         weights = self._add_weights(scores)
         if self.problem.dropout_rate:
             weights = self._add_dropout(weights)
@@ -79,13 +80,13 @@ class Course:
         self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
 
     def _unused(self, name: str) -> str:
-        """The name, with a number where it is taken."""
+        """Return the name, with a number where it is taken."""
         taken = {step.name for step in self.steps}
         names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
         return next(free for free in names if free not in taken)
 
     def pick(self, array: Array, names: tuple[str, ...]) -> Array:
-        """The rows and heads that are derived."""
+        """Take the rows and heads that are derived."""
         return pick(array, names, self.problem)
 
     def _step(self, name: str) -> Step:
@@ -104,28 +105,29 @@ class Course:
         index = Fraction(Symbol("h"), Number(str(size)))
         self.add(
             "groups",
-            Call("g", (Symbol("h"),)),
-            Call("floor", (index,)),
+            Function("g", (Symbol("h"),)),
+            Function("floor", (index,)),
             words,
             "key head",
             self.heads // np.int32(size),
             ("h",),
         )
 
-    def _place(self) -> Setting:
-        """Symbols for score functions; with steps for positions where a mask or score reads them."""
+    def _place(self) -> Terms:
+        """Return symbols for score functions; add positions where a mask or score reads them."""
         parts = (self.problem.mask, self.problem.score)
         if any(part is not None and part.reads_positions for part in parts):
             return self.add_positions()
-        letters = self.notation.leading
-        example = letters[0] if len(letters) > 1 else ""
-        head = letters[-1] if letters else ""
-        return Setting(Symbol("S"), Symbol("p", "i"), Symbol("r", "j"), example, head)
+        return self._name_terms(Symbol("p", "i"), Symbol("r", "j"))
 
-    def add_positions(self) -> Setting:
-        """Add where queries and keys stand."""
-        problem, grid = self.problem, self._grid()
+    def _name_terms(self, query_position: Symbol, key_position: Symbol) -> Terms:
         letters = self.notation.leading
+        example, head = letters[0] if len(letters) > 1 else "", letters[-1] if letters else ""
+        return Terms(Symbol("S"), query_position, key_position, example, head)
+
+    def add_positions(self) -> Terms:
+        """Add the positions of queries and keys."""
+        problem, grid = self.problem, self._grid()
         wheres: dict[str, Symbol] = {}
         for name, index, letter, array, start, noun in (
             ("query_position", "i", "p", grid.query_position[..., 0], problem.query_offset, "query"),
@@ -150,12 +152,10 @@ class Course:
                 name, where, right, f"Where {noun} {index} stands in the sequence.", "tokens", array, own
             )
             wheres[name] = where
-        example = letters[0] if len(letters) > 1 else ""
-        head = letters[-1] if letters else ""
-        self.setting = Setting(Symbol("S"), wheres["query_position"], wheres["key_position"], example, head)
-        return self.setting
+        self.terms = self._name_terms(wheres["query_position"], wheres["key_position"])
+        return self.terms
 
-    def _add_scores(self, setting: Setting) -> Array:
+    def _add_scores(self, terms: Terms) -> Array:
         problem = self.problem
         query, key = self._step("query"), self._step("key")
         stages = iter(score_stages(problem, self.rows, None, self.heads))
@@ -171,7 +171,7 @@ class Course:
             f"{left},{_of_query_heads(key.indices)}->{self.pairs}",
         )
         factor, default = np.asarray(problem.scale), np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
-        root = Fraction(Number("1"), Call("sqrt", (Number(str(problem.D)),)))
+        root = Fraction(Number("1"), Function("sqrt", (Number(str(problem.D)),)))
         self.add(
             "scale",
             Symbol("scale"),
@@ -183,17 +183,16 @@ class Course:
             jnp.asarray(problem.scale),
             (),
         )
-        parts = () if problem.score is None else getattr(problem.score, "parts", (problem.score,))
+        parts = () if problem.score is None else problem.score.parts
         last = len(parts) + (problem.bias is not None) + (problem.mask is not None)
         number = 0
 
-        def advance(name: str, right: Formula | None, words: str, found: Any = None) -> Symbol:
+        def advance(name: str, right: Formula, words: str) -> Symbol:
             nonlocal number
             after = Symbol("S", self.pairs, "" if number == last else str(number))
             if number == last and name != "scores":
                 self.aliases[self._unused(name)], name = "scores", "scores"
-            formula = right if found is None else found(after)
-            self.add(name, after, formula, words, SCORES, next(stages), self.pair_names)
+            self.add(name, after, right, words, SCORES, next(stages), self.pair_names)
             number += 1
             return after
 
@@ -202,9 +201,7 @@ class Course:
             words += " Nothing else is done to them: these are the scores."
         now = advance("scaled", product(Symbol("scale"), Symbol("P", self.pairs)), words)
         for part in parts:
-            after = Symbol("S", self.pairs, "" if number == last else str(number))
-            told = tell(part, after, setting._replace(before=now))
-            now = advance(told.name, told.formula.right, told.words)
+            now = advance(part.title, part.formula(dataclasses.replace(terms, before=now)), part.words)
         if problem.bias is not None:
             names = self.notation.name(problem.bias.shape, "ij")
             bias = Symbol("B", spell(names))
@@ -221,7 +218,7 @@ class Course:
             words = f"{problem.mask!r}: whether query i may attend to key j; {share}."
             self.add("mask", mask, None, words, "yes or no", keep, names)
             words = "log 1 = 0 changes nothing; log 0 = -inf takes a key away, whatever its score."
-            now = advance("scores", Row((now, Call("log", (mask,))), "+"), words)
+            now = advance("scores", Row((now, Function("log", (mask,))), "+"), words)
         return self._step("scores").value
 
     def _add_weights(self, scores: Array) -> Array:
@@ -253,7 +250,7 @@ class Course:
             rows = f"{empty} row{'s' * (empty > 1)} may attend to nothing"
             words += f" {rows}{'' if problem.sinks is not None else ': -inf'}."
         subscripts = f"{self.pairs}->{self.queries}"
-        self.add("lse", total, Call("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
+        self.add("lse", total, Function("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
         weights = shares / sums[..., None]
         words = "Softmax: the share of key j in what query i reads."
         kept = "what the sink leaves" if problem.sinks is not None else "1"
@@ -335,7 +332,7 @@ class Course:
 
 
 def pick(array: Array, names: tuple[str, ...], problem: Problem) -> Array:
-    """The entries of an array that belong to the rows and heads chosen; `names` begin with its first axis."""
+    """Take the chosen rows and heads of an array, whose axes have these names."""
     for axis, name in enumerate(names):
         if name == "i" and problem.rows is not None:
             array = jnp.take(array, problem.rows, axis)
@@ -353,9 +350,9 @@ def _of_query_heads(indices: tuple[str, ...]) -> str:
 
 
 def _surprise(share: Array) -> Array:
-    """-p log p, 0 at 0."""
+    """Compute -p log p, 0 at 0."""
     return -share * jnp.log(jnp.where(share > 0, share, 1))
 
 
 def _surprise_of(share: Symbol) -> Formula:
-    return product(share, Call("log", (Fraction(Number("1"), share),)))
+    return product(share, Function("log", (Fraction(Number("1"), share),)))

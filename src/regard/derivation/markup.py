@@ -1,4 +1,4 @@
-"""A derivation in HTML, with formulas in MathML: no script, and colours that any ground bears."""
+"""Derivations in HTML, with formulas in MathML: no script, and colours that any ground bears."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ color:inherit;white-space:nowrap;font-weight:400}
 
 
 def write_page(title: str, steps: Sequence[Step], view: View) -> str:
-    """A whole document."""
+    """Write a whole document."""
     fragment = write_fragment(title, steps, view)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -53,7 +53,7 @@ def write_page(title: str, steps: Sequence[Step], view: View) -> str:
 
 
 def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
-    """An element with a style of its own, to stand in any page."""
+    """Write an element with a style of its own, to stand in any page."""
     legend = "".join(
         f"<span><i>{escape(letter)}</i> {escape(meaning)}</span>" for letter, meaning in view.legend(steps)
     )

@@ -24,7 +24,7 @@ _BATCH = "nmlopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Notation:
-    """Which letter stands for which axis of one call, and how long that axis is."""
+    """The letters of the axes of one call, and the lengths of these axes."""
 
     sizes: Mapping[str, int]
     leading: tuple[str, ...]
@@ -34,7 +34,7 @@ class Notation:
 
     @classmethod
     def cover(cls, leading: tuple[int, ...], key_heads: int, **sizes: int) -> Notation:
-        """The letters for these leading axes, heads last, and for the axes named with their sizes."""
+        """Choose letters for these leading axes, heads last, and for the axes named with their sizes."""
         count = max(len(leading) - 1, 0)
         if count > len(_BATCH):
             raise ValueError(
@@ -47,7 +47,7 @@ class Notation:
         return cls(named | sizes, tuple(letters), grouped)
 
     def name(self, shape: tuple[int, ...], tail: str, *, of_keys: bool = False) -> tuple[str, ...]:
-        """A letter for each axis of an array over leading axes and `tail`; "" where one entry serves all."""
+        """Name the axes of an array over leading axes and `tail`; "" where one entry serves all."""
         letters = (*self.leading, *tail)[-len(shape) :] if shape else ()
         names = [
             "" if own == 1 < self.sizes.get(letter, 1) else letter
@@ -59,10 +59,10 @@ class Notation:
 
 
 def spell(indices: tuple[str, ...]) -> str:
-    """Indices as they stand above a symbol; a key head is that of the query head."""
+    """Return indices as they stand above a symbol; a key head is that of the query head."""
     return "".join("g(h)" if index == "g" else index for index in indices)
 
 
 def describe(letter: str) -> str:
-    """What an index counts, in words."""
+    """Say in words what an index counts."""
     return MEANINGS.get(letter, "examples" if letter == "n" else "leading axis")

@@ -1,26 +1,19 @@
-"""What enters a call: queries, keys and values, and a metric between them."""
+"""The operands of a call: queries, keys and values, and a metric between them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from regard.derivation.course import pick
-from regard.derivation.formulas import Equation, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
 from regard.engine.call.problem import Problem
+from regard.formulas import Equation, Sum, Symbol, product
 from regard.scores.metrics import Bilinear
-from regard.scores.score import Chain
-
-
-def split_metric(score: Chain | None) -> Bilinear | None:
-    """The metric that a score begins with."""
-    first = None if score is None else score.parts[0]
-    return first if isinstance(first, Bilinear) else None
 
 
 def operand_steps(problem: Problem, notation: Notation, given: Any, metric: Bilinear | None) -> list[Step]:
-    """Query, key and value as given; `given` is the query before the metric."""
+    """Return the steps of query, key and value; `given` is the query before the metric."""
     steps = query_steps(problem, notation, given, metric)
     names = notation.name(problem.key.shape, "ja", of_keys=True)
     words = "What each key answers to." + _share(problem, problem.key)
@@ -35,7 +28,7 @@ def operand_steps(problem: Problem, notation: Notation, given: Any, metric: Bili
 
 
 def query_steps(problem: Problem, notation: Notation, given: Any, metric: Bilinear | None) -> list[Step]:
-    """The query as given, and what a metric makes of it."""
+    """Return the steps of the query: as given, and multiplied by the metric."""
     chosen = "" if problem.rows is None else f" {problem.rows.size:,} of {problem.T:,} rows."
     words = f"What each query asks for.{chosen}"
     if metric is None:
@@ -65,7 +58,7 @@ def query_steps(problem: Problem, notation: Notation, given: Any, metric: Biline
 
 
 def give(name: str, symbol: Symbol, words: str, unit: str, value: Any, names: tuple[str, ...]) -> Step:
-    """A step that is given, not computed."""
+    """Make a step that is given, not computed."""
     return Step(name, Equation(symbol), words, unit, value, names)
 
 

@@ -60,7 +60,7 @@ class Derivation:
 
     @property
     def output(self) -> Array:
-        """The value of the last step."""
+        """Return the value of the last step."""
         return self.steps[-1].value
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Derivation:
             Console(soft_wrap=True, highlight=False).print(self)
 
     def to_latex(self, *, numbers: bool = False) -> str:
-        """All formulas as one `aligned` block for math mode, which amsmath, MathJax and KaTeX know.
+        """Write all formulas as one `aligned` block for math mode, which amsmath, MathJax and KaTeX know.
 
         Args:
             numbers: whether matrices of the numbers follow, as far as printing shows them.
@@ -90,7 +90,7 @@ class Derivation:
         return typesetting.write_latex(self.steps, self.view, numbers)
 
     def to_html(self) -> str:
-        """A page of its own: no script, nothing loaded, readable on light and dark ground.
+        """Write a page of its own: no script, nothing loaded, readable on light and dark ground.
 
         Returns:
             HTML with formulas in MathML.

@@ -1,4 +1,4 @@
-"""Step: one line of a derivation, with what it says and what came out."""
+"""Step: one line of a derivation, with its formula, words and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.axes import Array
-from regard.derivation.formulas import Equation
+from regard.formulas import Equation
 from regard.theory.notation import Contraction, explain_einsum
 
 
@@ -41,50 +41,50 @@ class Step:
 
     @property
     def expression(self) -> str:
-        """The formula as text, as `regard.theory` writes it."""
+        """Return the formula as text, as `regard.theory` writes it."""
         return self.formula.text
 
     @property
     def formula_latex(self) -> str:
-        """The formula in LaTeX, for math mode."""
+        """Return the formula in LaTeX, for math mode."""
         return self.formula.latex
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
+        """Return the shape of the value."""
         return tuple(self.value.shape)
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the value."""
+        """Return the dtype of the value."""
         return np.dtype(self.value.dtype)
 
     @property
     def contraction(self) -> Contraction | None:
-        """What `explain_einsum` says of it; None where nothing is summed over."""
+        """Return the answer of `explain_einsum`; None where nothing is summed over."""
         return None if self.subscripts is None else explain_einsum(self.subscripts)
 
     @property
     def free(self) -> tuple[str, ...]:
-        """Indices that the result has and not every operand."""
+        """Return the indices that the result has and not every operand."""
         found = self.contraction
         return tuple(filter(None, self.indices)) if found is None else found.free
 
     @property
     def batch(self) -> tuple[str, ...]:
-        """Indices that every operand and the result have: a sum of its own for each value."""
+        """Return the indices that every operand and the result have: a sum of its own for each value."""
         found = self.contraction
         return () if found is None else found.batch
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """Indices that the result lacks."""
+        """Return the indices that the result lacks."""
         found = self.contraction
         return () if found is None else found.summed
 
     @property
     def roles(self) -> dict[str, str]:
-        """What each index does: "free", "batch" or "summed"."""
+        """Return the role of each index: "free", "batch" or "summed"."""
         kinds = {"free": self.free, "batch": self.batch, "summed": self.summed}
         return {index: kind for kind, found in kinds.items() for index in found}
 

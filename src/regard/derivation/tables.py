@@ -1,4 +1,4 @@
-"""Numbers as tables: which entries of an array are printed, and how."""
+"""Tables of numbers: the entries of an array that are printed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """What the letters of a derivation mean, and which entries are printed."""
+    """The meaning of the letters of a derivation, and the entries that are printed."""
 
     sizes: Mapping[str, int]
     """How long the axis of each letter is in the call."""
@@ -64,11 +64,11 @@ class View:
         return cls(sizes, members, shown)
 
     def number(self, letter: str, index: int) -> int:
-        """Which query, key or head an entry is of."""
+        """Return the number of the query, key or head that an entry is of."""
         return self.members[letter][index] if letter in self.members else index
 
     def legend(self, steps: Sequence[Step]) -> list[tuple[str, str]]:
-        """Each letter in use, and what it counts."""
+        """Return each letter in use, and what it counts."""
         used = dict.fromkeys(letter for step in steps for letter in _letters(step))
         order = sorted(used, key=lambda letter: "nmhgijabcdef".find(letter) % 99)
         return [(letter, self._count(letter)) for letter in order if letter in self.sizes]
@@ -82,7 +82,7 @@ class View:
 
 
 def cut_tables(step: Step, view: View) -> list[Table]:
-    """The numbers of a step that are printed, a table for each index of the axes before the last two."""
+    """Cut the printed numbers of a step into tables, one for each index of the axes before the last two."""
     array = _cut(step, view)
     letters = [letter for letter in step.indices if letter]
     array = array.reshape((*(1,) * (2 - array.ndim), *array.shape))
@@ -116,7 +116,7 @@ def _limit(letter: str) -> int:
 
 
 def _ends(size: int, most: int) -> tuple[int, ...]:
-    """All indices of a short axis, the first and the last ones of a long one."""
+    """Return all indices of a short axis, the first and the last ones of a long one."""
     if size <= most:
         return tuple(range(size))
     last = most // 3
@@ -124,7 +124,7 @@ def _ends(size: int, most: int) -> tuple[int, ...]:
 
 
 def _cut(step: Step, view: View) -> np.ndarray:
-    """The printed entries, one axis for each letter."""
+    """Take the printed entries, one axis for each letter."""
     array = np.asarray(step.value)
     for axis in reversed(range(array.ndim)):
         letter = step.indices[axis]
@@ -151,7 +151,7 @@ def _with_gaps(letter: str, count: int, view: View) -> list[tuple[str, int | Non
 
 
 def _writer(array: np.ndarray) -> Any:
-    """A function from an entry to its cell: so many digits that the largest entries show three."""
+    """Return a function from an entry to its cell: so many digits that the largest entries show three."""
     if array.dtype == bool:
         return lambda entry: Cell("■" if entry else "·", None)
     finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.abs(array)

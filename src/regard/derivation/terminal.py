@@ -1,4 +1,4 @@
-"""A derivation as text: plain, or with a style for each part."""
+"""Derivations as text: plain, or with a style for each part."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAME, _FORMULA, _QUIET = "bold", "bold cyan", "dim"
 
 
 def write_text(title: str, steps: Sequence[Step], view: View) -> str:
-    """The whole of it, without colours."""
+    """Write the whole of it, without colours."""
     lines = write_lines(title, steps, view)
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def write_lines(title: str, steps: Sequence[Step], view: View) -> list[list[Span]]:
-    """Lines of spans."""
+    """Write lines of styled spans."""
     legend = "   ".join(f"{letter}: {meaning}" for letter, meaning in view.legend(steps))
     lines: list[list[Span]] = [[(title, _NAME)]]
     lines += [[(line, _QUIET)] for line in textwrap.wrap(legend, WIDTH)]
@@ -55,7 +55,7 @@ def _roles(step: Step) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _write_tables(tables: list[Table]) -> list[str]:
-    """Tables side by side as far as they fit."""
+    """Write tables side by side as far as they fit."""
     lines: list[str] = []
     row: list[list[str]] = []
     for block in map(_write_table, tables):
@@ -71,7 +71,7 @@ def _join(blocks: list[list[str]]) -> list[str]:
 
 
 def _write_table(table: Table) -> list[str]:
-    """One matrix, with the numbers of rows and columns."""
+    """Write one matrix, with the numbers of rows and columns."""
     heads = [f"{table.row_letter}={row}" if row.isdigit() else row for row in table.rows]
     columns = [f"{table.column_letter}={column}" if column.isdigit() else column for column in table.columns]
     widths = [

@@ -1,4 +1,4 @@
-"""A derivation in LaTeX."""
+"""Derivations in LaTeX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNS = {GAP: r"\cdots", "-∞": r"-\infty", "∞": r"\infty", "■": "1", "·"
 
 
 def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
-    """One line per formula that defines something; what is only given gets one where numbers are shown."""
+    """Write a line per formula that defines something; given ones have a line where numbers are shown."""
     lines = []
     for step in steps:
         left, right = step.formula.left, step.formula.right

@@ -14,18 +14,17 @@ from regard.axes import Array, ArrayLike
 from regard.derivation import Derivation, Step
 from regard.derivation.calls import assemble, check_known, check_size
 from regard.derivation.course import Course
-from regard.derivation.formulas import Call, Formula, Row, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
-from regard.derivation.operands import split_metric
 from regard.engine.call.canonicalization import check_chosen_rows
 from regard.engine.call.hooks import CallEvent, watch
+from regard.formulas import Formula, Function, Row, Sum, Symbol, product
 from regard.layers.heads import add_leading_axes, merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line
 from regard.masks import Mask
 from regard.scores import Score
 from regard.scores.metrics import Bilinear
-from regard.scores.score import compose
+from regard.scores.score import compose, split_product
 
 
 def derive(
@@ -108,7 +107,7 @@ def derive(
         heads=check_chosen_rows("heads", heads, problem.leading[-1], ("weights",)),
     )
     check_size(problem)
-    metric = split_metric(compose(score))
+    metric, _ = split_product(compose(score))
     source = _Source.read(layer, query, key, value)
     sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
@@ -203,7 +202,7 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     heads, joined = Symbol("O", "".join(found.indices)), merge_heads(found.value)
     chosen = output if problem.rows is None else jnp.take(output, problem.rows, -2)
     if layer.output_projection is None:
-        sides = Call("join", (heads,))
+        sides = Function("join", (heads,))
         words = "The heads side by side: what the layer returns without an output projection."
         whole = joined if problem.heads is None else chosen
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")

@@ -10,8 +10,8 @@ from flax import nnx
 
 from regard.axes import Array
 from regard.derivation.course import Course
-from regard.derivation.formulas import Call, Formula, Fraction, Row, Sum, Symbol, product
 from regard.derivation.notation import spell
+from regard.formulas import Formula, Fraction, Function, Row, Sum, Symbol, product
 from regard.layers.heads import split_heads
 from regard.positions import Rotary
 from regard.scores.metrics import Bilinear
@@ -72,21 +72,21 @@ class Line:
             words = "RMSNorm: divided by the root of the mean square of their features, which bounds scores."
             self._follow(
                 f"normed_{self.name}",
-                lambda before: Fraction(product(gain, before), Call("rms", (before,))),
+                lambda before: Fraction(product(gain, before), Function("rms", (before,))),
                 words,
                 norm(self.stages[-1].value),
             )
         if rotary is not None:
-            assert self.course.setting is not None
-            setting = self.course.setting
-            position = setting.query_position if self.name == "query" else setting.key_position
+            terms = self.course.terms
+            assert terms is not None
+            position = terms.query_position if self.name == "query" else terms.key_position
             # One row of positions, or one for each example.
             places = places.reshape((-1, places.shape[-1]) if places.size > places.shape[-1] else -1)
             words = f"{rotary!r} turns pairs of features by angles that grow with the position: products then"
             words += " depend on distance alone."
             self._follow(
                 f"turned_{self.name}",
-                lambda before: Call("turn", (before, position)),
+                lambda before: Function("turn", (before, position)),
                 words,
                 rotary(self.stages[-1].value, places),
             )

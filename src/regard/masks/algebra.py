@@ -1,19 +1,21 @@
-"""Mask: what every mask can do, and how masks combine."""
+"""Mask: what every mask can do, and the masks that combine others."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Bool, Int
-from regard.masks import picture
+from regard.masks.bounds import Bounds
+from regard.masks.data import spell_record, whole_number
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete, place_queries
-from regard.masks.tile_kinds import TileKind
+from regard.masks.picture import draw_mask
+from regard.masks.tile_kinds import TileKind, classify_cells
 from regard.records import record
 
 # take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
@@ -21,11 +23,13 @@ Take = Callable[[Any, int], Array]
 
 
 class Mask:
-    """Which query may attend to which key, as an expression rather than a matrix.
+    """The pairs of a query and a key that may attend, as an expression rather than a matrix.
 
     A mask is a frozen pytree: its arrays (lengths, segment ids) may be traced, so new values never retrace.
     It is evaluated on positions, tile by tile; a T x S array exists only when `dense` is called. True means
     the query may attend to the key. Combine masks with `&`, `|` and `~`.
+
+    A mask of your own is a class with `keep` under `regard.records.record`; other methods have safe answers.
 
     Example:
         >>> from regard import masks
@@ -46,41 +50,63 @@ class Mask:
 
     # What a subclass says.
 
+    maker: ClassVar[Callable[..., Mask] | None] = None
+    """The function that makes such a mask from its fields and checks them; None, the class."""
+
     @property
     def reads_positions(self) -> bool:
-        """Whether the answer depends on where the queries sit, so that T != S needs `query_offset`."""
-        raise NotImplementedError
+        """Return whether the answer depends on where the queries sit: T != S then needs `query_offset`."""
+        return True
 
     @property
     def local(self) -> bool:
-        """Whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+        """Return whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
         return False
 
     @property
     def leading_axes(self) -> int:
-        """How many leading axes the mask's own data needs at least."""
+        """Return how many leading axes the mask's own data needs at least."""
         return 0
 
     def keep(self, grid: Grid) -> Bool[Array, ...]:
-        """True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""
+        """Return True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""
         raise NotImplementedError
 
     def classify(self, blocks: Blocks) -> Int[Array, ...]:
-        """`TileKind` codes, broadcastable to the tiling, of its rank."""
-        raise NotImplementedError
+        """Return `TileKind` codes, broadcastable to the tiling, of its rank."""
+        return classify_cells(self.keep, blocks)
+
+    @property
+    def reads_cells(self) -> bool:
+        """Return whether `classify` evaluates every cell, which takes long."""
+        return type(self).classify is Mask.classify
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return what is known of the pairs that it keeps."""
+        return Bounds(exact=False)
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """Return the masks that all have to agree."""
+        return (self,)
+
+    def combine_kinds(self, kinds_of: Callable[[Mask], Any]) -> Any:
+        """Return the kinds of tiles from those of the masks that it is made of."""
+        return kinds_of(self)
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        """The mask of one leading index, whose data keep their rank."""
+        """Return the mask of one leading index, whose data keep their rank."""
         del take, leading_axes
         return self
 
     def closure_convert(self, grid: Grid) -> Mask:
-        """The mask with what its functions close over as leaves, for grids shaped as this one."""
+        """Return the mask with arrays that its functions close over as leaves, for grids shaped as this."""
         del grid
         return self
 
     def slice_grid(self, grid: Grid) -> Mask:
-        """The mask of the grid's rows and columns alone, for a call on them at their own positions."""
+        """Return the mask of the grid's rows and columns alone, for a call on them at their own positions."""
         del grid
         if jax.tree.leaves(self):
             raise NotImplementedError(
@@ -92,8 +118,8 @@ class Mask:
         """Raise ValueError where the mask's data does not fit a call with these sizes."""
 
     def expression(self) -> str:
-        """The code that makes this mask."""
-        raise NotImplementedError
+        """Return the code that makes this mask."""
+        return spell_record(self)
 
     # What every mask can do.
 
@@ -127,8 +153,7 @@ class Mask:
                    [ True,  True,  True]], dtype=bool)
         """
         num_keys = num_queries if num_keys is None else num_keys
-        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions, key_offset)
-        axes = self._rank(leading_axes, offset, key_offset)
+        offset, axes = self._place(num_queries, num_keys, query_offset, key_offset, leading_axes)
         keep = self.keep(Grid.cover(num_queries, num_keys, offset, axes, key_offset))
         return jnp.broadcast_to(keep, (*keep.shape[:axes], num_queries, num_keys))
 
@@ -170,11 +195,9 @@ class Mask:
                    [2, 1]], dtype=int8)
         """
         for name, block in (("query_block", query_block), ("key_block", key_block)):
-            if block < 1:
-                raise ValueError(f"{name}: expected at least 1, got {block}")
+            whole_number(name, block, 1)
         num_keys = num_queries if num_keys is None else num_keys
-        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions, key_offset)
-        axes = self._rank(leading_axes, offset, key_offset)
+        offset, axes = self._place(num_queries, num_keys, query_offset, key_offset, leading_axes)
         blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, offset, axes, key_offset)
         codes = self.classify(blocks)
         return jnp.broadcast_to(
@@ -203,31 +226,19 @@ class Mask:
             2 · · ■ ■
             3 · · ■ ■
         """
-        num_keys = num_queries if num_keys is None else num_keys
         if not is_concrete((self, query_offset)):
             raise TypeError("picture: expected a mask with concrete arrays, got one inside a trace")
-        offset = place_queries(num_queries, num_keys, query_offset, self.reads_positions)
-        if max(num_queries, num_keys) <= picture.LARGEST_EXACT:
-            cells = np.asarray(self.dense(num_queries, num_keys, query_offset=offset))
-            first = int(np.ravel(np.asarray(offset))[0])
-            return picture.draw_cells(cells[(0,) * (cells.ndim - 2)], first)
-        block = (-(-num_queries // 32) or 1, -(-num_keys // 32) or 1)
-        codes = self.tiles(
-            num_queries, num_keys, query_block=block[0], key_block=block[1], query_offset=offset
-        )
-        codes = np.asarray(codes)
-        return picture.draw_tiles(codes[(0,) * (codes.ndim - 2)], (num_queries, num_keys), block)
+        return draw_mask(self, num_queries, num_queries if num_keys is None else num_keys, query_offset)
 
-    def _rank(self, leading_axes: int | None, *offsets: Offset) -> int:
-        needed = max(self.leading_axes, *map(np.ndim, offsets))
-        if leading_axes is None:
-            return needed
-        if leading_axes < needed:
+    def _place(self, T: int, S: int, offset: Offset, key_offset: Offset, axes: Any) -> tuple[Offset, int]:
+        offset = place_queries(T, S, offset, self.reads_positions, key_offset)
+        needed = max(self.leading_axes, np.ndim(offset), np.ndim(key_offset))
+        if axes is not None and axes < needed:
             raise ValueError(
                 f"leading_axes: expected at least {needed}, the axes of the mask's data and of"
-                f" offsets; got {leading_axes}"
+                f" offsets; got {axes}"
             )
-        return leading_axes
+        return offset, needed if axes is None else axes
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, _operand("&", self, other))
@@ -238,13 +249,11 @@ class Mask:
     def __invert__(self) -> Mask:
         return Not(self)
 
-    def __rand__(self, other: Any) -> NoReturn:
-        _operand("&", other, other)
-        raise AssertionError
+    def __rand__(self, other: Any) -> Mask:
+        return _operand("&", other, other)
 
-    def __ror__(self, other: Any) -> NoReturn:
-        _operand("|", other, other)
-        raise AssertionError
+    def __ror__(self, other: Any) -> Mask:
+        return _operand("|", other, other)
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
@@ -269,7 +278,7 @@ class Mask:
 
 
 def _operand(symbol: str, left: Any, right: Any) -> Mask:
-    """The right operand, or a word on how to bring an array into the algebra."""
+    """Return the right operand, or say how to bring an array into the algebra."""
     if isinstance(right, Mask):
         return right
     raise TypeError(
@@ -278,72 +287,86 @@ def _operand(symbol: str, left: Any, right: Any) -> Mask:
     )
 
 
-class Pair(Mask):
-    """Two masks and an operator."""
+class Combination(Mask):
+    """A mask made of others."""
 
-    left: Mask
-    right: Mask
-    symbol = "?"
+    @property
+    def operands(self) -> tuple[Mask, ...]:
+        """Return the masks that it is made of."""
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    def _map(self, change: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(*map(change, self.operands))
+
+    def _enclose(self, mask: Mask, least: int) -> str:
+        return mask.expression() if mask.precedence >= least else f"({mask.expression()})"
 
     @property
     def reads_positions(self) -> bool:
-        return self.left.reads_positions or self.right.reads_positions
+        return any(mask.reads_positions for mask in self.operands)
 
     @property
     def leading_axes(self) -> int:
-        return max(self.left.leading_axes, self.right.leading_axes)
+        return max(mask.leading_axes for mask in self.operands)
+
+    @property
+    def reads_cells(self) -> bool:
+        return any(mask.reads_cells for mask in self.operands)
+
+    def classify(self, blocks: Blocks) -> Array:
+        return self.combine_kinds(lambda mask: mask.classify(blocks))
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        left, right = (part.slice_batch(take, leading_axes) for part in (self.left, self.right))
-        return self._join(left, right)
+        return self._map(lambda mask: mask.slice_batch(take, leading_axes))
 
     def closure_convert(self, grid: Grid) -> Mask:
-        return self._join(self.left.closure_convert(grid), self.right.closure_convert(grid))
+        return self._map(lambda mask: mask.closure_convert(grid))
 
     def slice_grid(self, grid: Grid) -> Mask:
-        return self._join(self.left.slice_grid(grid), self.right.slice_grid(grid))
-
-    def _join(self, left: Mask, right: Mask) -> Mask:
-        return dataclasses.replace(self, left=left, right=right)  # type: ignore[type-var]
+        return self._map(lambda mask: mask.slice_grid(grid))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        self.left.check(leading, num_queries, num_keys)
-        self.right.check(leading, num_queries, num_keys)
-
-    def expression(self) -> str:
-        # The right operand needs parentheses at equal strength: the operators group to the left.
-        left = _enclose(self.left, self.left.precedence < self.precedence)
-        right = _enclose(self.right, self.right.precedence <= self.precedence)
-        return f"{left} {self.symbol} {right}"
-
-
-def _enclose(mask: Mask, needed: bool) -> str:
-    return f"({mask.expression()})" if needed else mask.expression()
+        for mask in self.operands:
+            mask.check(leading, num_queries, num_keys)
 
 
 @record
-class And(Pair):
+class And(Combination):
+    """Pairs that two masks keep."""
+
     left: Mask
     right: Mask
-    symbol = "&"
     precedence = 2
 
     @property
     def local(self) -> bool:
         return self.left.local or self.right.local
 
+    @property
+    def bounds(self) -> Bounds:
+        return self.left.bounds & self.right.bounds
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return *self.left.parts, *self.right.parts
+
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) & self.right.keep(grid)
 
-    def classify(self, blocks: Blocks) -> Array:
-        return jnp.minimum(self.left.classify(blocks), self.right.classify(blocks))
+    def combine_kinds(self, kinds_of: Callable[[Mask], Any]) -> Array:
+        return jnp.minimum(self.left.combine_kinds(kinds_of), self.right.combine_kinds(kinds_of))
+
+    def expression(self) -> str:
+        # The right operand needs parentheses at equal strength: the operators group to the left.
+        return f"{self._enclose(self.left, 2)} & {self._enclose(self.right, 3)}"
 
 
 @record
-class Or(Pair):
+class Or(Combination):
+    """Pairs that either of two masks keeps."""
+
     left: Mask
     right: Mask
-    symbol = "|"
     precedence = 1
 
     @property
@@ -353,40 +376,25 @@ class Or(Pair):
     def keep(self, grid: Grid) -> Array:
         return self.left.keep(grid) | self.right.keep(grid)
 
-    def classify(self, blocks: Blocks) -> Array:
-        return jnp.maximum(self.left.classify(blocks), self.right.classify(blocks))
+    def combine_kinds(self, kinds_of: Callable[[Mask], Any]) -> Array:
+        return jnp.maximum(self.left.combine_kinds(kinds_of), self.right.combine_kinds(kinds_of))
+
+    def expression(self) -> str:
+        return f"{self._enclose(self.left, 1)} | {self._enclose(self.right, 2)}"
 
 
 @record
-class Not(Mask):
+class Not(Combination):
+    """Pairs that a mask does not keep."""
+
     operand: Mask
     precedence = 3
-
-    @property
-    def reads_positions(self) -> bool:
-        return self.operand.reads_positions
-
-    @property
-    def leading_axes(self) -> int:
-        return self.operand.leading_axes
 
     def keep(self, grid: Grid) -> Array:
         return ~self.operand.keep(grid)
 
-    def classify(self, blocks: Blocks) -> Array:
-        return jnp.int8(TileKind.FULL) - self.operand.classify(blocks)
-
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return Not(self.operand.slice_batch(take, leading_axes))
-
-    def closure_convert(self, grid: Grid) -> Mask:
-        return Not(self.operand.closure_convert(grid))
-
-    def slice_grid(self, grid: Grid) -> Mask:
-        return Not(self.operand.slice_grid(grid))
-
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        self.operand.check(leading, num_queries, num_keys)
+    def combine_kinds(self, kinds_of: Callable[[Mask], Any]) -> Array:
+        return jnp.int8(TileKind.FULL) - self.operand.combine_kinds(kinds_of)
 
     def expression(self) -> str:
-        return f"~{_enclose(self.operand, self.operand.precedence < self.precedence)}"
+        return f"~{self._enclose(self.operand, 3)}"

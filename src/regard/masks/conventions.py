@@ -80,7 +80,7 @@ def from_torch_mha(
 
 
 def _split_heads(array, num_heads: int | None):
-    """(batch * H, T, S) -> (batch, H, T, S)."""
+    """Reshape (batch * H, T, S) to (batch, H, T, S)."""
     if not num_heads or array.shape[0] % num_heads:
         raise ValueError(
             f"num_heads: expected a divisor of attn_mask's first axis ({array.shape[0]} = batch * heads), got"

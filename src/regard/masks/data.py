@@ -1,8 +1,10 @@
-"""The arrays a mask carries: how they are read, printed and checked against a call."""
+"""The data of a mask: read from arguments, printed, checked against a call."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from regard.masks.grid import is_concrete
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """A size that is known before tracing."""
+    """Return a size that is known before tracing."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -24,7 +26,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def integers(name: str, value: Any) -> Any:
-    """An int32 array; NumPy stays NumPy, so that what is known while tracing stays known."""
+    """Return an int32 array; NumPy stays NumPy, so that what is known while tracing stays known."""
     array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
@@ -32,6 +34,7 @@ def integers(name: str, value: Any) -> Any:
 
 
 def booleans(name: str, value: Any) -> Any:
+    """Return a boolean array: True where the one given is nonzero."""
     array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
         return array != 0
@@ -44,14 +47,25 @@ def booleans(name: str, value: Any) -> Any:
 
 
 def literal(array: Any) -> str:
-    """The array as code when it is small and known, else its type."""
+    """Return the array as code when it is small and known, else its type."""
     if is_concrete(array) and np.size(array) <= 16:
         return str(np.asarray(array).tolist())
     return f"<{array.dtype}{list(np.shape(array))}>"
 
 
+def spell_record(record: Any) -> str:
+    """Return the code that makes a record, if a function of its class's name does, from its fields."""
+    fields = (getattr(record, field.name) for field in dataclasses.fields(record))
+    return f"{snake_case(type(record).__name__)}({', '.join(map(literal, fields))})"
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class as that of a function."""
+    return re.sub(r"(?<=.)(?=[A-Z])", "_", name).lower()
+
+
 def check_rows(name: str, shape: tuple[int, ...], leading: tuple[int, ...]) -> None:
-    """Per-row data aligns with the first leading axes of query."""
+    """Raise where per-row data does not align with the first leading axes of query."""
     fits = len(shape) <= len(leading) and all(n in (1, m) for n, m in zip(shape, leading, strict=False))
     if not fits:
         raise ValueError(
@@ -61,6 +75,7 @@ def check_rows(name: str, shape: tuple[int, ...], leading: tuple[int, ...]) -> N
 
 
 def check_width(name: str, what: str, got: int, expected: int) -> None:
+    """Raise where the last axis of data does not have one entry per query or key."""
     if got != expected:
         raise ValueError(f"{name}: expected {expected} entries on the last axis, one per {what}; got {got}")
 
@@ -74,7 +89,7 @@ def check_broadcast(
     *,
     wrapped: bool = False,
 ) -> None:
-    """NumPy's rule, except where a shape could be read in two ways that both fit.
+    """Raise where an array does not broadcast to the call, or a shape could be read in two ways that fit.
 
     Guessing there is how the mask of one example lands on a head, or on the queries, of another. The last
     two axes of an array that the caller `wrapped` are stated.
@@ -97,7 +112,7 @@ def check_broadcast(
 
 
 def split(array: Array, block: int, axis: int = -1) -> Array:
-    """`array` with `axis`, a negative number, as (N, block); a short last block repeats its last entry."""
+    """Reshape `axis`, a negative number, to (N, block); a short last block repeats its last entry."""
     length = array.shape[axis]
     count = -(-length // block)
     if count * block != length:

@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
+from regard.masks.bounds import Bounds
 from regard.masks.data import check_rows, check_width, integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_kind
@@ -51,7 +52,7 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
 
 def _ranges(ids: Array, block: int) -> tuple[Array, Array]:
-    """Smallest and largest id of each block: (..., n) -> (..., N) twice."""
+    """Return the smallest and largest id of each block: (..., n) -> (..., N) twice."""
     cells = split(ids, block)
     return cells.min(-1), cells.max(-1)
 
@@ -62,10 +63,15 @@ class Segments(Mask):
 
     query_ids: Any
     key_ids: Any
+    maker = staticmethod(segments)
 
     @property
     def reads_positions(self) -> bool:
         return False
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(key_ids=self.key_ids, query_ids=self.query_ids)
 
     @property
     def local(self) -> bool:
@@ -102,19 +108,17 @@ class Segments(Mask):
         check_width("segments query_ids", "query", np.shape(self.query_ids)[-1], num_queries)
         check_width("segments key_ids", "key", np.shape(self.key_ids)[-1], num_keys)
 
-    def expression(self) -> str:
-        return f"segments({literal(self.query_ids)}, {literal(self.key_ids)})"
-
 
 @record
 class Documents(Mask):
     """One id per key: a query reads that of the key where it sits. Where no key sits, it sees nothing."""
 
     ids: Any
+    maker = staticmethod(segments)
 
     @property
-    def reads_positions(self) -> bool:
-        return True
+    def bounds(self) -> Bounds:
+        return Bounds(key_ids=self.ids)
 
     @property
     def local(self) -> bool:
@@ -125,7 +129,7 @@ class Documents(Mask):
         return np.ndim(self.ids) - 1
 
     def _at(self, row: Array, leading_axes: int) -> tuple[Array, Array]:
-        """Ids of the keys in rows (..., n, 1) and whether there is such a row, both (..., n, 1)."""
+        """Return ids of the keys in rows (..., n, 1) and whether there is such a row, both (..., n, 1)."""
         ids = spread(jnp.asarray(self.ids), leading_axes + 1, trailing=1)
         inside = (row >= 0) & (row < ids.shape[-1])
         if ids.shape[-1] == 0:  # nothing to read from

@@ -1,4 +1,4 @@
-"""Where a mask is evaluated: cells of a grid, or blocks of it; and where the queries sit."""
+"""Grids of cells, and blocks of them, at which a mask is evaluated; and the position of the queries."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Grid:
     def cover(
         cls, num_queries: int, num_keys: int, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
-        """All T x S cells."""
+        """Return all T x S cells."""
         return cls.tile(Span(None, num_queries), Span(None, num_keys), offset, leading_axes, key_offset)
 
     @classmethod
     def tile(
         cls, rows: Span, columns: Span, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
-        """The cells of consecutive rows and columns."""
+        """Return the cells of consecutive rows and columns."""
         cells = cls.at(rows.members, columns.members, offset, leading_axes, key_offset)
         return dataclasses.replace(cells, rows=rows, columns=columns)
 
@@ -65,7 +65,7 @@ class Grid:
     def at(
         cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
-        """The cells in the given rows and columns, both one-dimensional index arrays."""
+        """Return the cells in the given rows and columns, both one-dimensional index arrays."""
         ones = (1,) * leading_axes
         query_index = rows.reshape((*ones, rows.size, 1))
         return cls(
@@ -80,15 +80,15 @@ class Grid:
 
     @property
     def key_position(self) -> Array:
-        """Where the keys sit, (*b, ..., 1, S)."""
+        """Return the positions of the keys, (*b, ..., 1, S)."""
         return _move(self.key_index, self.key_offset, self.leading_axes)
 
     def take_rows(self, data: Array, axis: int = -1) -> Array:
-        """Entries of per-query data at the grid's rows."""
+        """Take the entries of per-query data at the grid's rows."""
         return self.rows.take(data, axis) if self.rows else jnp.take(data, self.query_index.ravel(), axis)
 
     def take_columns(self, data: Array, axis: int = -1) -> Array:
-        """Entries of per-key data at the grid's columns."""
+        """Take the entries of per-key data at the grid's columns."""
         return self.columns.take(data, axis) if self.columns else jnp.take(data, self.key_index.ravel(), axis)
 
 
@@ -120,7 +120,7 @@ class Blocks:
         leading_axes: int,
         key_offset: Offset = None,
     ) -> Blocks:
-        """The tiling of a T x S grid; the last block of each axis may be shorter."""
+        """Return the tiling of a T x S grid; the last block of each axis may be shorter."""
         ones = (1,) * leading_axes
         query_first = np.arange(0, num_queries, query_block, dtype=np.int32).reshape((*ones, -1, 1))
         key_first = np.arange(0, num_keys, key_block, dtype=np.int32).reshape((*ones, 1, -1))
@@ -154,12 +154,12 @@ class Blocks:
 
     @property
     def rows(self) -> Array:
-        """(Q, query_block) row indices of each query block; short blocks repeat their last row."""
+        """Return (Q, query_block) row indices of the query blocks; short ones repeat their last row."""
         return _members(self.query_first, self.query_last, self.query_block)
 
     @property
     def columns(self) -> Array:
-        """(K, key_block) column indices of each key block; short blocks repeat their last column."""
+        """Return (K, key_block) column indices of the key blocks; short ones repeat their last column."""
         return _members(self.key_first, self.key_last, self.key_block)
 
 
@@ -169,12 +169,12 @@ def _members(first: Array, last: Array, block: int) -> Array:
 
 
 def _move(index: Array, offset: Offset, leading_axes: int) -> Array:
-    """Positions of indices; what is not moved stays the same array."""
+    """Return the positions of indices; what is not moved stays the same array."""
     return index if offset is None else index + offset_column(offset, leading_axes)
 
 
 def offset_column(offset: Offset, leading_axes: int) -> Array:
-    """The offset with `leading_axes + 2` axes, one entry per first leading axis or a single one."""
+    """Return the offset with `leading_axes + 2` axes, one entry per first leading axis or a single one."""
     offset = jnp.asarray(0 if offset is None else offset)
     if offset.dtype != jnp.int32:
         offset = offset.astype(jnp.int32)
@@ -190,7 +190,7 @@ def spread(data: Array, rank: int, trailing: int = 0) -> Array:
 def place_queries(
     num_queries: int, num_keys: int, offset: Offset, reads_positions: bool, key_offset: Offset = None
 ) -> Offset:
-    """The offset in force, or an error that draws both alignments when one would have to be guessed."""
+    """Return the offset in force, or raise and draw both alignments where one would have to be guessed."""
     if offset is not None:
         return offset
     if not reads_positions or (num_queries == num_keys and key_offset is None):
@@ -212,7 +212,7 @@ def place_queries(
 
 
 def _both_alignments(num_queries: int, num_keys: int) -> str:
-    """The two customary causal alignments side by side, shrunk to a few cells."""
+    """Draw the two customary causal alignments side by side, shrunk to a few cells."""
     shrink = max(1.0, num_queries / 5, num_keys / 8)
     height, width = max(1, round(num_queries / shrink)), max(1, round(num_keys / shrink))
     if height == width:
@@ -233,5 +233,5 @@ def _both_alignments(num_queries: int, num_keys: int) -> str:
 
 
 def is_concrete(tree: Any) -> bool:
-    """Whether every leaf has values now, outside a trace."""
+    """Return whether every leaf has values now, outside a trace."""
     return not any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""Masks that say which keys exist: prefix, lengths, valid keys."""
+"""Masks of keys alone: prefix, lengths, valid keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
-from regard.masks.data import booleans, check_rows, check_width, integers, literal, split
+from regard.masks.bounds import Bounds
+from regard.masks.data import booleans, check_rows, check_width, integers, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
@@ -99,6 +100,10 @@ class KeysBelow(Mask):
         return False
 
     @property
+    def bounds(self) -> Bounds:
+        return Bounds(keys_below=self.bound)
+
+    @property
     def leading_axes(self) -> int:
         return np.ndim(self.bound)
 
@@ -119,23 +124,29 @@ class KeysBelow(Mask):
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows(type(self).__name__.lower(), np.shape(self.bound), leading)
 
-    def expression(self) -> str:
-        return f"{type(self).__name__.lower()}({literal(self.bound)})"
-
 
 @record
 class Prefix(KeysBelow):
+    """Keys of a prefix."""
+
     bound: Any
+    maker = staticmethod(prefix)
 
 
 @record
 class Lengths(KeysBelow):
+    """Keys before the padding at the end."""
+
     bound: Any
+    maker = staticmethod(lengths)
 
 
 @record
 class ValidKeys(Mask):
+    """Keys marked valid."""
+
     valid: Any
+    maker = staticmethod(valid_keys)
 
     @property
     def reads_positions(self) -> bool:
@@ -164,6 +175,3 @@ class ValidKeys(Mask):
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_rows("valid_keys", np.shape(self.valid)[:-1], leading)
         check_width("valid_keys", "key", np.shape(self.valid)[-1], num_keys)
-
-    def expression(self) -> str:
-        return f"valid_keys({literal(self.valid)})"

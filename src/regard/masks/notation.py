@@ -1,32 +1,22 @@
-"""The inverse of `repr`: a mask from the text of its expression."""
+"""Masks from the text of their expressions, the inverse of `repr`. Start from `parse`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from regard.masks import conventions, documents, keys, positional, stored
+from regard.masks import conventions
 from regard.masks.algebra import Mask
+from regard.records import record_classes
 
-MAKERS: Mapping[str, Callable[..., Mask]] = {
-    maker.__name__: maker
-    for maker in (
-        positional.causal,
-        positional.sliding_window,
-        positional.chunked,
-        positional.dilated,
-        positional.global_tokens,
-        keys.prefix,
-        keys.lengths,
-        keys.valid_keys,
-        documents.segments,
-        stored.from_array,
-        conventions.from_flash_window,
-        conventions.from_hf_window,
-        conventions.from_jax_window,
-    )
-}
+_CONVENTIONS = (conventions.from_flash_window, conventions.from_hf_window, conventions.from_jax_window)
+
+
+def list_makers() -> dict[str, Callable[..., Mask]]:
+    """Return the functions that make masks of plain numbers and lists, by their names."""
+    makers = [kind.maker for kind in record_classes(Mask) if kind.maker is not None]
+    return {maker.__name__: maker for maker in (*makers, *_CONVENTIONS)}
 
 
 def parse(text: str) -> Mask:
@@ -57,6 +47,7 @@ def parse(text: str) -> Mask:
 
 
 def _mask(node: ast.expr, text: str) -> Mask:
+    makers = list_makers()
     match node:
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left, text) & _mask(right, text)
@@ -64,10 +55,10 @@ def _mask(node: ast.expr, text: str) -> Mask:
             return _mask(left, text) | _mask(right, text)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand, text)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in MAKERS:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in makers:
             named = {str(word.arg): _literal(word.value, text) for word in keywords}
             try:
-                return MAKERS[name](*(_literal(arg, text) for arg in args), **named)
+                return makers[name](*(_literal(arg, text) for arg in args), **named)
             except (TypeError, ValueError) as error:
                 raise _refusal(text, f"{name}: {error}") from None
     raise _refusal(text, f"`{ast.unparse(node)}` is not a mask")
@@ -83,5 +74,5 @@ def _literal(node: ast.expr, text: str) -> Any:
 def _refusal(text: str, reason: str) -> ValueError:
     return ValueError(
         f"mask: expected an expression such as 'causal() & sliding_window(256)', got {text!r}: {reason}."
-        f" Known: {', '.join(MAKERS)}; combined with & | ~"
+        f" Known: {', '.join(list_makers())}; combined with & | ~"
     )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.masks.algebra import Mask
+from regard.masks.bounds import Bounds
 from regard.masks.data import whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.tile_kinds import tile_kind
@@ -133,16 +134,8 @@ def global_tokens(count: int) -> Mask:
     return GlobalTokens(whole_number("count", count, 0))
 
 
-class Positional(Mask):
-    """A mask that compares query and key positions."""
-
-    @property
-    def reads_positions(self) -> bool:
-        return True
-
-
 def _distances(blocks: Blocks) -> tuple[Array, Array]:
-    """The smallest and largest key - query distance in each tile; every integer between them occurs."""
+    """Return the smallest and largest key - query distance in each tile; every one between them occurs."""
     return (
         blocks.key_position_first - blocks.position_last,
         blocks.key_position_last - blocks.position_first,
@@ -150,7 +143,15 @@ def _distances(blocks: Blocks) -> tuple[Array, Array]:
 
 
 @record
-class Causal(Positional):
+class Causal(Mask):
+    """Keys at the query's position and before it."""
+
+    maker = staticmethod(causal)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(after=0)
+
     def keep(self, grid: Grid) -> Array:
         return grid.key_position <= grid.query_position
 
@@ -158,14 +159,18 @@ class Causal(Positional):
         nearest, farthest = _distances(blocks)
         return tile_kind(empty=nearest > 0, full=farthest <= 0)
 
-    def expression(self) -> str:
-        return "causal()"
-
 
 @record
-class SlidingWindow(Positional):
+class SlidingWindow(Mask):
+    """Keys near the query's position."""
+
     before: int | None = static()
     after: int | None = static()
+    maker = staticmethod(sliding_window)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.before, self.after)
 
     @property
     def local(self) -> bool:
@@ -195,8 +200,11 @@ class SlidingWindow(Positional):
 
 
 @record
-class Chunked(Positional):
+class Chunked(Mask):
+    """Keys in the query's chunk."""
+
     size: int = static()
+    maker = staticmethod(chunked)
 
     @property
     def local(self) -> bool:
@@ -210,20 +218,20 @@ class Chunked(Positional):
         key_low, key_high = blocks.key_position_first // self.size, blocks.key_position_last // self.size
         return same_value_kind(query_low, query_high, key_low, key_high)
 
-    def expression(self) -> str:
-        return f"chunked({self.size})"
-
 
 def same_value_kind(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
-    """Verdict of `value(query) == value(key)` from the ranges of both values in a tile."""
+    """Classify tiles by `value(query) == value(key)`, from the ranges of both values in each."""
     empty = (query_high < key_low) | (key_high < query_low)
     full = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
     return tile_kind(empty, full)
 
 
 @record
-class Dilated(Positional):
+class Dilated(Mask):
+    """Keys at multiples of a distance."""
+
     stride: int = static()
+    maker = staticmethod(dilated)
 
     def keep(self, grid: Grid) -> Array:
         return (grid.key_position - grid.query_position) % self.stride == 0
@@ -234,13 +242,13 @@ class Dilated(Positional):
         empty = next_multiple > farthest
         return tile_kind(empty, full=~empty & ((nearest == farthest) | (self.stride == 1)))
 
-    def expression(self) -> str:
-        return f"dilated({self.stride})"
-
 
 @record
-class GlobalTokens(Positional):
+class GlobalTokens(Mask):
+    """Pairs in which query or key is one of the first."""
+
     count: int = static()
+    maker = staticmethod(global_tokens)
 
     def keep(self, grid: Grid) -> Array:
         query = (grid.query_position >= 0) & (grid.query_position < self.count)
@@ -252,6 +260,3 @@ class GlobalTokens(Positional):
             empty=((first >= self.count) | (last < 0)) & (blocks.key_position_first >= self.count),
             full=((first >= 0) & (last < self.count)) | (blocks.key_position_last < self.count),
         )
-
-    def expression(self) -> str:
-        return f"global_tokens({self.count})"

@@ -12,9 +12,7 @@ from jax.core import eval_jaxpr
 
 from regard.axes import Array
 from regard.masks.algebra import Mask
-from regard.masks.grid import Blocks, Grid
-from regard.masks.positional import Positional
-from regard.masks.tile_kinds import tile_kind
+from regard.masks.grid import Grid
 from regard.records import record, static
 
 
@@ -47,14 +45,13 @@ def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
 
 
 @record
-class Predicate(Positional):
+class Predicate(Mask):
+    """Pairs that a function of the positions keeps."""
+
     fn: Callable[[Array, Array], Array] = static()
 
     def keep(self, grid: Grid) -> Array:
         return _answer(self.fn(grid.query_position, grid.key_position), grid)
-
-    def classify(self, blocks: Blocks) -> Array:
-        return classify_by_looking(self, blocks)
 
     def closure_convert(self, grid: Grid) -> Mask:
         program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_position)
@@ -67,7 +64,7 @@ class Predicate(Positional):
 
 
 @record
-class HoistedPredicate(Positional):
+class HoistedPredicate(Mask):
     """A predicate whose function closes over arrays: they are leaves here, and may be traced."""
 
     constants: tuple[Any, ...]
@@ -78,9 +75,6 @@ class HoistedPredicate(Positional):
         (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_position)
         return _answer(keep, grid)
 
-    def classify(self, blocks: Blocks) -> Array:
-        return classify_by_looking(self, blocks)
-
     def slice_grid(self, grid: Grid) -> Mask:
         del grid
         return self
@@ -90,28 +84,9 @@ class HoistedPredicate(Positional):
 
 
 def _answer(found: Any, grid: Grid) -> Array:
-    """Call a function on the grid's positions and check its answer: booleans, one per cell."""
+    """Return a function's answer on the grid's positions, checked: booleans, one per cell."""
     keep = jnp.asarray(found)
     if keep.dtype != bool:
         raise TypeError(f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}")
     shape = np.broadcast_shapes(grid.query_position.shape, grid.key_position.shape)
     return jnp.broadcast_to(keep, shape)
-
-
-def classify_by_looking(mask: Mask, blocks: Blocks) -> Array:
-    """Evaluate every cell, one row of tiles at a time, so that memory stays at query_block x S."""
-    columns = blocks.columns
-    num_tiles, key_block = columns.shape
-    if blocks.query_first.size == 0 or num_tiles == 0:
-        ones = (1,) * blocks.leading_axes
-        return jnp.zeros((*ones, blocks.query_first.size, num_tiles), jnp.int8)
-
-    def look(rows: Array) -> Array:
-        offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
-        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes, blocks.key_offset)
-        keep = mask.keep(grid)
-        keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, columns.size))
-        cells = keep.reshape((*keep.shape[:-2], rows.size, num_tiles, key_block))
-        return tile_kind(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
-
-    return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
-from regard.masks.data import booleans, check_broadcast, literal, split
+from regard.masks.data import booleans, check_broadcast, split
 from regard.masks.grid import Blocks, Grid
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
@@ -47,7 +47,10 @@ def from_array(array: ArrayLike) -> Mask:
 
 @record
 class FromArray(Mask):
+    """Pairs that a stored array says."""
+
     array: Any
+    maker = staticmethod(from_array)
 
     @property
     def reads_positions(self) -> bool:
@@ -56,6 +59,10 @@ class FromArray(Mask):
     @property
     def leading_axes(self) -> int:
         return np.ndim(self.array) - 2
+
+    @property
+    def reads_cells(self) -> bool:
+        return True
 
     def _full_rank(self, leading_axes: int) -> Array:
         array = jnp.asarray(self.array)
@@ -84,6 +91,3 @@ class FromArray(Mask):
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         check_broadcast("mask", np.shape(self.array), leading, num_queries, num_keys, wrapped=True)
-
-    def expression(self) -> str:
-        return f"from_array({literal(self.array)})"

@@ -1,16 +1,19 @@
-"""Classify tiles by what a mask keeps of them."""
+"""Kinds of tiles, by the pairs that a mask keeps of each."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.masks.grid import Blocks, Grid
 
 
 class TileKind(enum.IntEnum):
-    """Say what a mask keeps of a tile. The order makes `&` a minimum, `|` a maximum and `~` a reflection."""
+    """Kinds of tiles. Their order makes `&` a minimum, `|` a maximum and `~` a reflection."""
 
     EMPTY = 0
     PARTIAL = 1
@@ -18,6 +21,25 @@ class TileKind(enum.IntEnum):
 
 
 def tile_kind(empty: Array, full: Array) -> Array:
-    """TileKind codes from two conditions; neither means PARTIAL, which is always a safe answer."""
+    """Return TileKind codes from two conditions; neither means PARTIAL, which is always a safe answer."""
     code = jnp.where(full, jnp.int8(TileKind.FULL), jnp.int8(TileKind.PARTIAL))
     return jnp.where(empty, jnp.int8(TileKind.EMPTY), code)
+
+
+def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:
+    """Evaluate every cell, one row of tiles at a time, so that memory stays at query_block x S."""
+    columns = blocks.columns
+    num_tiles, key_block = columns.shape
+    if blocks.query_first.size == 0 or num_tiles == 0:
+        ones = (1,) * blocks.leading_axes
+        return jnp.zeros((*ones, blocks.query_first.size, num_tiles), jnp.int8)
+
+    def look(rows: Array) -> Array:
+        offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
+        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes, blocks.key_offset)
+        kept = keep(grid)
+        kept = jnp.broadcast_to(kept, (*kept.shape[:-2], rows.size, columns.size))
+        cells = kept.reshape((*kept.shape[:-2], rows.size, num_tiles, key_block))
+        return tile_kind(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
+
+    return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)

@@ -1,18 +1,13 @@
-"""The schedule of a ring: rounds with work, known before tracing where the kinds of the mask's tiles are."""
+"""The rounds of a ring that hold work, found before tracing where the mask is known by then."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import numpy as np
 
 from regard.engine.call.problem import Problem
 from regard.masks import Mask, TileKind
-from regard.masks.algebra import And, Not, Or
 from regard.masks.grid import Blocks, Grid, Span, is_concrete
-from regard.masks.predicates import HoistedPredicate, Predicate
-from regard.masks.stored import FromArray
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at
@@ -20,22 +15,10 @@ _SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, 
 
 
 def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
-    """Return a `TileKind` code for each chunk of queries and of keys; what is not known now is PARTIAL."""
+    """Return `TileKind` codes of each chunk of queries and each of keys; PARTIAL where none is known now."""
     queries, keys = division.queries, division.keys
     codes = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), np.int8)
-    blocks = _evaluate(
-        problem.mask,
-        lambda: Blocks.cover(
-            problem.T,
-            problem.S,
-            queries.chunk,
-            keys.chunk,
-            problem.query_offset,
-            len(problem.leading),
-            problem.key_offset,
-        ),
-        problem,
-    )
+    blocks = _known_kinds(problem, queries.chunk, keys.chunk)
     shape = (-(-problem.T // queries.chunk), -(-problem.S // keys.chunk))
     blocks = np.broadcast_to(blocks, (*blocks.shape[:-2], *shape))
     # Rows and heads that differ are computed together.
@@ -46,8 +29,28 @@ def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
     return codes
 
 
+def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarray:
+    """Classify blocks as far as the parts of the mask are known now; the rest is PARTIAL."""
+    mask, axes = problem.mask, len(problem.leading)
+    ones = (1,) * (axes + 2)
+    if mask is None:
+        return np.full(ones, TileKind.FULL, np.int8)
+    unknown = np.full(ones, TileKind.PARTIAL, np.int8)
+
+    def classify(part: Mask) -> np.ndarray:
+        placed = (part, problem.query_offset, problem.key_offset)
+        if not is_concrete(placed) or (part.reads_cells and problem.T * problem.S > _MOST_CELLS):
+            return unknown
+        offsets = (problem.query_offset, axes, problem.key_offset)
+        kinds = part.classify(Blocks.cover(problem.T, problem.S, query_block, key_block, *offsets))
+        return np.asarray(kinds) if is_concrete(kinds) else unknown
+
+    with jax.ensure_compile_time_eval():
+        return np.asarray(mask.combine_kinds(classify))
+
+
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
-    """Plan the rounds in which some device has work, with the pairs of parts that have it somewhere."""
+    """Return the rounds in which some device has work, and the pairs of parts that have it."""
     held = chunk_codes(problem, division) != TileKind.EMPTY
     ring, parts = division.size(division.ring), range(division.parts)
     members = np.arange(ring)
@@ -76,11 +79,12 @@ def is_countable(problem: Problem) -> bool:
     """Return whether the mask is known now, and the kind of each tile cheap to find."""
     if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return False
-    return not _must_look(problem.mask) or problem.T * problem.S <= _MOST_CELLS
+    looks = problem.mask is not None and problem.mask.reads_cells
+    return not looks or problem.T * problem.S <= _MOST_CELLS
 
 
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
-    """Count the square tiles with work on each member of the ring; None where the mask is not known now."""
+    """Count square tiles with work on each member of the ring; None where the mask is not known now."""
     if not is_countable(problem):
         return None
     queries, side = division.queries, tile_side(problem, division)
@@ -97,7 +101,7 @@ def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
 
 
 def _count(problem: Problem, first: int, size: int, side: int) -> int:
-    """Count the tiles with work in some rows, over all leading axes that the mask tells apart."""
+    """Count tiles with work in some rows, over all leading axes that the mask tells apart."""
     axes = len(problem.leading)
     tiles = (-(-size // side), -(-problem.S // side))
     if problem.mask is None:
@@ -113,37 +117,8 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
     return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != TileKind.EMPTY).sum())
 
 
-def _evaluate(mask: Mask | None, cover: Any, problem: Problem) -> np.ndarray:
-    """Classify the tiles of a mask as far as they are known."""
-    ones = (1,) * (len(problem.leading) + 2)
-    if mask is None:
-        return np.full(ones, TileKind.FULL, np.int8)
-    if isinstance(mask, And | Or):
-        combine = np.minimum if isinstance(mask, And) else np.maximum
-        return combine(_evaluate(mask.left, cover, problem), _evaluate(mask.right, cover, problem))
-    if isinstance(mask, Not):
-        return np.int8(TileKind.FULL) - _evaluate(mask.operand, cover, problem)
-    unknown = np.full(ones, TileKind.PARTIAL, np.int8)
-    if _must_look(mask) and problem.T * problem.S > _MOST_CELLS:
-        return unknown
-    if not is_concrete((mask, problem.query_offset, problem.key_offset)):
-        return unknown
-    with jax.ensure_compile_time_eval():
-        codes = mask.classify(cover())
-    return np.asarray(codes) if is_concrete(codes) else unknown
-
-
-def _must_look(mask: Mask | None) -> bool:
-    """Return whether tiles are classified by looking at every cell."""
-    if isinstance(mask, And | Or):
-        return _must_look(mask.left) or _must_look(mask.right)
-    if isinstance(mask, Not):
-        return _must_look(mask.operand)
-    return isinstance(mask, FromArray | Predicate | HoistedPredicate)
-
-
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
-    """Count the pairs of chunks that may have work, on each member of the ring."""
+    """Count pairs of chunks that may have work on each member of the ring."""
     held = chunk_codes(problem, division) != TileKind.EMPTY
     parts = range(division.parts)
     return tuple(

@@ -20,8 +20,7 @@ from regard.masks import Mask, from_array, lengths
 from regard.masks.grid import Grid, Span
 from regard.parallel.division import Division
 from regard.records import record, static
-from regard.scores.cells import Bucket, Cells
-from regard.scores.score import Score
+from regard.scores.placed import Placed
 
 
 @record
@@ -115,7 +114,8 @@ class Shard:
         score = None
         if call.scoring is not None:
             head, batch = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
-            score = Sharded(call.scoring.join(arrays.parameters), head, batch, self.num_heads)
+            heads = head + jnp.arange(self.num_heads, dtype=jnp.int32)
+            score = Placed(call.scoring.join(arrays.parameters), heads, batch)
         query_offset, key_offset = map(self.take_rows, (call.problem.query_offset, call.problem.key_offset))
         problem = dataclasses.replace(
             call.problem,
@@ -159,61 +159,3 @@ class Shard:
         if mask is not None and queries.padded > queries.length:
             mask = mask & from_array((rows.members < queries.length)[:, None])
         return mask
-
-
-@record
-class Sharded(Score):
-    """A score for some of the heads and rows it was made for."""
-
-    score: Score
-    first_head: Any
-    first_batch: Any
-    num_heads: int = static()
-
-    @property
-    def reads_positions(self) -> bool:
-        return self.score.reads_positions
-
-    @property
-    def adds(self) -> bool:
-        return self.score.adds
-
-    def apply(self, scores: Array, cells: Cells) -> Array:
-        return self.score.apply(scores, _Moved(cells, self))
-
-    def expression(self) -> str:
-        return self.score.expression()
-
-
-@dataclass(frozen=True)
-class _Moved:
-    """Cells whose heads and batch rows do not start at 0."""
-
-    cells: Cells
-    shard: Sharded
-
-    @property
-    def query_position(self) -> Array:
-        return self.cells.query_position
-
-    @property
-    def key_position(self) -> Array:
-        return self.cells.key_position
-
-    @property
-    def head(self) -> Array:
-        return self.cells.head + self.shard.first_head
-
-    @property
-    def batch(self) -> Array:
-        return self.cells.batch + self.shard.first_batch
-
-    def per_head(self, array: Array) -> Array:
-        return self.cells.per_head(array if array.size == 1 else self._own(array, 0))
-
-    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        table = self._own(table, 1) if table.shape[1] > 1 else table
-        return self.cells.add_looked_up(scores, table, bucket, reach)
-
-    def _own(self, array: Array, axis: int) -> Array:
-        return jax.lax.dynamic_slice_in_dim(array, self.shard.first_head, self.shard.num_heads, axis)

@@ -1,4 +1,4 @@
-"""Cells: the pairs that scores belong to, for score functions that ask where they lie."""
+"""Cells: the pairs of queries and keys that scores belong to."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ Bucket = Callable[[Array], Array]  # the row of a table for each distance, key p
 
 
 class Cells(Protocol):
-    """Where pairs of queries and keys lie; every answer broadcasts against their scores."""
+    """Places of pairs of queries and keys; every answer broadcasts against their scores."""
 
     @property
     def query_position(self) -> Array:
-        """Where the queries sit."""
+        """Return the positions of the queries."""
         ...
 
     @property
     def key_position(self) -> Array:
-        """Where the keys sit."""
+        """Return the positions of the keys."""
         ...
 
     @property
     def head(self) -> Array:
-        """Index of the query head."""
+        """Return the index of the query head."""
         ...
 
     @property
     def batch(self) -> Array:
-        """Index on the first leading axis; 0 where heads are the only one."""
+        """Return the index on the first leading axis; 0 where heads are the only one."""
         ...
 
     def per_head(self, array: Array) -> Array:
-        """A number, or one per head."""
+        """Return a parameter, a number or one per head."""
         ...
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        """The scores plus table (buckets, heads | 1) at bucket(distance).
+        """Add table (buckets, heads | 1) at bucket(distance) to the scores.
 
         Beyond a distance of `reach`, to either side, all distances share a bucket.
         """
@@ -125,7 +125,7 @@ class Picks:
 
 
 def _entries(table: Array, rows: Array) -> Array:
-    """table[rows] as a product, whose gradient is one, too: (..., 1, n) -> (..., heads | 1, n)."""
+    """Look up table[rows] as a product, whose gradient is one, too: (..., 1, n) -> (..., heads | 1, n)."""
     rows = rows[..., 0, :, None]
     kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
     chosen = (rows == kinds).astype(table.dtype)
@@ -133,7 +133,7 @@ def _entries(table: Array, rows: Array) -> Array:
 
 
 def _toeplitz(entries: Array, height: int, width: int) -> Array:
-    """out[..., i, j] = entries[..., height - 1 + j - i], of height + width entries.
+    """Return out[..., i, j] = entries[..., height - 1 + j - i], of height + width entries.
 
     Entries written again and again, and cut into rows one shorter than they are, move by one a row: no
     gather, which is slow on the CPU.

@@ -1,4 +1,4 @@
-"""Scores that follow from how far a key lies from the query: linear biases and learned relative ones."""
+"""Scores by the distance between query and key: linear biases and learned relative ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
+from regard.formulas import Formula, Function, Row, Symbol, Terms, product
+from regard.masks.data import literal
 from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, spell
+from regard.scores.score import Score, check_heads, parameter, per_head_symbol
 
 
 def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> Score:
@@ -59,15 +61,18 @@ def _slopes(count: int) -> np.ndarray:
 
 @record
 class Alibi(Score):
-    slopes: Any
+    """Scores lowered in proportion to the distance."""
 
-    @property
-    def reads_positions(self) -> bool:
-        return True
+    slopes: Any
+    reads_batch = False
 
     @property
     def adds(self) -> bool:
         return True
+
+    @staticmethod
+    def maker(slopes: Any) -> Score:
+        return alibi(slopes=slopes)
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         slopes = cells.per_head(jnp.asarray(self.slopes).astype(scores.dtype))
@@ -78,8 +83,16 @@ class Alibi(Score):
     def check(self, leading: tuple[int, ...]) -> None:
         check_heads("alibi slopes", self.slopes.size, leading)
 
+    def formula(self, terms: Terms) -> Formula:
+        distance = Function("abs", (Row((terms.query_position, terms.key_position), "-"),))
+        return Row((terms.before, product(per_head_symbol("slope", self.slopes), distance)), "-")
+
+    @property
+    def words(self) -> str:
+        return f"{self!r}: a key loses in proportion to its distance."
+
     def expression(self) -> str:
-        return f"alibi(slopes={spell(self.slopes)})"
+        return f"alibi(slopes={literal(self.slopes)})"
 
 
 def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance: int = 128) -> Score:
@@ -134,24 +147,27 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
 
 @record
 class RelativeBias(Score):
+    """Scores with a learned number for each bucket of distances."""
+
     table: Any
     bidirectional: bool = static()
     max_distance: int = static()
-
-    @property
-    def reads_positions(self) -> bool:
-        return True
+    reads_batch = False
 
     @property
     def adds(self) -> bool:
         return True
+
+    @staticmethod
+    def maker(table: Any, bidirectional: bool, max_distance: int) -> Score:
+        return relative_bias(table, bidirectional=bidirectional, max_distance=max_distance)
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         table = jnp.asarray(self.table).astype(scores.dtype)
         return cells.add_looked_up(scores, table, self._bucket, self.max_distance)
 
     def _bucket(self, distance: Array) -> Array:
-        """The bucket of each distance, key position - query position."""
+        """Return the bucket of each distance, key position - query position."""
         count = self.table.shape[0]
         if not self.bidirectional:
             return _one_sided(jnp.maximum(-distance, 0), count, self.max_distance)
@@ -161,9 +177,18 @@ class RelativeBias(Score):
     def check(self, leading: tuple[int, ...]) -> None:
         check_heads("relative_bias table", self.table.shape[1], leading)
 
+    def formula(self, terms: Terms) -> Formula:
+        bucket = Function("bucket", (Row((terms.key_position, terms.query_position), "-"),))
+        entry = Function("table", (bucket, *([Symbol("h")] if self.table.shape[1] > 1 else [])))
+        return Row((terms.before, entry), "+")
+
+    @property
+    def words(self) -> str:
+        return f"{self!r}: a learned number for each distance, near ones apart, far ones in coarse buckets."
+
     def expression(self) -> str:
         return (
-            f"relative_bias({spell(self.table)}, bidirectional={self.bidirectional},"
+            f"relative_bias({literal(self.table)}, bidirectional={self.bidirectional},"
             f" max_distance={self.max_distance})"
         )
 
@@ -174,7 +199,7 @@ def _one_sided(distance: Array, count: int, max_distance: int) -> Array:
 
 
 def _borders(count: int, max_distance: int) -> np.ndarray:
-    """The least distance of each bucket but the first, in whole numbers: no logarithm is rounded."""
+    """Return the least distance of each bucket but the first, in whole numbers: no logarithm is rounded."""
     exact = count // 2
     coarse = count - exact
     borders = list(range(1, exact + 1))

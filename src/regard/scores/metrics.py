@@ -1,4 +1,4 @@
-"""The score as a bilinear form."""
+"""Scores as a bilinear form of query and key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.records import record
-from regard.scores.cells import Cells
-from regard.scores.score import Score, spell
+from regard.scores.score import Score
 
 
 def bilinear(metric: ArrayLike) -> Score:
@@ -53,10 +52,19 @@ def bilinear(metric: ArrayLike) -> Score:
 
 @record
 class Bilinear(Score):
+    """A metric in place of the plain product."""
+
     metric: Any
+    maker = staticmethod(bilinear)
+    replaces_product = True
+    reads_batch = False
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
 
     def transform(self, query: Array) -> Array:
-        """query metric, which then meets the keys: in the dtype of query, summed in float32 at least."""
+        """Multiply the queries by the metric: in the dtype of query, summed in float32 at least."""
         metric = jnp.asarray(self.metric)
         if query.shape[-1] != metric.shape[-2] or (
             metric.ndim == 3 and metric.shape[0] not in (1, query.shape[-3] if query.ndim > 2 else 1)
@@ -69,9 +77,3 @@ class Bilinear(Score):
         metric = metric[0] if metric.ndim == 3 and query.ndim == 2 else metric
         moved = jnp.einsum("...td,...de->...te", query.astype(total), metric.astype(total))
         return moved.astype(query.dtype)
-
-    def apply(self, scores: Array, cells: Cells) -> Array:
-        raise AssertionError("the queries were transformed before")
-
-    def expression(self) -> str:
-        return f"bilinear({spell(self.metric)})"

@@ -1,4 +1,4 @@
-"""Scores that look at one score at a time: softcap, temperature, and whatever a function says."""
+"""Scores that look at one score at a time: softcap, temperature, any function."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from regard.axes import Array, ArrayLike
+from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, spell
+from regard.scores.score import Score, check_heads, parameter, per_head_symbol
 
 
 def softcap(cap: float | ArrayLike) -> Score:
@@ -44,7 +45,15 @@ def softcap(cap: float | ArrayLike) -> Score:
 
 @record
 class Softcap(Score):
+    """Scores bent to lie within a bound."""
+
     cap: Any
+    maker = staticmethod(softcap)
+    reads_batch = False
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         cap = cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
@@ -53,8 +62,13 @@ class Softcap(Score):
     def check(self, leading: tuple[int, ...]) -> None:
         check_heads("softcap cap", self.cap.size, leading)
 
-    def expression(self) -> str:
-        return f"softcap({spell(self.cap)})"
+    def formula(self, terms: Terms) -> Formula:
+        cap = per_head_symbol("cap", self.cap)
+        return product(cap, Function("tanh", (Fraction(terms.before, cap),)))
+
+    @property
+    def words(self) -> str:
+        return f"{self!r} bends scores smoothly: none leaves -cap..cap."
 
 
 def temperature(value: float | ArrayLike) -> Score:
@@ -85,7 +99,15 @@ def temperature(value: float | ArrayLike) -> Score:
 
 @record
 class Temperature(Score):
+    """Scores divided by a number."""
+
     value: Any
+    maker = staticmethod(temperature)
+    reads_batch = False
+
+    @property
+    def reads_positions(self) -> bool:
+        return False
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return scores * (1 / cells.per_head(jnp.asarray(self.value).astype(scores.dtype)))
@@ -93,8 +115,12 @@ class Temperature(Score):
     def check(self, leading: tuple[int, ...]) -> None:
         check_heads("temperature", self.value.size, leading)
 
-    def expression(self) -> str:
-        return f"temperature({spell(self.value)})"
+    def formula(self, terms: Terms) -> Formula:
+        return Fraction(terms.before, per_head_symbol("temperature", self.value))
+
+    @property
+    def words(self) -> str:
+        return f"{self!r}: below 1 weights sharpen, above 1 they spread."
 
 
 # One score, and four integers: batch, head, query position, key position.
@@ -135,13 +161,28 @@ def modifier(fn: Modify) -> Score:
     return Modifier(fn)
 
 
-@record
-class Modifier(Score):
-    fn: Modify = static()
+class Modified(Score):
+    """A score that a function makes of each one and its place."""
 
     @property
-    def reads_positions(self) -> bool:
-        return True
+    def title(self) -> str:
+        return "modifier"
+
+    def formula(self, terms: Terms) -> Formula:
+        name = repr(self).removeprefix("modifier(").removesuffix(")").rpartition(".")[2]
+        leading = tuple(Symbol(letter) if letter else Number("0") for letter in (terms.example, terms.head))
+        return Function(name, (terms.before, *leading, terms.query_position, terms.key_position))
+
+    @property
+    def words(self) -> str:
+        return f"{self!r} of each score and its place: batch, head, query, key."
+
+
+@record
+class Modifier(Modified):
+    """A modifier as a function of Python's."""
+
+    fn: Modify = static()
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return self.closure_convert(scores.dtype).apply(scores, cells)
@@ -160,16 +201,12 @@ class Modifier(Score):
 
 
 @record
-class HoistedModifier(Score):
+class HoistedModifier(Modified):
     """A modifier as a program; the arrays that its function closes over are leaves."""
 
     constants: tuple[Any, ...]
     program: Any = static()
     text: str = static()
-
-    @property
-    def reads_positions(self) -> bool:
-        return True
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         def one(*arguments: Array) -> Array:

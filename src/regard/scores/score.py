@@ -1,14 +1,16 @@
-"""Score: what every score function can do, and how they follow one another."""
+"""Score: what every score function can do, and chains of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.formulas import Formula, Function, Symbol, Terms
+from regard.masks.data import snake_case, spell_record
 from regard.masks.grid import is_concrete
 from regard.records import record
 from regard.scores.cells import Cells
@@ -17,7 +19,8 @@ from regard.scores.cells import Cells
 class Score:
     """A function of scaled scores, evaluated before bias and mask, tile by tile.
 
-    A score is a frozen pytree: its floating-point leaves are parameters and have gradients.
+    A score is a frozen pytree: its floating-point leaves are parameters and have gradients. A score of your
+    own is a class with `apply` under `regard.records.record`; other methods have safe answers.
 
     Example:
         >>> from regard import scores
@@ -25,31 +28,61 @@ class Score:
         softcap(50.0)
     """
 
+    maker: ClassVar[Callable[..., Score] | None] = None
+    """The function that makes such a score from its fields and checks them; None, the class."""
+    replaces_product: ClassVar[bool] = False
+    """Whether it stands where the product of query and key does, and has `transform` instead of `apply`."""
+    reads_batch: ClassVar[bool] = True
+    """Whether the answer depends on the index on the first leading axis."""
+
     @property
     def reads_positions(self) -> bool:
-        """Whether the answer depends on where queries and keys sit."""
-        return False
+        """Return whether the answer depends on where queries and keys sit."""
+        return True
 
     @property
     def adds(self) -> bool:
-        """Whether it only adds finite numbers to scores: -inf stays, with derivatives that are 0 times 1."""
+        """Return whether it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
         return False
 
+    @property
+    def parts(self) -> tuple[Score, ...]:
+        """Return the scores that follow one another."""
+        return (self,)
+
     def apply(self, scores: Array, cells: Cells) -> Array:
-        """The new scores, of the same shape and dtype."""
+        """Return the new scores, of the same shape and dtype."""
+        raise NotImplementedError
+
+    def transform(self, query: Array) -> Array:
+        """Return the queries as they meet the keys."""
         raise NotImplementedError
 
     def closure_convert(self, dtype: Any) -> Score:
-        """The score with what its functions close over as leaves, for scores of this dtype."""
+        """Return the score with arrays that its functions close over as leaves, for scores of this dtype."""
         del dtype
         return self
 
     def check(self, leading: tuple[int, ...]) -> None:
         """Raise ValueError where a parameter does not fit a call with these leading axes."""
 
+    @property
+    def title(self) -> str:
+        """Return the name of the step that it is in a derivation."""
+        return snake_case(type(self).__name__)
+
+    def formula(self, terms: Terms) -> Formula:
+        """Return what it makes of the scores before it."""
+        return Function(self.title, (terms.before,))
+
+    @property
+    def words(self) -> str:
+        """Return the same in a sentence."""
+        return f"{self!r} of every score."
+
     def expression(self) -> str:
-        """The code that makes this score."""
-        raise NotImplementedError
+        """Return the code that makes this score."""
+        return spell_record(self)
 
     def __repr__(self) -> str:
         return self.expression()
@@ -59,7 +92,11 @@ class Score:
 class Chain(Score):
     """Scores one after the other."""
 
-    parts: tuple[Score, ...]
+    members: tuple[Score, ...]
+
+    @property
+    def parts(self) -> tuple[Score, ...]:
+        return self.members
 
     @property
     def reads_positions(self) -> bool:
@@ -86,14 +123,14 @@ class Chain(Score):
 
 
 def compose(score: Score | Sequence[Score] | None) -> Chain | None:
-    """One score, or several from left to right, as a chain; none is None."""
+    """Chain one score, or several from left to right; none is None."""
     if score is None:
         return None
     parts = (score,) if isinstance(score, Score) else score
     flat: list[Score] = []
     try:
         for part in parts:
-            flat.extend(part.parts if isinstance(part, Chain) else [part])
+            flat.extend(part.parts if isinstance(part, Score) else [part])
     except TypeError:
         flat = [score]  # type: ignore[list-item]
     for part in flat:
@@ -105,8 +142,21 @@ def compose(score: Score | Sequence[Score] | None) -> Chain | None:
     return Chain(tuple(flat)) if flat else None
 
 
+def split_product(score: Chain | None) -> tuple[Any, Chain | None]:
+    """Return the score that replaces the product, if there is one, and those after it."""
+    if score is None:
+        return None, None
+    first = score.parts[0] if score.parts[0].replaces_product else None
+    rest = score.parts if first is None else score.parts[1:]
+    if any(part.replaces_product for part in rest):
+        raise ValueError(
+            f"score: expected bilinear first and once, because it replaces the product; got {score!r}"
+        )
+    return first, Chain(rest) if rest else None
+
+
 def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
-    """A number, or one per head."""
+    """Return a parameter as an array: a number, or one per head."""
     array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.integer) or (
         array.dtype == np.float64 and not hasattr(value, "dtype")
@@ -122,13 +172,12 @@ def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
 
 
 def check_heads(name: str, count: int, leading: tuple[int, ...]) -> None:
+    """Raise where a parameter has neither one entry nor one per query head."""
     heads = leading[-1] if leading else 1
     if count not in (1, heads):
         raise ValueError(f"{name}: expected one entry per query head, {heads}, or a single one; got {count}")
 
 
-def spell(value: Any) -> str:
-    """A parameter as code when it is small and known, else its type."""
-    if is_concrete(value) and np.size(value) <= 16:
-        return str(np.asarray(value).tolist())
-    return f"<{value.dtype}{list(np.shape(value))}>"
+def per_head_symbol(name: str, parameter: Any) -> Symbol:
+    """Return the symbol of a parameter, with an index where it differs between heads."""
+    return Symbol(name, "h" if parameter.size > 1 else "")

@@ -16,7 +16,7 @@ import numpy as np
 from regard import masks
 from regard.axes import Array
 from regard.engine.backends import tiled
-from regard.engine.backends.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
+from regard.engine.backends.kernel_masks import four_axes, read_kernel_mask, row_bounds
 from regard.engine.backends.kernel_primitives import call_kernel
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
@@ -90,7 +90,7 @@ def _refuses_mask(problem: Problem) -> str | None:
     kernel_mask = read_kernel_mask(problem)
     if isinstance(kernel_mask, str):
         return kernel_mask
-    if kernel_mask.segments is not None:
+    if kernel_mask.key_ids is not None:
         return "through JAX it knows no segments but by dense masks"
     if kernel_mask.after not in (None, 0) or (kernel_mask.before is not None and kernel_mask.after is None):
         band = f"{kernel_mask.before} keys before to {kernel_mask.after} after"
@@ -99,7 +99,7 @@ def _refuses_mask(problem: Problem) -> str | None:
         return "rows without a key are not 0 there"
     if kernel_mask.after == 0 and problem.T > problem.S:
         return "its causal mask takes no more queries than keys"
-    if kernel_mask.bound is not None and kernel_mask.before is not None:
+    if kernel_mask.keys_below is not None and kernel_mask.before is not None:
         return "it takes lengths or a window, not both"
     bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
@@ -108,7 +108,7 @@ def _refuses_mask(problem: Problem) -> str | None:
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by cuDNN; derivatives beyond the first gradient are those of `tiled`."""
     kernel_mask = read_kernel_mask(problem)
-    assert isinstance(kernel_mask, KernelMask)  # else it was refused
+    assert not isinstance(kernel_mask, str)  # else it was refused
     bounds = row_bounds(kernel_mask, problem)
     assert not isinstance(bounds, str)
     batch = problem.leading[:-1]

@@ -14,11 +14,10 @@ import numpy as np
 from regard import masks
 from regard.axes import Array
 from regard.engine.backends import tiled
-from regard.engine.backends.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
+from regard.engine.backends.kernel_masks import four_axes, read_kernel_mask, row_bounds
 from regard.engine.backends.kernel_primitives import call_kernel
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
-from regard.masks.documents import Documents
 from regard.masks.grid import is_concrete
 
 _LANES = 128
@@ -60,16 +59,18 @@ def _refuses_mask(problem: Problem) -> str | None:
         return kernel_mask
     if (kernel_mask.before or 0) < 0 or (kernel_mask.after or 0) < 0:
         return "rows without a key are not 0 there"
-    if kernel_mask.plain:
+    if kernel_mask.empty:
         return None
     if problem.T > problem.S:
         return "with a mask it takes no more queries than keys"
-    if kernel_mask.bound is not None and (kernel_mask.before is not None or kernel_mask.segments is not None):
+    if kernel_mask.keys_below is not None and (
+        kernel_mask.before is not None or kernel_mask.key_ids is not None
+    ):
         return "it takes lengths, or a window or segments, not both"
-    if kernel_mask.segments is not None:
-        if not isinstance(kernel_mask.segments, Documents) or problem.T != problem.S:
+    if kernel_mask.key_ids is not None:
+        if kernel_mask.query_ids is not None or problem.T != problem.S:
             return "it takes segments of as many queries as keys: rows without a key are not 0 there"
-        if np.ndim(kernel_mask.segments.ids) > len(problem.leading):
+        if np.ndim(kernel_mask.key_ids) > len(problem.leading):
             return "segments differ between heads"
     bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
@@ -78,22 +79,22 @@ def _refuses_mask(problem: Problem) -> str | None:
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by splash attention; derivatives beyond the first gradient are those of `tiled`."""
     kernel_mask = read_kernel_mask(problem)
-    assert isinstance(kernel_mask, KernelMask)  # else it was refused
+    assert not isinstance(kernel_mask, str)  # else it was refused
     batch = problem.leading[:-1]
     query, key, value = (four_axes(array, batch) for array in (problem.query, problem.key, problem.value))
     data: list[Any] = []
     bounds = row_bounds(kernel_mask, problem)
     if bounds is not None:
         data = [bounds]
-    elif isinstance(kernel_mask.segments, Documents):
-        ids = jnp.asarray(kernel_mask.segments.ids, jnp.int32)
+    elif kernel_mask.key_ids is not None:
+        ids = jnp.asarray(kernel_mask.key_ids, jnp.int32)
         ids = ids.reshape((*ids.shape[:-1], *(1,) * (len(batch) + 1 - ids.ndim), problem.S))
         data = [jnp.broadcast_to(ids, (*batch, problem.S)).reshape(-1, problem.S)]
     kernel = Splash(
         float(problem.scale),
         kernel_mask.before,
         kernel_mask.after,
-        kernel_mask.segments is not None,
+        kernel_mask.key_ids is not None,
         _INTERPRET,
     )
     output = call_kernel(kernel, query, key, value, *data)

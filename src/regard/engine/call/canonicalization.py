@@ -14,8 +14,7 @@ from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_le
 from regard.masks import Mask, from_array
 from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import is_concrete, place_queries
-from regard.scores.metrics import Bilinear
-from regard.scores.score import Chain, compose
+from regard.scores.score import Score, compose, split_product
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
@@ -26,7 +25,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
     )
     chosen = fill_in(options)
-    metric, score = _split_metric(compose(chosen["score"]))
+    metric, score = split_product(compose(chosen["score"]))
     if metric is not None:
         query = _transform(metric, query)
     leading = _check_shapes(query, key, value)
@@ -63,21 +62,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     )
 
 
-def _split_metric(score: Chain | None) -> tuple[Bilinear | None, Chain | None]:
-    """Split off a bilinear score, which stands where the product does, from those after it."""
-    if score is None:
-        return None, None
-    first = score.parts[0]
-    metric = first if isinstance(first, Bilinear) else None
-    rest = score.parts if metric is None else score.parts[1:]
-    if any(isinstance(part, Bilinear) for part in rest):
-        raise ValueError(
-            f"score: expected bilinear first and once, because it replaces the product; got {score!r}"
-        )
-    return metric, Chain(rest) if rest else None
-
-
-def _transform(metric: Bilinear, query: Any) -> Any:
+def _transform(metric: Score, query: Any) -> Any:
     if isinstance(query, jax.ShapeDtypeStruct):
         return jax.eval_shape(metric.transform, query)
     return metric.transform(query)

@@ -14,7 +14,6 @@ from regard.engine.softmax.online_softmax import product
 from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_early, scale_late
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
-from regard.scores.score import compose
 
 
 def take_chosen_rows(problem: Problem, array: Array) -> Array:
@@ -54,8 +53,7 @@ def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Ar
     chosen = _gather(problem, rows, columns, heads)
     stages = [product(chosen.query, chosen.key, problem.precision, (-1, -1))]
     stages.append(stages[-1] * problem.scale)
-    chain = compose(problem.score)
-    for part in () if chain is None else chain.parts:
+    for part in () if problem.score is None else problem.score.parts:
         stages.append(finish_scores(stages[-1], remove_pairs(None), score=part, cells=chosen.cells).scores)
     if chosen.bias is not None:
         present = remove_pairs(chosen.bias != -jnp.inf)

@@ -18,7 +18,6 @@ from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
 from regard.inspection.tokens import Tokens, same_tokens
-from regard.positions import Rotary
 
 FORMAT, VERSION = "regard-page", 1
 LARGEST_PICTURE = 512  # pixels along a side
@@ -213,16 +212,16 @@ class Writer:
         """What is known of positions, each thing once, with the calls that it holds for."""
         found: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
-            known = call.positions or {}
-            turn = known.get("rotary")
-            if isinstance(turn, Rotary):
+            known = call.positions
+            turn = None if known is None else known.rotary
+            if turn is not None:
                 head_dim = call.describe().get("width") or turn.width
                 longest = max(_LONGEST_KERNEL, call.rows, call.keys)
                 if head_dim:
                     found.append((index, rotary_curve(turn, int(head_dim), longest)))
-            if known.get("table") is not None:
-                kind, length = known.get("table_kind") or "positions", known.get("trained_length")
-                found.append((index, table_picture(str(kind), known["table"], length)))
+            if known is not None and known.table is not None:
+                kind = known.table_kind or "positions"
+                found.append((index, table_picture(kind, known.table, known.trained_length)))
             found += [(index, curve) for curve in bias_curves(call)]
         found += [(None, table_picture(name, table)) for name, table in tables.items()]
         places = _merge(found)

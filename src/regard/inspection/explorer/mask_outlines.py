@@ -1,4 +1,4 @@
-"""What of a mask the page draws over the weights: its tiles, its band, where its documents begin."""
+"""Outlines of masks, drawn over the weights: tiles, the band, the beginnings of documents."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 
 from regard.masks import Mask, TileKind
-from regard.masks.algebra import And
-from regard.masks.documents import Documents, Segments
-from regard.masks.positional import Causal, SlidingWindow
 
 LARGEST_PICTURE = 256
 _LARGEST_BORDERS = 4096
@@ -49,40 +46,28 @@ def draw_tiles(
 
 def find_band(mask: Mask | None) -> tuple[int, int] | None:
     """Find how many keys before and after its own a query may attend to at most, if a window says so."""
-    before = after = np.inf
-    for part in _parts(mask):
-        if isinstance(part, Causal):
-            after = 0
-        if isinstance(part, SlidingWindow):
-            before = min(before, np.inf if part.before is None else part.before)
-            after = min(after, np.inf if part.after is None else part.after)
-    return None if np.inf in (before, after) else (int(before), int(after))
+    bounds = None if mask is None else mask.bounds
+    if bounds is None or bounds.before is None or bounds.after is None:
+        return None
+    return bounds.before, bounds.after
 
 
 def find_borders(mask: Mask | None, query_offset: int = 0, T: int | None = None) -> list[int] | None:
     """Find the rows at which documents after the first begin; None, no documents or too many to draw."""
-    for part in _parts(mask):
-        if not isinstance(part, Documents | Segments):
-            continue
-        ids = np.asarray(part.ids if isinstance(part, Documents) else part.query_ids)
-        ids = ids.reshape((-1, ids.shape[-1]))
-        if len(ids) != 1:
-            return None
-        row = ids[0]
-        if isinstance(part, Documents):  # ids belong to keys: those of the rows
-            row = row[max(query_offset, 0) :][: len(row) if T is None else T]
-        borders = (np.flatnonzero(np.diff(row)) + 1).tolist()
-        return borders if len(borders) <= _LARGEST_BORDERS else None
-    return None
-
-
-def _parts(mask: Mask | None) -> list[Mask]:
-    """The masks that all have to agree."""
-    if isinstance(mask, And):
-        return _parts(mask.left) + _parts(mask.right)
-    return [] if mask is None else [mask]
+    bounds = None if mask is None else mask.bounds
+    if bounds is None or bounds.key_ids is None:
+        return None
+    ids = np.asarray(bounds.key_ids if bounds.query_ids is None else bounds.query_ids)
+    ids = ids.reshape((-1, ids.shape[-1]))
+    if len(ids) != 1:
+        return None
+    row = ids[0]
+    if bounds.query_ids is None:  # ids belong to keys: those of the rows
+        row = row[max(query_offset, 0) :][: len(row) if T is None else T]
+    borders = (np.flatnonzero(np.diff(row)) + 1).tolist()
+    return borders if len(borders) <= _LARGEST_BORDERS else None
 
 
 def _block(size: int) -> int:
-    """The least power of two that leaves at most so many tiles."""
+    """Return the least power of two that leaves at most so many tiles."""
     return 1 << max(0, (max(size, 1) - 1) // LARGEST_PICTURE).bit_length()

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.engine.softmax.score_rows import score_cells
-from regard.inspection.explorer.mask_outlines import find_band
-from regard.masks.algebra import And
-from regard.masks.positional import Causal
+from regard.masks.bounds import Bounds
 from regard.positions import Rotary, Scaling
 from regard.scores import Score
 from regard.scores.cells import Picks
@@ -64,10 +62,9 @@ def bias_curves(call: Any) -> list[dict[str, Any]]:
         return []
     query, key = call.query_offset, call.key_offset
     least, most = query - (key + call.keys - 1), query + call.rows - 1 - key
-    least = max(least, 0) if _is_causal(problem.mask) else least
-    band = find_band(problem.mask)
-    if band is not None:
-        least, most = max(least, -band[1]), min(most, band[0])
+    bounds = Bounds() if problem.mask is None else problem.mask.bounds
+    least = least if bounds.after is None else max(least, -bounds.after)
+    most = most if bounds.before is None else min(most, bounds.before)
     if least > most:
         return []
     distances = spaced(least, most)
@@ -189,11 +186,4 @@ def _adds(problem: Any) -> bool:
 
 
 def _parts(score: Score | None) -> tuple[Score, ...]:
-    chain = compose(score)
-    return () if chain is None else chain.parts
-
-
-def _is_causal(mask: Any) -> bool:
-    if isinstance(mask, And):
-        return _is_causal(mask.left) or _is_causal(mask.right)
-    return isinstance(mask, Causal)
+    return () if score is None else score.parts

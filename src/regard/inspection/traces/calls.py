@@ -1,9 +1,9 @@
-"""Call: one call of `attend` that was watched, for one example."""
+"""Call: one watched call of `attend`, for one example."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, number_tokens
 from regard.inspection.traces.examples import take_heads
 from regard.masks import Mask
+from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.scores import Score
 
@@ -25,9 +26,39 @@ NOT_KEPT = (
 )
 
 
+@dataclass(frozen=True)
+class Description:
+    """The settings of a call, as plain values."""
+
+    mask: str | None
+    score: str | None
+    scale: float
+    bias: bool
+    sinks: bool
+    dropout_rate: float
+    query_offset: int
+    key_offset: int
+    dtype: str
+    backend: str
+    width: int
+
+
+@dataclass(frozen=True)
+class KnownPositions:
+    """The positions of a layer, as far as they are known."""
+
+    rotary: Rotary | None = None
+    table: np.ndarray | None = None
+    """(n, M), a vector for each position."""
+    table_kind: str | None = None
+    """"sinusoidal" or "learned"."""
+    trained_length: int | None = None
+    """Positions that a learned table has."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Call:
-    """What one layer, or one call of `attend`, attended to, in all heads and for one example.
+    """The attention of one layer, or one call of `attend`, in all heads and for one example.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,7 +74,7 @@ class Call:
     """
 
     name: str
-    """Where the layer sits in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
+    """Path of the layer in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
     layer: int
     """Number of the layer, from 0: that in its name, else the order of calling."""
     kind: str
@@ -66,17 +97,16 @@ class Call:
     """(H, T) log of the sum of exponentials, sinks included, as the backend gave it."""
     max_score: np.ndarray
     """(H, T) largest score, -inf for a query that may attend to nothing."""
-    description: Mapping[str, Any]
-    """What `describe` says."""
+    description: Description
+    """The settings that `describe` returns."""
     problem: Problem | None = None
     """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
     query_tokens: Tokens | None = None
-    """What sits at the queries."""
+    """The tokens at the queries."""
     key_tokens: Tokens | None = None
-    """What sits at the keys."""
-    positions: Mapping[str, Any] | None = None
-    """What is known of positions: "rotary", a `Rotary`; "table", an array (n, M), with "table_kind" and
-    "trained_length"."""
+    """The tokens at the keys."""
+    positions: KnownPositions | None = None
+    """The positions, where they are known."""
     output_error: float | None = None
     """Largest difference of the output from that computed anew for this example; None with dropout."""
     stored: Readout | None = None
@@ -99,15 +129,15 @@ class Call:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.
         """
         chosen = self._choose(heads)
-        plan = (int(grid), int(top_k))
-        whole = self._found.get((*plan, None))
+        sizes = (int(grid), int(top_k))
+        whole = self._found.get((*sizes, None))
         if whole is None and self.problem is None:
-            whole = self._found[(*plan, None)] = self._recall(*plan)
+            whole = self._found[(*sizes, None)] = self._recall(*sizes)
         if chosen is None:
-            return self._count(plan, None) if whole is None else whole
+            return self._count(sizes, None) if whole is None else whole
         if whole is not None:
             return jax.tree.map(lambda array: array[np.asarray(chosen, np.int32)], whole)
-        return self._count(plan, tuple(chosen))
+        return self._count(sizes, tuple(chosen))
 
     def window(
         self,
@@ -143,22 +173,21 @@ class Call:
         return np.asarray(weights, np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """Say how the call was made.
+        """Return the settings of the call.
 
         Returns:
             A dict of plain values: mask and score as their expressions or None, scale, whether there were
             bias and sinks, dropout_rate, query_offset and key_offset, dtype, backend and width D.
         """
-        return dict(self.description)
+        return dataclasses.asdict(self.description)
 
     def __repr__(self) -> str:
         heads = f"{self.heads} head{'s' if self.heads != 1 else ''}"
-        mask = self.description.get("mask")
-        mask = f", {mask}" if mask else ""
+        mask = f", {self.description.mask}" if self.description.mask else ""
         return f"Call({self.name!r}, {self.kind}, {heads}, {self.rows} x {self.keys}{mask})"
 
     def _choose(self, heads: Sequence[int] | slice | None) -> list[int] | None:
-        """The heads as a list; None, all of them."""
+        """Return the heads as a list; None, all of them."""
         if heads is None:
             return None
         chosen = _indices(heads, self.heads)
@@ -167,9 +196,9 @@ class Call:
             raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
         return None if chosen == list(range(self.heads)) else chosen
 
-    def _count(self, plan: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
-        if (*plan, heads) in self._found:
-            return self._found[(*plan, heads)]
+    def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
+        if (*sizes, heads) in self._found:
+            return self._found[(*sizes, heads)]
         assert self.problem is not None
         problem, lse = self.problem, self.lse
         if heads is not None:
@@ -178,16 +207,16 @@ class Call:
         known = asked is not None and held is not None
         ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
         found = readouts.read(
-            problem.query, problem.key, grid=plan[0], top_k=plan[1], **ids, **options(problem)
+            problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )
         if heads == ():
             found = jax.tree.map(lambda array: array[:0], found)
         found = dataclasses.replace(found, trust=_trust(found, lse))
-        self._found[(*plan, heads)] = found
+        self._found[(*sizes, heads)] = found
         return found
 
     def _recall(self, grid: int, top_k: int) -> Readout:
-        """The saved statistics, in blocks that the grid holds."""
+        """Return the saved statistics, in blocks that the grid holds."""
         kept = self.stored
         if kept is None:
             raise ValueError(f"readout: {NOT_KEPT}")
@@ -212,7 +241,7 @@ class Call:
 
 
 def options(problem: Problem) -> dict[str, Any]:
-    """What `readouts.read` and `readouts.window` take beside query and key."""
+    """Return the options of `readouts.read` and `readouts.window` from a problem."""
     names = ("mask", "bias", "score", "scale", "sinks", "query_offset", "key_offset", "precision")
     return {name: getattr(problem, name) for name in names}
 
@@ -224,7 +253,7 @@ def _indices(index: Any, size: int) -> list[int]:
 
 
 def _trust(found: Readout, lse: np.ndarray) -> Any:
-    """By how much the sum of weights formed with the lse of the backend misses 1, at most."""
+    """Return by how much, at most, the sum of weights formed with the backend's lse misses 1."""
     alive = np.asarray(found.keys) > 0
     mine = np.where(alive, np.asarray(found.lse), 0)
     theirs = np.where(alive, lse, 0).astype(mine.dtype)

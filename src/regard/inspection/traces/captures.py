@@ -1,11 +1,11 @@
-"""capture, record: watch a model attend, and keep what one example attended to."""
+"""Captures: a model's calls of `attend` watched, and those of one example kept."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ import regard
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.inspection.traces.calls import Call
+from regard.inspection.traces.calls import Call, Description
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
     Positions,
@@ -127,25 +127,13 @@ def record(
     return outputs, trace
 
 
-class _Kept(NamedTuple):
-    """One call of the example, before the model is asked for its name."""
-
-    problem: Problem
-    rows: dict[str, np.ndarray]
-    error: float | None
-    backend: str
-    dropout_rate: float
-    owner: Any
-    name: str | None
-    kind: str | None
-
-
 class _Watcher:
-    """Keep the example of every call with values; never raise, because the model runs on."""
+    """A hook that keeps the example of every call with values; it never raises, because the model runs on."""
 
     def __init__(self, example: int):
         self._example, self._traced = example, 0
-        self._kept: list[_Kept] = []
+        self._owners: list[tuple[Any, str | None]] = []  # of each call, with the name that they say
+        self._calls: list[Call] = []
         self._failure: Exception | None = None
 
     def __call__(self, seen: CallEvent) -> None:
@@ -153,12 +141,13 @@ class _Watcher:
             self._traced += 1
         elif self._failure is None:
             try:
-                self._kept.append(_keep(seen, self._example))
+                self._calls.append(_keep(seen, self._example))
+                self._owners.append((seen.owner, name_itself(seen.owner)))
             except Exception as error:
                 self._failure = error
 
     def finish(self, model: Any, given: Sequences) -> dict[str, Any]:
-        """The fields of the trace."""
+        """Return the fields of the trace."""
         if self._failure is not None:
             raise self._failure
         if self._traced:
@@ -167,30 +156,39 @@ class _Watcher:
                 " arrays have none; call the model itself, outside jax.jit, nnx.jit, jax.grad, jax.vmap,"
                 " jax.lax.scan and jax.checkpoint (nnx.remat)"
             )
-        if not self._kept:
+        if not self._calls:
             raise ValueError(
                 "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
                 " nnx.jit compiled before does not call it again: call the model itself, outside jit. Layers"
                 " of Flax need attention_fn=regard.interop.flax.attention_fn"
             )
-        owners, positions = name_owners(model), Positions(model)
+        known, positions = name_owners(model), Positions(model)
         names = [
-            owners.get(id(kept.owner)) or kept.name or f"attention {number}"
-            for number, kept in enumerate(self._kept)
+            known.get(id(owner)) or own or f"attention {number}"
+            for number, (owner, own) in enumerate(self._owners)
         ]
-        numbers = number_layers(names)
-        found = zip(self._kept, names, numbers, strict=True)
-        calls = tuple(_tell(kept, name, number, given, positions) for kept, name, number in found)
+        calls = []
+        for call, (owner, _), name, layer in zip(
+            self._calls, self._owners, names, number_layers(names), strict=True
+        ):
+            asked, held = given.find(name, call)
+            found = {
+                "query_tokens": asked,
+                "key_tokens": held,
+                "positions": positions.find(owner, name, call.kind),
+            }
+            calls.append(dataclasses.replace(call, name=name, layer=layer, **found))
         if given.given and not any(call.query_tokens or call.key_tokens for call in calls):
             lengths = sorted({size for call in calls for size in (call.rows, call.keys)})
             raise ValueError(
                 "tokens: expected one per position of some call, whose lengths are"
                 f" {', '.join(map(str, lengths))}; got {given!r}. Is a first or last token missing?"
             )
-        return {"calls": calls}
+        return {"calls": tuple(calls)}
 
 
-def _keep(seen: CallEvent, example: int) -> _Kept:
+def _keep(seen: CallEvent, example: int) -> Call:
+    """Keep the example of a call, before the model is asked for its name."""
     problem = take_example(seen.problem, example)
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     try:
@@ -202,21 +200,44 @@ def _keep(seen: CallEvent, example: int) -> _Kept:
     if not seen.problem.dropout_rate:
         flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
         error = _difference(np.asarray(flat[example]), np.asarray(output))
-    return _Kept(
+    scores = () if problem.score is None else problem.score.parts
+    offsets: dict[str, Any] = {
+        "query_offset": int(problem.query_offset),
+        "key_offset": int(problem.key_offset or 0),
+    }
+    description = Description(
+        mask=None if problem.mask is None else repr(problem.mask),
+        score=", ".join(map(repr, scores)) or None,
+        scale=float(problem.scale),
+        bias=problem.bias is not None,
+        sinks=problem.sinks is not None,
+        dropout_rate=seen.problem.dropout_rate,
+        **offsets,
+        dtype=str(problem.query.dtype),
+        backend=seen.backend,
+        width=problem.D,
+    )
+    return Call(
+        name="",
+        layer=0,
+        kind=seen.kind or _guess_kind(problem),
+        heads=problem.leading[-1],
+        rows=problem.T,
+        keys=problem.S,
+        **offsets,
+        mask=problem.mask,
+        score=problem.score,
+        lse=np.asarray(rows["lse"]),
+        max_score=np.asarray(rows["max_score"]),
+        description=description,
         # Values are read no more.
-        dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
-        {name: np.asarray(array) for name, array in rows.items()},
-        error,
-        seen.backend,
-        seen.problem.dropout_rate,
-        seen.owner,
-        name_itself(seen.owner),
-        seen.kind,
+        problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
+        output_error=error,
     )
 
 
 def _difference(ran: np.ndarray, anew: np.ndarray) -> float:
-    """The largest difference; NaN at the same place is none, NaN at one alone is infinite."""
+    """Return the largest difference; NaN at the same place is none, NaN at one alone is infinite."""
     wide = np.float64 if ran.dtype == np.float64 else np.float32
     ran, anew = ran.astype(wide), anew.astype(wide)
     same = (ran == anew) | (np.isnan(ran) & np.isnan(anew))
@@ -225,52 +246,7 @@ def _difference(ran: np.ndarray, anew: np.ndarray) -> float:
     return float(np.where(np.isnan(off), np.inf, off).max(initial=0))
 
 
-def _tell(kept: _Kept, name: str, number: int, given: Sequences, positions: Positions) -> Call:
-    """The call, with what is known of it."""
-    problem = kept.problem
-    kind = kept.kind or _guess_kind(problem)
-    asked, held = given.find(name, kind, problem)
-    return Call(
-        name=name,
-        layer=number,
-        kind=kind,
-        heads=problem.leading[-1],
-        rows=problem.T,
-        keys=problem.S,
-        query_offset=int(problem.query_offset),
-        key_offset=int(problem.key_offset or 0),
-        mask=problem.mask,
-        score=problem.score,
-        lse=kept.rows["lse"],
-        max_score=kept.rows["max_score"],
-        description=_describe(kept),
-        problem=problem,
-        query_tokens=asked,
-        key_tokens=held,
-        positions=positions.find(kept.owner, name, kind),
-        output_error=kept.error,
-    )
-
-
 def _guess_kind(problem: Problem) -> str:
-    """Of a call whose layer did not say: of other lengths, and without positions, they are two sequences."""
+    """Guess whether a call is cross attention: it has other lengths for keys, and reads no positions."""
     reads = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
     return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"
-
-
-def _describe(kept: _Kept) -> dict[str, Any]:
-    problem, score = kept.problem, kept.problem.score
-    parts: Sequence[Any] = () if score is None else getattr(score, "parts", (score,))
-    return {
-        "mask": None if problem.mask is None else repr(problem.mask),
-        "score": ", ".join(map(repr, parts)) or None,
-        "scale": float(problem.scale),
-        "bias": problem.bias is not None,
-        "sinks": problem.sinks is not None,
-        "dropout_rate": kept.dropout_rate,
-        "query_offset": int(problem.query_offset),
-        "key_offset": int(problem.key_offset or 0),
-        "dtype": str(problem.query.dtype),
-        "backend": kept.backend,
-        "width": problem.D,
-    }

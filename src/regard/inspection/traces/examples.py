@@ -1,31 +1,26 @@
-"""One example, or some heads, of a canonical call: the call that would have given them alone."""
+"""Examples and heads of a canonical call: the calls that would have given them alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from regard.engine.call.problem import Problem
-from regard.scores.distances import Alibi, RelativeBias
-from regard.scores.pointwise import Modifier, Softcap, Temperature
-from regard.scores.score import Chain, Score
-
-Take = Callable[[Any, int], Any]
+from regard.masks.algebra import Take
+from regard.scores.placed import Placed
 
 
 def count_examples(problem: Problem) -> int:
-    """How many examples a call holds: positions on its leading axes, heads left out."""
+    """Count the examples of a call: positions on its leading axes, heads left out."""
     return int(np.prod(problem.leading[:-1], dtype=np.int64))
 
 
 def take_example(problem: Problem, example: int) -> Problem:
-    """The call of one example, in NumPy arrays with one leading axis, the heads'.
+    """Take one example's call, in NumPy arrays with one leading axis, the heads'.
 
     Axes before the heads count as one, in reading order. What a call asks for beside its output, and
     dropout, are left out.
@@ -54,13 +49,13 @@ def take_example(problem: Problem, example: int) -> Problem:
         return np.asarray(array[tuple(index)] if index else array)
 
     def aligned_right(array: Any, own: int) -> np.ndarray:
-        """Of an array whose leading axes are the last ones of the call."""
+        """Take the example of an array whose leading axes are the last ones of the call."""
         leading = array.ndim - own
         missing = max(leading - 1, 0)
         return of_batch(array, range(missing), place[len(place) - missing :])
 
     def aligned_left(array: Any, trailing: int) -> Any:
-        """Of data whose leading axes are the first ones of the call."""
+        """Take the example of data whose leading axes are the first ones of the call."""
         array = array if hasattr(array, "ndim") else np.asarray(array)
         leading = min(array.ndim - trailing, len(place))
         return of_batch(array, range(leading), place[:leading])
@@ -70,14 +65,16 @@ def take_example(problem: Problem, example: int) -> Problem:
         return cut if cut.ndim == 3 else cut[None]
 
     query = laid(problem.query)
-    score = None if problem.score is None else _place_score(problem.score, place[0] if place else 0)
+    score = problem.score
+    if score is not None and place and place[0] and any(part.reads_batch for part in score.parts):
+        score = Placed(score, None, np.int32(place[0]))
     return dataclasses.replace(
         problem,
         query=np.broadcast_to(query, (heads, *query.shape[1:])),
         key=laid(problem.key),
         value=laid(problem.value),
         mask=None if problem.mask is None else problem.mask.slice_batch(aligned_left, len(problem.leading)),
-        score=None if score is None else _as_numpy(score),
+        score=jax.tree.map(np.asarray, score),
         bias=None if problem.bias is None else aligned_right(problem.bias, 2),
         sinks=None if problem.sinks is None else aligned_right(problem.sinks, 0),
         scale=np.asarray(problem.scale),
@@ -92,7 +89,7 @@ def take_example(problem: Problem, example: int) -> Problem:
 
 
 def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
-    """Some query heads of one example's call, each with keys of its own."""
+    """Take some query heads of one example's call, each with keys of its own."""
     chosen = np.asarray(heads, np.int64)
     group = problem.group
 
@@ -116,7 +113,7 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
         key=take(problem.key, -3, chosen // group),
         value=take(problem.value, -3, chosen // group),
         mask=None if problem.mask is None else problem.mask.slice_batch(of_mask, 1),
-        score=None if problem.score is None else _score_of_heads(problem.score, chosen, take),
+        score=None if problem.score is None else Placed(problem.score, chosen.astype(np.int32), np.int32(0)),
         bias=None if problem.bias is None else take(problem.bias, -3, chosen),
         sinks=None if problem.sinks is None else take(problem.sinks, -1, chosen),
     )
@@ -135,57 +132,3 @@ def _offset(offset: Any, place: Sequence[int], take: Take) -> Any:
             " give query a batch axis"
         )
     return int(take(array, 0))
-
-
-def _as_numpy(score: Score) -> Score:
-    return jax.tree.map(np.asarray, score)
-
-
-def _parts(score: Score) -> tuple[Score, ...]:
-    return score.parts if isinstance(score, Chain) else (score,)
-
-
-def _place_score(score: Score, first: int) -> Score:
-    """Functions are told the index on the first leading axis that the example had."""
-
-    def place(part: Score) -> Score:
-        if not isinstance(part, Modifier) or not first:
-            return part
-        fn = part.fn
-
-        def placed(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
-            return fn(score, batch + np.int32(first), head, query, key)
-
-        return Modifier(_named(placed, fn))
-
-    return Chain(tuple(map(place, _parts(score))))
-
-
-def _score_of_heads(score: Score, heads: np.ndarray, take: Callable[..., np.ndarray]) -> Score:
-    def choose(part: Score) -> Score:
-        if isinstance(part, Alibi):
-            return Alibi(take(part.slopes, -1, heads))
-        if isinstance(part, RelativeBias):
-            return dataclasses.replace(part, table=take(part.table, -1, heads))
-        if isinstance(part, Softcap):
-            return Softcap(take(part.cap, -1, heads))
-        if isinstance(part, Temperature):
-            return Temperature(take(part.value, -1, heads))
-        if isinstance(part, Modifier):
-            return Modifier(_of_heads(part.fn, tuple(heads.tolist())))
-        raise NotImplementedError(f"{type(part).__name__} has no parameters of single heads")
-
-    return Chain(tuple(map(choose, _parts(score))))
-
-
-@functools.lru_cache(maxsize=256)
-def _of_heads(fn: Any, heads: tuple[int, ...]) -> Any:
-    def renumbered(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return fn(score, batch, jnp.asarray(np.asarray(heads, np.int32))[head], query, key)
-
-    return _named(renumbered, fn)
-
-
-def _named(function: Any, original: Any) -> Any:
-    function.__qualname__ = getattr(original, "__qualname__", repr(original))
-    return function

@@ -1,7 +1,8 @@
-"""Files of traces: a zip of plain data and plain arrays, checked before it is believed. No code is in it."""
+"""Files of traces: a zip of JSON and NumPy arrays, checked before it is believed. No code is in it."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -16,13 +17,13 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-FORMAT, VERSION = "regard-trace", 1
+FORMAT, VERSION = "regard-trace", 2
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise
 
 _MOST_META = 64 * 2**20
-_PLAIN = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
-_TYPES = {**{name: np.dtype(name) for name in _PLAIN}, "bfloat16": np.dtype(jnp.bfloat16)}
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same trace makes the same bytes
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_MEMBER = re.compile(r"arrays/([a-z0-9_]{1,64})(\.bfloat16)?\.npy")  # NumPy itself does not know bfloat16
 
 
 def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
@@ -31,7 +32,7 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
     Args:
         path: of the file; an older file of a trace is replaced.
         meta: plain data for JSON.
-        arrays: by names of letters and digits; any of the dtypes of a call.
+        arrays: by names of letters and digits; booleans and numbers of any dtype.
 
     Returns:
         The path.
@@ -42,21 +43,18 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
     """
     path = Path(path)
     _check_target(path)
-    table = {name: _describe(array) for name, array in arrays.items()}
-    text = json.dumps(
-        {"format": FORMAT, "version": VERSION, "arrays": table, "trace": meta},
-        sort_keys=True,
-        allow_nan=False,
-        separators=(",", ":"),
-    )
+    head = {"format": FORMAT, "version": VERSION, "trace": meta}
+    text = json.dumps(head, sort_keys=True, allow_nan=False, separators=(",", ":"))
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         with draft.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(_entry("meta.json"), text, zipfile.ZIP_DEFLATED)
             for name, array in arrays.items():
-                # Numbers such as queries have no pattern to be compressed by; one in eight bytes is tried.
-                with archive.open(_entry(f"arrays/{name}", _method(array)), "w", force_zip64=True) as member:
-                    member.write(_bytes(array))
+                short = array.dtype == jnp.bfloat16
+                plain = np.asarray(array.view(np.uint16) if short else array, order="C")
+                entry = _entry(f"arrays/{name}{'.bfloat16' * short}.npy", _method(plain))
+                with archive.open(entry, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, plain, (1, 0), allow_pickle=False)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -75,19 +73,25 @@ def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str,
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is cut short, damaged, of another kind or version, too large, or has members
-            that do not fit its table.
+        ValueError: the file is cut short, damaged, of another kind or version, too large, or has other
+            members.
     """
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            members = _list(path, archive)
-            head = _head(path, archive, members)
-            table = _check_table(path, head.get("arrays"), members, max_bytes)
-            arrays = {
-                name: _read(path, archive, members[f"arrays/{name}"], *entry) for name, entry in table.items()
-            }
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            head = _read_head(path, archive)
+            version = head.get("version")
+            if type(version) is not int or version != VERSION:
+                _refuse(path, f"its version is {version!r}, and this library reads {VERSION}")
+            infos = [info for info in archive.infolist() if info.filename != "meta.json"]
+            strange = [info.filename for info in infos if not _MEMBER.fullmatch(info.filename)]
+            if strange:
+                _refuse(path, f"it has members that are no arrays: {strange[:3]}")
+            total = sum(info.file_size for info in infos)
+            if total > max_bytes:
+                _refuse(path, f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass more")
+            arrays = dict(_read_array(path, archive, info) for info in infos)
+    except _BROKEN as error:
         _refuse(path, f"it is no zip, cut short or damaged ({error})")
     return head.get("trace"), arrays
 
@@ -99,37 +103,22 @@ def _entry(name: str, method: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
 
 
 def _method(array: np.ndarray) -> int:
-    sample = _bytes(np.ascontiguousarray(array).reshape(-1)[: 1 << 14])
+    """Return how to compress: numbers such as queries have no pattern; one in eight bytes has to be saved."""
+    sample = array.reshape(-1)[: 1 << 14].tobytes()
     pays = len(zlib.compress(sample, 1)) < 0.8 * len(sample)
     return zipfile.ZIP_DEFLATED if pays else zipfile.ZIP_STORED
 
 
-def _bytes(array: np.ndarray) -> bytes:
-    raw = np.ascontiguousarray(array).view(_stored(array.dtype))
-    return raw.astype(raw.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def _stored(dtype: np.dtype) -> np.dtype:
-    """The dtype of the bytes: NumPy itself does not know bfloat16."""
-    return np.dtype(np.uint16) if dtype == _TYPES["bfloat16"] else dtype
-
-
-def _describe(array: np.ndarray) -> dict[str, Any]:
-    name = array.dtype.name
-    if _TYPES.get(name) != array.dtype.newbyteorder("=") and name != "bfloat16":
-        raise TypeError(f"arrays: expected one of {', '.join(_TYPES)}, got {array.dtype}")
-    return {"dtype": name, "shape": list(array.shape), "crc32": zlib.crc32(_bytes(array))}
-
-
 def _check_target(path: Path) -> None:
+    """Raise where there is anything but a trace, of whatever version, or no folder."""
     if not path.exists():
         if not path.parent.is_dir():
             raise FileNotFoundError(f"path: expected a folder at {path.parent}, there is none; make it first")
         return
     try:
         with zipfile.ZipFile(path) as archive:
-            _head(path, archive, _list(path, archive), any_version=True)
-    except (ValueError, OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+            _read_head(path, archive)
+    except (ValueError, OSError, *_BROKEN):
         raise FileExistsError(
             f"path: expected nothing, or a trace that may be replaced, at {path}; something else is there."
             " Choose another name, or remove it first"
@@ -140,19 +129,14 @@ def _refuse(path: Path, reason: str) -> NoReturn:
     raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {reason}")
 
 
-def _list(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    members = {info.filename: info for info in archive.infolist()}
-    if len(members) != len(archive.infolist()):
+def _read_head(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Return the plain data of a trace of any version."""
+    names = archive.namelist()
+    if len(set(names)) != len(names):
         _refuse(path, "two members have one name")
-    if "meta.json" not in members:
+    if "meta.json" not in names:
         _refuse(path, "it is a zip of another kind, without meta.json")
-    return members
-
-
-def _head(
-    path: Path, archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], any_version: bool = False
-) -> dict[str, Any]:
-    info = members["meta.json"]
+    info = archive.getinfo("meta.json")
     if info.file_size > _MOST_META:
         _refuse(path, f"meta.json has {info.file_size} bytes, more than the {_MOST_META} that are read")
 
@@ -165,60 +149,31 @@ def _head(
         _refuse(path, f"meta.json does not read as JSON ({error})")
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         _refuse(path, "it is a zip of another kind")
-    if not any_version and (type(head.get("version")) is not int or head["version"] != VERSION):
-        _refuse(path, f"its version is {head.get('version')!r}, and this library reads {VERSION}")
     return head
 
 
-def _check_table(
-    path: Path, table: Any, members: Mapping[str, zipfile.ZipInfo], max_bytes: int
-) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    """Every array's dtype, shape and checksum; its size is known to be that of its member."""
-    if not isinstance(table, dict):
-        _refuse(path, "its table of arrays is missing")
-    strange = set(members) - {"meta.json"} - {f"arrays/{name}" for name in table}
-    if strange:
-        _refuse(path, f"it has members that its table does not name: {sorted(strange)[:3]}")
-    found, total = {}, 0
-    for name, entry in table.items():
-        if not re.fullmatch(r"[a-z0-9_]{1,64}", name):
-            _refuse(path, f"its table names an array {name[:80]!r}")
-        info = members.get(f"arrays/{name}")
-        if info is None:
-            _refuse(path, f"array {name} is missing")
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "crc32"}:
-            _refuse(path, f"its table says of array {name}: {str(entry)[:80]}")
-        shape, dtype = entry["shape"], _TYPES.get(str(entry["dtype"]))
-        if dtype is None:
-            _refuse(path, f"array {name} has the unknown dtype {str(entry['dtype'])[:80]!r}")
-        sizes = isinstance(shape, list) and len(shape) <= 8
-        if not sizes or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
-            _refuse(path, f"array {name} has the shape {str(shape)[:80]}")
-        expected = math.prod(shape) * dtype.itemsize
-        if info.file_size != expected:
-            _refuse(path, f"array {name} has {info.file_size} bytes; {dtype} {shape} has {expected}")
-        total += expected
-        found[name] = (dtype, tuple(shape), entry["crc32"])
-    if total > max_bytes:
-        _refuse(path, f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass a larger one")
-    return found
-
-
-def _read(
-    path: Path,
-    archive: zipfile.ZipFile,
-    info: zipfile.ZipInfo,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    crc32: Any,
-) -> np.ndarray:
-    with archive.open(info) as member:
-        data = member.read(info.file_size)
-        if len(data) != info.file_size or member.read(1):
-            _refuse(path, f"{info.filename} has another length than it says")
-    if zlib.crc32(data) != crc32:
-        _refuse(path, f"{info.filename} does not have the checksum of the table")
-    if dtype.kind == "b" and data.translate(None, b"\x00\x01"):
+def _read_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, np.ndarray]:
+    """Return the name and the array of a member; its header is checked before an array is made."""
+    data = archive.read(info)
+    if len(data) != info.file_size:
+        _refuse(path, f"{info.filename} has another length than it says")
+    file = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it has another version")
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        _refuse(path, f"{info.filename} has no header of NumPy's ({error})")
+    name, *marks, _ = Path(info.filename).name.split(".")
+    strange = dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.byteorder == ">"
+    if strange or (marks and dtype != np.uint16):
+        _refuse(path, f"{info.filename} has the unknown dtype {dtype}")
+    if is_fortran or min(shape, default=0) < 0 or len(shape) > 8:
+        _refuse(path, f"{info.filename} has the shape {shape}, or another order")
+    start = file.tell()
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        _refuse(path, f"{info.filename} has {len(data) - start} bytes; {dtype} {shape} has another number")
+    if dtype.kind == "b" and data[start:].translate(None, b"\x00\x01"):
         _refuse(path, f"{info.filename} holds other bytes than 0 and 1")
-    raw = np.frombuffer(data, _stored(dtype).newbyteorder("<"))
-    return raw.astype(_stored(dtype), copy=False).view(dtype).reshape(shape)
+    array = np.frombuffer(data, dtype, offset=start).reshape(shape)
+    return name, array.view(jnp.bfloat16) if marks else array

@@ -1,10 +1,11 @@
-"""Whose calls they are: names, numbers and positions of the layers of a model."""
+"""Owners of calls: names, numbers and positions of the layers of a model."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,18 +13,19 @@ import numpy as np
 
 from regard import positions
 from regard.engine.call.hooks import called_by
+from regard.inspection.traces.calls import KnownPositions
 
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see
 
 
 def is_linen(model: Any) -> bool:
-    """Whether it is a module of `flax.linen`, without loading that."""
+    """Return whether it is a module of `flax.linen`, without loading that."""
     linen = sys.modules.get("flax.linen")
     return linen is not None and isinstance(model, linen.Module)
 
 
 def is_nnx(model: Any) -> bool:
-    """Whether it is a module of `flax.nnx`, without loading that."""
+    """Return whether it is a module of `flax.nnx`, without loading that."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(model, nnx.Module)
 
@@ -42,7 +44,7 @@ def own_linen_calls() -> Iterator[None]:
 
 
 def name_owners(model: Any) -> dict[int, str]:
-    """Where each module of an nnx model sits, by its id."""
+    """Return the path of each module of an nnx model, by its id."""
     if not is_nnx(model):
         return {}
     from flax import nnx
@@ -54,14 +56,14 @@ def name_owners(model: Any) -> dict[int, str]:
 
 
 def name_itself(owner: Any) -> str | None:
-    """Where a linen module says that it sits, while it runs."""
+    """Return the path that a linen module has while it runs."""
     if not is_linen(owner):
         return None
     return ".".join(owner.path) or type(owner).__name__
 
 
 def number_layers(names: Sequence[str]) -> list[int]:
-    """Which layer each name means: the last number in it that tells it from others, else the order."""
+    """Number the layers by name: the last number that tells it from others, else the order."""
     found = {name: [int(number) for number in re.findall(r"\d+", name)] for name in names}
     alike: dict[str, list[str]] = {}
     for name in found:
@@ -75,10 +77,10 @@ def number_layers(names: Sequence[str]) -> list[int]:
 
 
 class Positions:
-    """What is known of the positions of a model's layers."""
+    """The positions of a model's layers, as far as they are known."""
 
     def __init__(self, model: Any):
-        self._tables: list[tuple[str, dict[str, Any]]] = []
+        self._tables: list[tuple[str, KnownPositions]] = []
         if is_nnx(model):
             from flax import nnx
 
@@ -88,25 +90,25 @@ class Positions:
                 if isinstance(module, TokenEmbedding):
                     self._tables.append((".".join(map(str, path[:-1])), _read_table(module)))
 
-    def find(self, owner: Any, name: str, kind: str) -> Mapping[str, Any] | None:
-        """Of the layer that owns a call of this name; None where there is nothing to say."""
-        found: dict[str, Any] = {}
-        rotary = getattr(owner, "rotary", None)
-        if isinstance(rotary, positions.Rotary):
-            found["rotary"] = rotary
+    def find(self, owner: Any, name: str, kind: str) -> KnownPositions | None:
+        """Find those of the layer that owns a call of this name; None where nothing is known."""
+        found = KnownPositions()
         if kind == "self" and self._tables:
             inside = [place for place in self._tables if name.startswith(f"{place[0]}." if place[0] else "")]
-            found |= max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
-        return found or None
+            found = max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
+        rotary = getattr(owner, "rotary", None)
+        if isinstance(rotary, positions.Rotary):
+            found = dataclasses.replace(found, rotary=rotary)
+        return None if found.rotary is None and found.table is None else found
 
 
-def _read_table(embedding: Any) -> dict[str, Any]:
+def _read_table(embedding: Any) -> KnownPositions:
     config = embedding.config
     if config.positions == "sinusoidal":
         rows = min(max(config.max_length, 1), _MOST_ROWS)
         table = np.asarray(positions.sinusoidal(rows, config.d_model), np.float32)
-        return {"table": table, "table_kind": "sinusoidal", "trained_length": None}
+        return KnownPositions(table=table, table_kind="sinusoidal")
     if embedding.position_table is None:
-        return {}
+        return KnownPositions()
     table = np.asarray(embedding.position_table.embedding[...], np.float32) * np.float32(embedding.scale)
-    return {"table": table, "table_kind": "learned", "trained_length": len(table)}
+    return KnownPositions(table=table, table_kind="learned", trained_length=len(table))

@@ -1,4 +1,4 @@
-"""Which tokens sit at the queries and at the keys of a call."""
+"""Sequences of tokens, and those at the queries and keys of a call."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, read_tokens
+from regard.inspection.traces.calls import Call
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sequences:
 
     @classmethod
     def read(cls, tokens: Any) -> Sequences:
-        """What was passed as `tokens`."""
+        """Read the argument `tokens`."""
         if not isinstance(tokens, Mapping):
             return cls(None if tokens is None else read_tokens("tokens", tokens), {}, {})
         by_length, by_name = {}, {}
@@ -40,24 +40,24 @@ class Sequences:
 
     @property
     def given(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return self.every is not None or bool(self.by_length) or bool(self.by_name)
 
-    def find(self, name: str, kind: str, problem: Problem) -> tuple[Tokens | None, Tokens | None]:
-        """The tokens at the queries and keys of a call; None where none fit."""
-        first, start = int(problem.query_offset), int(problem.key_offset or 0)
-        if kind == "cross":
-            asked = self._along(self._of_queries(name, problem.T), first, problem.T)
-            held = self._of_memory(problem.S)
-            return asked, held if held is not None and len(held) == problem.S else None
-        whole = self._of_queries(name, problem.S if problem.S != problem.T else problem.T)
+    def find(self, name: str, call: Call) -> tuple[Tokens | None, Tokens | None]:
+        """Find the tokens at the queries and keys of a call; None where none fit."""
+        first, rows, keys = call.query_offset, call.rows, call.keys
+        if call.kind == "cross":
+            asked = self._along(self._of_queries(name, rows), first, rows)
+            held = self._of_memory(keys)
+            return asked, held if held is not None and len(held) == keys else None
+        whole = self._of_queries(name, keys)
         if whole is None:
-            whole = self._of_queries(name, first + problem.T)
-        asked = self._along(whole, first, problem.T)
+            whole = self._of_queries(name, first + rows)
+        asked = self._along(whole, first, rows)
         if whole is None or asked is None:
             return None, None
         # Beyond the tokens lie slots of a cache that are still empty.
-        return asked, whole.part(start, problem.S)
+        return asked, whole.part(call.key_offset, keys)
 
     def _of_queries(self, name: str, length: int) -> Tokens | None:
         beginnings = [given for given in self.by_name if given != "memory" and _begins(name, given)]
@@ -73,7 +73,7 @@ class Sequences:
 
     @staticmethod
     def _along(tokens: Tokens | None, first: int, count: int) -> Tokens | None:
-        """Those at positions first to first + count - 1, if there are so many."""
+        """Take those at positions first to first + count - 1, if there are so many."""
         if tokens is None or first < 0 or first + count > len(tokens):
             return None
         return tokens.part(first, count)

@@ -1,4 +1,4 @@
-"""Trace: what a model attended to in one run, as a record to ask, draw, save and explore."""
+"""Trace: the attention of a model in one run, to ask, draw, save and explore."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.inspection.tokens import Tokens as Tokens
-from regard.inspection.traces.call_codec import Reader, Writer, entry
 from regard.inspection.traces.calls import Call as Call
+from regard.inspection.traces.codec import Reader, Writer
 from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
+from regard.inspection.traces.stored import Store, StoredTrace, restore_call
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +46,7 @@ class Trace:
         return len(self.calls)
 
     def __getitem__(self, index: int | str) -> Call:
-        """A call by number, or the first one of this name."""
+        """Return a call by number, or the first one of this name."""
         if isinstance(index, int):
             return self.calls[index]
         for call in self.calls:
@@ -90,17 +91,12 @@ class Trace:
             raise ValueError(
                 "keep: expected 'statistics', as the trace was loaded without queries and keys; got 'qk'"
             )
-        writer = Writer()
-        calls = [writer.write_call(call, keep == "qk", grid, top_k) for call in self.calls]
-        meta = {
-            "title": self.title,
-            "model": self.model,
-            "versions": dict(self.versions),
-            "notes": list(dict.fromkeys((*self.notes, *writer.notes))),
-            "sequences": writer.sequences,
-            "calls": calls,
-        }
-        return write_archive(path, meta, writer.arrays)
+        store, writer = Store(keep == "qk", grid, top_k), Writer()
+        calls = tuple(map(store.take, self.calls))
+        notes = tuple(dict.fromkeys((*self.notes, *store.notes)))
+        sequences = tuple(store.sequences)
+        stored = StoredTrace(self.title, self.model, dict(self.versions), notes, sequences, calls)
+        return write_archive(path, writer.write("trace", stored), writer.arrays)
 
     def explore(
         self,
@@ -185,18 +181,8 @@ def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
     """
     data, arrays = read_archive(path, max_bytes)
     try:
-        data = entry(data, "trace", dict)
-        reader = Reader(arrays, data.get("sequences"))
-        model, versions = data.get("model"), entry(data.get("versions"), "versions", dict)
-        return Trace(
-            tuple(
-                reader.read_call(f"calls[{number}]", call)
-                for number, call in enumerate(entry(data.get("calls"), "calls", list))
-            ),
-            entry(data.get("title"), "title", str),
-            None if model is None else entry(model, "model", str),
-            {name: entry(version, f"versions[{name!r}]", str) for name, version in versions.items()},
-            tuple(entry(note, "notes", str) for note in entry(data.get("notes"), "notes", list)),
-        )
+        stored = Reader(arrays).read("", data, StoredTrace)
+        calls = [restore_call(f"calls[{n}]", one, stored.sequences) for n, one in enumerate(stored.calls)]
+        return Trace(tuple(calls), stored.title, stored.model, stored.versions, stored.notes)
     except ValueError as error:
         raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {error}") from None

@@ -16,20 +16,20 @@ _TIGHT = '<mo stretchy="false" lspace="0" rspace="0">'
 
 
 class Formula(Protocol):
-    """What every part of a formula can do."""
+    """A part of a formula."""
 
     @property
     def text(self) -> str:
-        """As `regard.theory` writes it: S^{ij} = sum_a Q^{ia} K^{ja}."""
+        """Return text as `regard.theory` writes it: S^{ij} = sum_a Q^{ia} K^{ja}."""
         ...
 
     @property
     def latex(self) -> str:
-        """For math mode; no package is needed."""
+        """Return LaTeX for math mode; no package is needed."""
         ...
 
     def mathml(self, roles: Roles) -> str:
-        """MathML elements; an index has the class of its role."""
+        """Return MathML elements; an index has the class of its role."""
         ...
 
 
@@ -164,7 +164,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Call:
+class Function:
     """A function of something; "sqrt" and "abs" have signs of their own."""
 
     name: str
@@ -205,13 +205,27 @@ class Call:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether parentheses can be left out, as in log Z."""
+        """Return whether parentheses can be left out, as in log Z."""
         return self.name == "log" and isinstance(self.arguments[0], Symbol)
 
 
 @dataclass(frozen=True)
+class Terms:
+    """The symbols that the formula of a score function reads."""
+
+    before: Symbol
+    """The scores that it is given."""
+    query_position: Symbol
+    key_position: Symbol
+    example: str = ""
+    """The letter of the first leading axis; "" without one."""
+    head: str = ""
+    """The letter of the heads; "" without them."""
+
+
+@dataclass(frozen=True)
 class Equation:
-    """What is defined, and as what; without a definition it is given."""
+    """A symbol and its definition; without one it is given."""
 
     left: Formula
     right: Formula | None = None
@@ -230,12 +244,12 @@ class Equation:
 
 
 def product(*parts: Formula) -> Row:
-    """Parts multiplied."""
+    """Multiply the parts."""
     return Row(parts)
 
 
 def _upright(name: str) -> str:
-    """A letter as it is, a word in upright letters."""
+    """Write a letter as it is, a word in upright letters."""
     if name in _LATEX:
         return _LATEX[name]
     if len(name) == 1:
@@ -246,7 +260,7 @@ def _upright(name: str) -> str:
 
 
 def _index_elements(indices: str, roles: Roles) -> str:
-    """One element per index, so that each has the colour of what it does."""
+    """Write one element per index, so that each has the colour of its role."""
     found = []
     for index in indices:
         kind = f' class="{roles[index]}"' if index in roles else ""

@@ -1,0 +1,250 @@
+"""Traces and calls as files hold them, made from those in memory, and checked when they are restored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
+from regard.inspection.tokens import Tokens, same_tokens
+from regard.inspection.traces.calls import Call, Description, KnownPositions
+from regard.inspection.traces.codec import NotDataError, Writer, wrong
+from regard.masks import Mask
+from regard.readouts import Readout
+from regard.readouts.reading import canonicalize_readable
+from regard.scores import Score
+
+_DEPTH = 2  # of the fields of a call: a trace, and calls in it
+_PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
+_NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class StoredProblem:
+    """Arrays from which the weights of a call can be formed anew."""
+
+    query: np.ndarray
+    key: np.ndarray
+    bias: np.ndarray | None
+    sinks: np.ndarray | None
+    scale: np.ndarray
+    precision: str | None
+
+
+@dataclass(frozen=True)
+class StoredCall:
+    """A call; tokens are numbers of sequences of the trace, and either a problem or a readout is there."""
+
+    name: str
+    layer: int
+    kind: str
+    heads: int
+    rows: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    mask: Mask | None
+    score: Score | None
+    lse: np.ndarray
+    max_score: np.ndarray
+    description: Description
+    problem: StoredProblem | None
+    query_tokens: int | None
+    key_tokens: int | None
+    positions: KnownPositions | None
+    output_error: np.ndarray | None
+    readout: Readout | None
+
+
+@dataclass(frozen=True)
+class StoredTrace:
+    """A trace; calls share their sequences of tokens."""
+
+    title: str
+    model: str | None
+    versions: dict[str, str]
+    notes: tuple[str, ...]
+    sequences: tuple[Tokens, ...]
+    calls: tuple[StoredCall, ...]
+
+
+class Store:
+    """A maker of calls for a file, which collects their sequences and notes on what is left out."""
+
+    def __init__(self, keep_queries: bool, grid: int, top_k: int):
+        self._keep_queries, self._sizes = keep_queries, (grid, top_k)
+        self.sequences: list[Tokens] = []
+        self.notes: list[str] = []
+
+    def take(self, call: Call) -> StoredCall:
+        """Return a call for the file, with statistics where queries and keys are not kept."""
+        kept, problem = _same_fields(call), None
+        try:
+            Writer().write("mask", call.mask, _DEPTH)
+            Writer().write("score", call.score, _DEPTH)
+            problem = _store_problem(call.problem) if self._keep_queries and call.problem else None
+        except NotDataError as reason:
+            self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
+            kept |= {"mask": None, "score": None}
+        try:
+            Writer().write("positions", call.positions, _DEPTH)
+        except NotDataError as reason:
+            self.notes.append(f"{call.name}: {reason}")
+            kept["positions"] = None
+        return StoredCall(
+            **kept,
+            problem=problem,
+            query_tokens=self._number(call.query_tokens),
+            key_tokens=self._number(call.key_tokens),
+            output_error=None if call.output_error is None else np.asarray(call.output_error, np.float32),
+            readout=None if problem is not None else call.readout(*self._sizes),
+        )
+
+    def _number(self, tokens: Tokens | None) -> int | None:
+        if tokens is None:
+            return None
+        for number, known in enumerate(self.sequences):
+            if same_tokens(known, tokens):
+                return number
+        self.sequences.append(tokens)
+        return len(self.sequences) - 1
+
+
+def _same_fields(call: Call | StoredCall) -> dict[str, Any]:
+    """Return the fields that are alike in memory and in a file."""
+    one, other = ({(field.name, field.type) for field in dataclasses.fields(c)} for c in (Call, StoredCall))
+    return {name: getattr(call, name) for name, _ in one & other}
+
+
+def _store_problem(problem: Problem) -> StoredProblem:
+    precision = problem.precision
+    if isinstance(precision, jax.lax.Precision):
+        precision = f"Precision.{precision.name}"
+    elif precision not in (None, *_NAMED_PRECISIONS):
+        raise NotDataError(f"precision={precision!r} is no plain name")
+    arrays: Any = {name: getattr(problem, name) for name in ("query", "key", "bias", "sinks", "scale")}
+    return StoredProblem(**arrays, precision=precision)
+
+
+def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) -> Call:
+    """Return the call of a file, or raise a ValueError that says which entry makes no sense."""
+    for name, least in (("layer", 0), ("heads", 1), ("rows", 0), ("keys", 0)):
+        if getattr(stored, name) < least:
+            wrong(f"{place}.{name}", f"at least {least}", getattr(stored, name))
+    if stored.kind not in ("self", "cross"):
+        wrong(f"{place}.kind", "self or cross", stored.kind)
+    for name in ("lse", "max_score"):
+        _check_array(f"{place}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
+    error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
+    known = stored.positions
+    if known is not None and known.table is not None:
+        _check_array(f"{place}.positions.table", known.table, "f", (None, None))
+        if known.table_kind is None or (known.trained_length or 0) < 0:
+            named = (known.table_kind, known.trained_length)
+            wrong(f"{place}.positions.table_kind, trained_length", "str and at least 0", named)
+    call = Call(
+        **_same_fields(stored),
+        query_tokens=_find_tokens(f"{place}.query_tokens", stored.query_tokens, sequences, stored.rows),
+        key_tokens=_find_tokens(f"{place}.key_tokens", stored.key_tokens, sequences, stored.keys),
+        output_error=None if error is None else float(error),
+    )
+    if (stored.problem is None) == (stored.readout is None):
+        wrong(place, "a problem or a readout, one of the two", "both" if stored.problem else "neither")
+    if stored.problem is not None:
+        return dataclasses.replace(call, problem=_restore_problem(f"{place}.problem", stored.problem, call))
+    # Of arrays that hold nothing, but have the call's shape.
+    query = jax.ShapeDtypeStruct((call.heads, call.rows, 1), np.float32)
+    key = jax.ShapeDtypeStruct((1, call.keys, 1), np.float32)
+    _canonicalize(place, call, query, key)
+    assert stored.readout is not None
+    _check_readout(f"{place}.readout", stored.readout, call)
+    return dataclasses.replace(call, stored=stored.readout)
+
+
+def _restore_problem(place: str, stored: StoredProblem, call: Call) -> Problem:
+    query, key = stored.query, stored.key
+    _check_array(f"{place}.query", query, "f", (call.heads, call.rows, None))
+    _check_array(f"{place}.key", key, "f", (None, call.keys, query.shape[-1]))
+    if not key.shape[0] or call.heads % key.shape[0]:
+        wrong(f"{place}.key", f"heads that divide {call.heads}", key.shape[0])
+    _check_array(f"{place}.scale", stored.scale, "f", ())
+    precision: Any = stored.precision
+    if precision not in (None, *_NAMED_PRECISIONS, *_PRECISIONS):
+        wrong(f"{place}.precision", f"one of {', '.join((*_PRECISIONS, *_NAMED_PRECISIONS))}", precision)
+    given = {name: getattr(stored, name) for name in ("bias", "sinks", "scale")}
+    precision = _PRECISIONS.get(str(precision), precision)
+    problem = _canonicalize(place, call, query, key, **given, precision=precision)
+    # The host's arrays, not copies on a device; NaN and the dtype as they were.
+    value = np.zeros((1, call.keys, 1), key.dtype)
+    return dataclasses.replace(problem, query=query, key=key, value=value, **given)
+
+
+def _canonicalize(place: str, call: Call, query: Any, key: Any, **given: Any) -> Problem:
+    options = {name: getattr(call, name) for name in ("mask", "score", "query_offset", "key_offset")}
+    try:
+        if isinstance(key, jax.ShapeDtypeStruct):
+            return canonicalize(query, key, key, **options)
+        return canonicalize_readable(query, key, **options, **given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: its parts do not fit one another: {error}") from None
+
+
+def _find_tokens(place: str, number: int | None, sequences: Sequence[Tokens], length: int) -> Tokens | None:
+    if number is None:
+        return None
+    if not 0 <= number < len(sequences):
+        wrong(place, f"the number of one of {len(sequences)} sequences", number)
+    if len(sequences[number]) != length:
+        wrong(place, f"a sequence of {length} tokens", len(sequences[number]))
+    return sequences[number]
+
+
+def _check_readout(place: str, found: Readout, call: Call) -> None:
+    blocks = []
+    for name, length in (("query_block", call.rows), ("key_block", call.keys)):
+        size = getattr(found, name)
+        if size < 1 or size & (size - 1):
+            wrong(f"{place}.{name}", "a power of two", size)
+        blocks.append(-(-length // size))
+    rows, grid = (call.heads, call.rows), (call.heads, *blocks)
+    shapes: dict[str, tuple[int | None, ...]] = {
+        "top_keys": (*rows, None),
+        "top_weights": (*rows, None),
+        "key_mass": (call.heads, call.keys),
+        "key_max": (call.heads, call.keys),
+        "distance_mass": (call.heads, 63),
+        "block_mass": grid,
+        "block_max": grid,
+        "block_rows": grid[:2],
+        "trust": (call.heads,),
+    }
+    for field in dataclasses.fields(Readout):
+        if not field.metadata.get("static"):
+            kind = "i" if field.name in ("keys", "top_keys", "block_rows") else "f"
+            shape = shapes.get(field.name, rows)
+            _check_array(f"{place}.{field.name}", getattr(found, field.name), kind, shape)
+    if found.top_keys.shape != found.top_weights.shape or not found.top_keys.shape[-1]:
+        wrong(f"{place}.top_keys", "one weight for each", found.top_weights.shape)
+    for name, least, most in (("top_keys", -1, call.keys - 1), ("keys", 0, call.keys)):
+        numbers = getattr(found, name)
+        if numbers.size and not least <= numbers.min() <= numbers.max() <= most:
+            wrong(f"{place}.{name}", f"numbers in {least}..{most}", f"{numbers.min()}..{numbers.max()}")
+
+
+def _check_array(place: str, array: Any, kind: str, shape: tuple[int | None, ...]) -> Any:
+    """Return the array, if it is there, of this kind and shape, in which None stands for any size."""
+    if array is None:
+        return None
+    own = "f" if array.dtype.name == "bfloat16" else array.dtype.kind
+    fits = len(shape) == array.ndim and all(
+        size in (None, have) for size, have in zip(shape, array.shape, strict=True)
+    )
+    if own != kind or not fits:
+        wrong(place, f"{kind} numbers of shape {shape}", f"{array.dtype} {array.shape}")
+    return array

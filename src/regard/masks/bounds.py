@@ -1,0 +1,48 @@
+"""Bounds of a mask, which kernels of other libraries and pictures ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Conditions that hold for every pair that a mask keeps; None stands for no condition."""
+
+    before: int | None = None
+    """Keys lie at most so far before the query's position; negative, at least so far after it."""
+    after: int | None = None
+    """Keys lie at most so far after the query's position."""
+    keys_below: Any = None
+    """Keys lie below this position: an array aligned with the first leading axes."""
+    key_ids: Any = None
+    """Query and key have the same id; these are the keys'."""
+    query_ids: Any = None
+    """The queries' ids; None, a query has the id of the key at its position."""
+    exact: bool = True
+    """Whether the mask keeps all pairs that fulfil these conditions."""
+
+    @property
+    def empty(self) -> bool:
+        """Return whether there is no condition."""
+        return all(one is None for one in (self.before, self.after, self.keys_below, self.key_ids))
+
+    def __and__(self, other: Bounds) -> Bounds:
+        """Return the conditions of both, as far as one record holds them."""
+        ids, lengths = (other if one is None else self for one in (self.key_ids, self.keys_below))
+        twice = (ids is self and other.key_ids is not None) or (
+            lengths is self and other.keys_below is not None
+        )
+        return Bounds(
+            _least(self.before, other.before),
+            _least(self.after, other.after),
+            lengths.keys_below,
+            ids.key_ids,
+            ids.query_ids,
+            self.exact and other.exact and not twice,
+        )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)
