@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
-import { constants, deflateSync } from "node:zlib";
 import test from "node:test";
+import { constants, deflateSync } from "node:zlib";
 import { inflateNow } from "../../src/regard/inspection/explorer/web/boot.js";
 
 function returns(bytes, options) {
@@ -8,7 +8,9 @@ function returns(bytes, options) {
   assert.equal(Buffer.compare(Buffer.from(found), Buffer.from(bytes)), 0);
 }
 
-const text = Buffer.from(Array.from({ length: 4000 }, (_, n) => `const name${n % 97} = ${n * n};\n`).join(""));
+const text = Buffer.from(
+  Array.from({ length: 4000 }, (_, n) => `const name${n % 97} = ${n * n};\n`).join(""),
+);
 const noise = Uint8Array.from({ length: 70001 }, (_, n) => (Math.imul(n, 2654435761) >>> 13) & 255);
 const samples = { text, noise, nothing: Buffer.alloc(0), one: Buffer.from("a"), zeros: Buffer.alloc(300000) };
 

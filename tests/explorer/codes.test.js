@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
-import { deflateSync } from "node:zlib";
 import test from "node:test";
+import { deflateSync } from "node:zlib";
 import {
   bytesFromBase64,
   decodeChunk,
@@ -25,7 +25,10 @@ test("log8 rounds in the log and has no code below 2^-24 but 0", () => {
     const ratio = log8Table()[encodeLog8(x)] / x;
     assert.ok(ratio < half * 1.000001 && ratio > 1 / (half * 1.000001), `${x}`);
   }
-  assert.deepEqual([0, -1, NaN, 1e-300, 2, Infinity].map((x) => encodeLog8(x)), [0, 0, 0, 1, 255, 255]);
+  assert.deepEqual(
+    [0, -1, NaN, 1e-300, 2, Infinity].map((x) => encodeLog8(x)),
+    [0, 0, 0, 1, 255, 255],
+  );
 });
 
 test("half floats of every kind are read", () => {

@@ -1,8 +1,8 @@
-import { button, chooser, clear, element, figures, tickbox } from "./dom.js";
+import { AtlasPicture } from "./atlas_picture.js";
 import { headDivergences } from "./divergences.js";
+import { button, chooser, clear, element, figures, tickbox } from "./dom.js";
 import { headSentence, numberNames, numberOf, sortHeads } from "./heads.js";
 import { mountScatter } from "./scatter.js";
-import { AtlasPicture } from "./atlas_picture.js";
 
 /**
  * All heads as small multiples or as one number in colour: choose, add, sort, filter.
@@ -171,7 +171,7 @@ class Atlas extends AtlasPicture {
       return;
     }
     this.active = Math.min(this.active, this.order.length - 1);
-    const [row, column] = this.placeOf(this.active, layout);
+    const [row] = this.placeOf(this.active, layout);
     this.grid.setAttribute("aria-rowcount", String(layout.rows));
     this.grid.setAttribute("aria-colcount", String(layout.columns));
     const had = focus || this.rows.contains(document.activeElement);

@@ -18,7 +18,9 @@ export function inflateNow(bytes) {
   const symbol = ({ counts, sorted }) => {
     // Codes of one length are consecutive numbers, and begin at twice the end of the shorter ones.
     if (at >> 3 > bytes.length) throw new Error("the page is damaged");
-    let code = 0, first = 0, before = 0;
+    let code = 0,
+      first = 0,
+      before = 0;
     for (let length = 1; length < 16; length += 1) {
       code = 2 * code + bit();
       const count = counts[length];
@@ -88,7 +90,7 @@ function bootTree(lengths) {
   for (const length of lengths) if (length) counts[length] += 1;
   const sorted = [];
   for (let length = 1; length < 16; length += 1) {
-    lengths.forEach((own, symbol) => own === length && sorted.push(symbol));
+    for (const [symbol, own] of lengths.entries()) if (own === length) sorted.push(symbol);
   }
   return { counts, sorted };
 }
@@ -100,11 +102,14 @@ function bootFixed() {
 
 /** Trees of a block, whose lengths are themselves coded by a tree. */
 function bootTrees(bits, symbol) {
-  const literals = bits(5) + 257, distances = bits(5) + 1, given = bits(4) + 4;
+  const literals = bits(5) + 257,
+    distances = bits(5) + 1,
+    given = bits(4) + 4;
   const order = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
   const own = new Array(19).fill(0);
   for (const place of order.slice(0, given)) own[place] = bits(3);
-  const tree = bootTree(own), lengths = [];
+  const tree = bootTree(own),
+    lengths = [];
   while (lengths.length < literals + distances) {
     const code = symbol(tree);
     if (code < 16) lengths.push(code);

@@ -89,7 +89,15 @@ export const sequentialDark = ramp([
   "#fffaf0",
 ]);
 /** Signed numbers: blue below 0, paper at 0, orange above. */
-export const diverging = signedRamp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
+export const diverging = signedRamp([
+  "#0b3c78",
+  "#3f83c4",
+  "#a9cbe6",
+  "#f6f4f0",
+  "#f2c08c",
+  "#cf7422",
+  "#7a3403",
+]);
 export const divergingDark = signedRamp([
   "#9fd0ff",
   "#4f90d0",

@@ -1,8 +1,8 @@
-import { button, chooser, clear, element } from "./dom.js";
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
-import { chooseLevel, readBlocks } from "./excerpts.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
+import { button, chooser, clear, element } from "./dom.js";
+import { chooseLevel, readBlocks } from "./excerpts.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
@@ -229,7 +229,7 @@ function compareBuild(host, source, state) {
         single && mode === "difference" ? "A − B" : `weight, ${state.scale} scale`,
       ),
     );
-    panes.forEach((pane, n) => (pane.box.hidden = single ? n === 1 : !parts[n]));
+    for (const [n, pane] of panes.entries()) pane.box.hidden = single ? n === 1 : !parts[n];
     if (single) {
       const share = Number(swipe.value) / 100;
       const layers =
@@ -246,11 +246,9 @@ function compareBuild(host, source, state) {
         mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
       );
     } else
-      panes.forEach(
-        (pane, n) =>
-          parts[n] &&
-          pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: tell }, `${"AB"[n]} ${name(pair[n])}`),
-      );
+      for (const [n, pane] of panes.entries())
+        if (parts[n])
+          pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: tell }, `${"AB"[n]} ${name(pair[n])}`);
     drawHeads(a, b);
   };
   const drawHeads = async (a, b) => {
@@ -260,7 +258,7 @@ function compareBuild(host, source, state) {
       columns = Math.max(1, ...found.map((one) => one.length));
     if (headsOf !== `${a},${b}`) return;
     const values = new Float32Array(found.length * columns).fill(NaN);
-    found.forEach((one, c) => values.set(one, c * columns));
+    for (const [c, one] of found.entries()) values.set(one, c * columns);
     heads.hidden = !values.some(Number.isFinite);
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
     const spec = {

@@ -1,7 +1,7 @@
 import { button, element } from "./dom.js";
-import { formatNumber } from "./scales.js";
 import { displayToken, entropyOf, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
+import { formatNumber } from "./scales.js";
 
 const DETAILS_TOP = 10;
 

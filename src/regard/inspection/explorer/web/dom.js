@@ -158,7 +158,7 @@ export function shown(token, most = 24) {
     .slice(0, 4 * most)
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
-    .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
+    .replace(/[\p{Cc}\u2028\u2029]/gu, "·");
   const plain = visible.trim() || visible.replaceAll(" ", "␣");
   const head = Array.from(plain);
   return head.length > most || String(token).length > 4 * most

@@ -75,7 +75,10 @@ export async function readExcerpt(source, state, most = 1024) {
   let channel = state.channel;
   const levelsOf = (name) => heads.map(([c, h]) => source.levels(t, c, h, name));
   let levels = levelsOf(channel);
-  if (levels.some((list) => !list.length)) levels = levelsOf((channel = "mass"));
+  if (levels.some((list) => !list.length)) {
+    channel = "mass";
+    levels = levelsOf(channel);
+  }
   const common = levels[0].filter((one) =>
     levels.every((list) =>
       list.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),

@@ -1,11 +1,11 @@
-import { button, download, element, say } from "./dom.js";
 import { fromUnit, limitsFor, toUnit } from "./colours.js";
-import { heatCanvas } from "./heats.js";
-import { formatNumber, linearTicks, logTicks } from "./scales.js";
+import { button, download, element, say } from "./dom.js";
 import { readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { heatCanvas } from "./heats.js";
 import { displayToken, headName } from "./passages.js";
 import { sidesOf } from "./reader.js";
+import { formatNumber, linearTicks, logTicks } from "./scales.js";
 
 const EXPORT_SIDE = 640;
 
@@ -106,7 +106,7 @@ export function svgText(figure, layout, pictures) {
   );
 }
 
-function exportPaint(figure, layout, pictures) {
+function exportPaint(layout, pictures) {
   const ratio = 2,
     canvas = element("canvas", { width: layout.width * ratio, height: layout.height * ratio }),
     pen = canvas.getContext("2d");
@@ -169,7 +169,7 @@ async function exportFigure(source, state, most = 1024) {
 /** @returns {Promise<Blob>} the view as a picture with axes, title and colour bar, on white */
 export async function exportPng(source, state) {
   const figure = await exportFigure(source, state),
-    canvas = exportPaint(figure, exportLayout(figure), exportPictures(figure));
+    canvas = exportPaint(exportLayout(figure), exportPictures(figure));
   return new Promise((give, fail) =>
     canvas.toBlob(
       (blob) => (blob ? give(blob) : fail(new Error("The browser made no picture."))),

@@ -57,10 +57,7 @@ export function describeExcerpt(
 export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }) {
   const { values, rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
   const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
-  const lines = [
-    `# ${remark.replace(/\s+/g, " ")}`,
-    `query\\key,${firsts.join(",")}`,
-  ];
+  const lines = [`# ${remark.replace(/\s+/g, " ")}`, `query\\key,${firsts.join(",")}`];
   for (let i = 0; i < rows; i++) {
     const cells = Array.from(values.subarray(i * columns, (i + 1) * columns), (one) =>
       Number.isNaN(one) ? "" : String(Number(one.toPrecision(7))),
@@ -101,10 +98,7 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     'trace = inspection.load("trace.regard")',
     `call = trace.calls[${c}]  # ${name.replace(/[^\x20-\x7e]/g, "?")}`,
   ];
-  if (whole)
-    lines.push(
-      `drawing = figures.head_map(call.readout(), ${h}, channel="${channel}", ${looks})`,
-    );
+  if (whole) lines.push(`drawing = figures.head_map(call.readout(), ${h}, channel="${channel}", ${looks})`);
   else {
     lines.push(
       `weights = call.window(rows=slice(${q0}, ${q1}), columns=slice(${k0}, ${k1}), heads=[${h}])[0]`,

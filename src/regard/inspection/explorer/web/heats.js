@@ -1,5 +1,5 @@
-import { element, svg } from "./dom.js";
 import { isDark, missing, tableFor, toUnit } from "./colours.js";
+import { element, svg } from "./dom.js";
 import { PLOT_BOTTOM, PLOT_RIGHT, PLOT_TOP, plotAxes, plotFrame, plotPointer } from "./plots.js";
 import { formatNumber, linearTicks, makeAxis } from "./scales.js";
 

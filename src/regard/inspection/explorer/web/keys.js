@@ -124,9 +124,8 @@ export function listenForKeys(root, state) {
 /**
  * The list of keys as a dialog, with a switch for readers who use speech or other single keys.
  * @param {HTMLElement} root
- * @param {import("./state.js").State} state
  */
-export function openKeyList(root, state) {
+export function openKeyList(root) {
   let dialog = root.querySelector(":scope > .rg-keys");
   if (dialog?.open) {
     dialog.close();

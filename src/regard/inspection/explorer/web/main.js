@@ -1,18 +1,18 @@
-import { button, clear, element, figures, say } from "./dom.js";
-import { State, TABS } from "./state.js";
-import { Source } from "./source.js";
-import { listenForKeys, openKeyList } from "./keys.js";
 import { mountAtlas } from "./atlas.js";
-import { mountMap } from "./map.js";
-import { mountTools } from "./tools.js";
-import { mountReader } from "./reader.js";
-import { mountDetails } from "./details.js";
-import { mountProfiles } from "./profiles.js";
-import { mountPositions } from "./positions.js";
 import { mountCompare } from "./compare.js";
-import { mountTraining } from "./training.js";
-import { mountExport } from "./exporting.js";
 import { describeExplorer } from "./debug_api.js";
+import { mountDetails } from "./details.js";
+import { button, clear, element, figures, say } from "./dom.js";
+import { mountExport } from "./exporting.js";
+import { listenForKeys, openKeyList } from "./keys.js";
+import { mountMap } from "./map.js";
+import { mountPositions } from "./positions.js";
+import { mountProfiles } from "./profiles.js";
+import { mountReader } from "./reader.js";
+import { Source } from "./source.js";
+import { State, TABS } from "./state.js";
+import { mountTools } from "./tools.js";
+import { mountTraining } from "./training.js";
 
 const TAB_NAMES = {
   attention: "Attention",
@@ -52,7 +52,7 @@ function mainTrust(document_) {
   );
 }
 
-function mainHeader(root, source, state) {
+function mainHeader(source, state) {
   const page = source.document;
   const facts = page.traces.map((trace, n) => {
     const name = page.traces.length > 1 ? `${"AB"[n] ?? n + 1}: ${trace.title}` : "";
@@ -259,8 +259,8 @@ export async function boot(root, { address = true } = {}) {
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
   const { list, show } = mainTabs(state, panels);
   for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
-  root.append(mainHeader(root, source, state), list, ...panels.map(({ panel }) => panel));
-  state.addEventListener("help", () => openKeyList(root, state));
+  root.append(mainHeader(source, state), list, ...panels.map(({ panel }) => panel));
+  state.addEventListener("help", () => openKeyList(root));
   listenForKeys(root, state);
   show();
   return { root, source, state };

@@ -2,11 +2,11 @@ import { element, say } from "./dom.js";
 import { followCell, MaskTiles, pixelOf, zoomView } from "./geometry.js";
 import { readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
+import { MapPicture } from "./map_picture.js";
 import { followPointer } from "./map_pointer.js";
 import { areRounded, cellSentence, readCell } from "./sentences.js";
 import { TILE } from "./tiles.js";
 import { mapTools } from "./tools.js";
-import { MapPicture } from "./map_picture.js";
 
 /**
  * The deep-zoom heat map of the selected heads.
@@ -22,7 +22,7 @@ export function mountMap(host, source, state) {
 class MapView extends MapPicture {
   constructor(host, source, state) {
     super(host, source, state, () => this.plan());
-    Object.assign(this, { planned: false, hovered: null, serial: 0 });
+    Object.assign(this, { planned: false, hovered: null, serial: 0, asked: 0 });
     this.base = element("canvas", { class: "rg-base", "aria-hidden": "true" });
     this.over = element("canvas", { class: "rg-over", "aria-hidden": "true" });
     this.stage = element(
@@ -104,7 +104,8 @@ class MapView extends MapPicture {
 
   /** Another call or selection: its tokens, its mask, its strips. */
   async change() {
-    const serial = (this.serial += 1);
+    this.serial += 1;
+    const { serial } = this;
     const { source, state } = this;
     const call = this.call();
     this.strips = null;
@@ -234,7 +235,8 @@ class MapView extends MapPicture {
       this.sentence.classList.remove("rg-held");
       return;
     }
-    const asked = (this.asked = (this.asked ?? 0) + 1);
+    this.asked += 1;
+    const { asked } = this;
     const read = await readCell(source, { t, heads: this.heads(), row, key, aggregate });
     if (asked !== this.asked) return;
     await this.settled();
@@ -270,7 +272,7 @@ class MapView extends MapPicture {
 
   /** @returns {Promise<void>} when everything in sight is drawn */
   async settled() {
-    for (let quiet = 0; quiet < 2;) {
+    for (let quiet = 0; quiet < 2; ) {
       await new Promise((resolve) => setTimeout(resolve, 16));
       quiet =
         this.store.pending || this.planned || (this.call() && !this.strips && this.state.shape().rows)

@@ -58,7 +58,10 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   const cut = (text, width) => {
     let most = Math.max(2, Math.floor(width / 5));
     let short = shown(text, most);
-    while (most > 2 && pen.measureText(short).width > width) short = shown(text, (most -= 1));
+    while (most > 2 && pen.measureText(short).width > width) {
+      most -= 1;
+      short = shown(text, most);
+    }
     return short;
   };
   const ends = {

@@ -1,8 +1,18 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
-import { areNone, barWords, drawAxes, drawColourBar, drawOverlays } from "./map_layers.js";
-import { drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect } from "./map_layers.js";
+import {
+  areNone,
+  barWords,
+  drawAxes,
+  drawColourBar,
+  drawOverlays,
+  drawStrips,
+  hatchPattern,
+  LAYER_LABEL,
+  mapLayout,
+  matrixRect,
+} from "./map_layers.js";
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 

@@ -3,6 +3,7 @@ import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
   PANE_MOST = 400;
+let paneSerial = 0;
 
 /** Share of the tint of a weight: the root, so that weak weights show; the row's largest is full. */
 const paneTint = (weight, largest) => (weight > 0 && largest > 0 ? Math.sqrt(weight / largest) : 0);
@@ -27,7 +28,8 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   const rightToLeft =
     (sample.match(/[\u0590-\u08ff\ufb1d-\ufefc]/g) ?? []).length > (sample.match(/[a-z]/gi) ?? []).length;
   if (rightToLeft) scroll.dir = "rtl";
-  const stem = `regard-token-${(textPane.serial = (textPane.serial ?? 0) + 1)}`;
+  paneSerial += 1;
+  const stem = `regard-token-${paneSerial}`;
   const pen = element("canvas").getContext("2d"),
     widths = new Map();
   lines.style.setProperty("--gap", `${gap}px`);
@@ -41,7 +43,10 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
 
   const sizeOf = (shown) => {
     let size = widths.get(shown);
-    if (size === undefined) widths.set(shown, (size = pen.measureText(shown).width));
+    if (size === undefined) {
+      size = pen.measureText(shown).width;
+      widths.set(shown, size);
+    }
     return size;
   };
   const widthOf = (shown) => {

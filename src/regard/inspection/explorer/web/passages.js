@@ -58,7 +58,10 @@ export function layoutLines(tokens, measure, width, most = Infinity) {
     broken = false;
   for (let n = 0; n < tokens.length; n++) {
     let size = known.get(tokens[n]);
-    if (size === undefined) known.set(tokens[n], (size = measure(displayToken(tokens[n]).text)));
+    if (size === undefined) {
+      size = measure(displayToken(tokens[n]).text);
+      known.set(tokens[n], size);
+    }
     if (n > 0 && (broken || used + size > width || n - starts[starts.length - 1] >= most)) {
       starts.push(n);
       used = 0;

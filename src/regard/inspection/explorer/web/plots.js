@@ -75,7 +75,7 @@ export function seriesTable(spec) {
   const x = spec.series[0]?.x ?? [];
   return {
     head: [spec.xLabel, ...spec.series.map((one) => one.name)],
-    rows: Array.from(x, (value, n) => [
+    rows: Array.from(x, (value) => [
       spec.xText ? spec.xText(value) : value,
       ...spec.series.map((one) => {
         const at = nearestIndex(one.x, value);

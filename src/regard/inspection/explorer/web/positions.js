@@ -10,11 +10,7 @@ const POSITION_PLOTS = 10;
 const positionScope = (place, calls) =>
   place.calls?.length
     ? ` · ${
-        place.calls.length === calls.length
-          ? "every layer"
-          : `layer ${place.calls
-              .slice(0, 8)
-              .join(", ")}`
+        place.calls.length === calls.length ? "every layer" : `layer ${place.calls.slice(0, 8).join(", ")}`
       }`
     : "";
 
@@ -177,7 +173,7 @@ export function mountPositions(host, source, state) {
     );
     const row = box.appendChild(element("div", { class: "positions-split" }));
     const [top, left] = [place.first_row ?? 0, place.first_key ?? 0];
-    parts.forEach((part, n) =>
+    for (const [n, part] of parts.entries())
       heatPlot(
         spot(row),
         {
@@ -209,8 +205,7 @@ export function mountPositions(host, source, state) {
             }),
         },
         state,
-      ),
-    );
+      );
   };
   const draw = async () => {
     for (const place of places.slice(0, POSITION_PLOTS))

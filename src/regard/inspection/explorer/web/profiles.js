@@ -1,6 +1,6 @@
 import { element } from "./dom.js";
-import { linePlot } from "./plots.js";
 import { headName, keysHolding } from "./passages.js";
+import { linePlot } from "./plots.js";
 
 const PROFILE_HEADS = 6,
   PROFILE_ROWS = 160;

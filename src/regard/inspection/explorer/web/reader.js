@@ -1,7 +1,7 @@
 import { button, clear, element, say } from "./dom.js";
-import { formatNumber } from "./scales.js";
-import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
 import { patchPane, textPane } from "./panes.js";
+import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { formatNumber } from "./scales.js";
 
 const READER_TOP = 16;
 

@@ -211,7 +211,7 @@ export class Source {
       return found;
     }
     const row = await this.row(t, c, h, i);
-    return row && row.exact ? sourceLargest(row.values, k) : null;
+    return row?.exact ? sourceLargest(row.values, k) : null;
   }
 
   /**

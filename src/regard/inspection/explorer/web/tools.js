@@ -166,9 +166,7 @@ export function mountTools(host, source, state) {
     const heads = calls[state.c]?.heads ?? 0;
     if (head.select.length !== heads) {
       clear(head.select).append(
-        ...Array.from({ length: heads }, (_, n) =>
-          element("option", { value: String(n), text: String(n) }),
-        ),
+        ...Array.from({ length: heads }, (_, n) => element("option", { value: String(n), text: String(n) })),
       );
     }
     head.select.value = String(state.h);
