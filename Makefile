@@ -34,8 +34,9 @@ lint: $(VENV)/.dev node_modules/.installed
 	$(BIN)/ruff check .
 	$(NPM) run lint
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev node_modules/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(NPM) run types
 
 setup: $(VENV)/.dev
 

@@ -119,6 +119,8 @@ class Browser:
         visit.busy()
         page.goto(address)
         if ready:
+            # The script is inflated as the page loads, and may run a moment after.
+            visit.until("() => Boolean(window.__regard)")
             visit.evaluate("() => window.__regard.ready.then(() => null)")
             visit.opened = visit.busy()
             visit.settle()

@@ -145,19 +145,12 @@ test("a hostile address changes nothing it should not", () => {
   );
 });
 
-test("a view may keep a field of its own in the address", () => {
+test("the trace compared with is kept in the address", () => {
   const state = make();
-  state.declare("swipe", {
-    initial: 0.5,
-    hash: "swipe",
-    clean: (value) => (Number(value) >= 0 && Number(value) <= 1 ? Number(value) : undefined),
-  });
-  state.set({ swipe: 0.25 });
-  assert.match(state.toHash(), /swipe=0\.25$/);
-  state.fromHash("#swipe=7");
-  assert.equal(state.swipe, 0.5);
-  state.fromHash("#swipe=1");
-  assert.equal(state.swipe, 1);
+  state.set({ other: 0, compareMode: "side" });
+  assert.match(state.toHash(), /b=0&cmp=side$/);
+  state.fromHash("#b=x&cmp=below");
+  assert.deepEqual([state.other, state.compareMode], [1, "swipe"]);
 });
 
 test("commands reach whoever answers them", () => {

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from importlib import resources
 
 STYLES = ("style.css", "panels.css")
-_IMPORT = re.compile(r'^import .* from "\./(.*)";$', re.MULTILINE)
+_IMPORT = re.compile(r'^import [^;]* from "\./(.*)";\n', re.MULTILINE)
 # After these, a slash begins a regular expression, not a division.
 _BEFORE_REGEX = set("(,=:[!&|?{};+-*%<>~^\n")
 _WORDS_BEFORE_REGEX = (
@@ -44,7 +44,7 @@ class Shell:
     def opening(self) -> str:
         """The script as it stands in the page."""
         packed = zlib.compress(f"{self.style}\0{self.script}".encode(), 9)
-        return f'{self.boot}openPage("{base64.b64encode(packed).decode()}");'
+        return f'{self.boot}await openPage("{base64.b64encode(packed).decode()}");'
 
     def policy(self, connect: str) -> str:
         """What the page may load and run: its own scripts alone, and nothing from elsewhere."""
@@ -121,8 +121,7 @@ def detach_module(text: str) -> str:
         >>> detach_module('import { a } from "./b.js";\\nexport const c = a;\\n')
         'const c = a;\\n'
     """
-    lines = [line.removeprefix("export ") for line in text.split("\n") if not _IMPORT.match(line)]
-    return "\n".join(lines)
+    return re.sub(r"^export ", "", _IMPORT.sub("", text), flags=re.MULTILINE)
 
 
 def shorten_script(text: str) -> str:

@@ -34,7 +34,9 @@ export function encodeLog8(x, unit = 1) {
  * @returns {Promise<Uint8Array>}
  */
 export async function inflate(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([/** @type {BlobPart} */ (bytes)])
+    .stream()
+    .pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -70,7 +72,7 @@ export function decodeHalf(bits) {
 
 /**
  * Read a chunk: an array, or what JSON holds.
- * @param {object} entry of the document's chunks
+ * @param {ChunkEntry} entry of the document's chunks
  * @param {Uint8Array} bytes
  * @returns {Promise<any>} {shape, values: Float32Array|Int32Array|Uint8Array}; of dtype json, its value
  */
@@ -91,14 +93,20 @@ export async function decodeChunk(entry, bytes) {
   return { shape, values: codes };
 }
 
-/** Half a step up or down to the even one, as NumPy rounds. */
+/**
+ * Half a step up or down to the even one, as NumPy rounds.
+ * @param {number} x
+ */
 function codesRound(x) {
   const below = Math.floor(x);
   if (x - below !== 0.5) return Math.round(x);
   return below % 2 === 0 ? below : below + 1;
 }
 
-/** Rows of sums modulo 256. */
+/**
+ * Rows of sums modulo 256.
+ * @param {Uint8Array} bytes @param {number} width
+ */
 function codesSummed(bytes, width) {
   const codes = new Uint8Array(bytes.length);
   let sum = 0;
@@ -109,10 +117,12 @@ function codesSummed(bytes, width) {
   return codes;
 }
 
-/** Each row between its own bounds. */
+/**
+ * Each row between its own bounds.
+ * @param {ChunkEntry} entry @param {Uint8Array} codes
+ */
 function codesLinear(entry, codes) {
-  const lows = [entry.low].flat(Infinity);
-  const highs = [entry.high].flat(Infinity);
+  const [lows, highs] = [entry.low, entry.high].map((ends) => [ends ?? []].flat());
   const width = entry.shape[entry.shape.length - 1] || 1;
   const values = new Float32Array(codes.length);
   for (let i = 0; i < codes.length; i += 1) {
@@ -123,7 +133,10 @@ function codesLinear(entry, codes) {
   return values;
 }
 
-/** Little-endian words, as every browser's machine has them; whole numbers stay whole. */
+/**
+ * Little-endian words, as every browser's machine has them; whole numbers stay whole.
+ * @param {string} dtype @param {Uint8Array} raw
+ */
 function codesWords(dtype, raw) {
   const aligned = raw.slice().buffer;
   if (dtype === "f16") return decodeHalf(new Uint16Array(aligned));

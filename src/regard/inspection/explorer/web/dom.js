@@ -1,11 +1,13 @@
 // Elements from data: text always becomes a text node, so no token can turn into markup.
 
+/** @typedef {Node|string|false|null|undefined} Child what is not a node or text is left out */
+
 /**
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
  * @param {Record<string, any>} [attributes] `class`, `text`, `on` ({event: listener}), `style` (object), `data` (object);
  *   null, undefined and false leave an attribute out, true sets it empty
- * @param {...(Node|string|null)} children strings become text nodes
+ * @param {...Child} children strings become text nodes
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function element(tag, attributes = {}, ...children) {
@@ -15,13 +17,14 @@ export function element(tag, attributes = {}, ...children) {
 /**
  * @param {string} tag
  * @param {Record<string, any>} [attributes]
- * @param {...(Node|string|null)} children
+ * @param {...Child} children
  * @returns {SVGElement}
  */
 export function svg(tag, attributes = {}, ...children) {
   return domFill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+/** @param {any} node @param {Record<string, any>} attributes @param {Child[]} children */
 function domFill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -43,10 +46,38 @@ function domFill(node, attributes, children) {
   return node;
 }
 
-/** @param {Node} node left without children @returns {Node} */
+/**
+ * @template {Element} T
+ * @param {T} node left without children
+ * @returns {T}
+ */
 export function clear(node) {
   node.replaceChildren();
   return node;
+}
+
+/**
+ * Find the only control of a field, or another part that is known to be there.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {ParentNode} node @param {T} tag
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function partOf(node, tag) {
+  const found = node.querySelector(tag);
+  if (!found) throw new Error(`there is no <${tag}> here`);
+  return found;
+}
+
+/** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
+export function penOf(canvas) {
+  const pen = canvas.getContext("2d");
+  if (!pen) throw new Error("this browser gives no canvas to draw on");
+  return pen;
+}
+
+/** @returns {number} pixels of a canvas to a CSS pixel */
+export function pixelRatio() {
+  return Math.min(3, globalThis.devicePixelRatio || 1);
 }
 
 /**
@@ -134,7 +165,10 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-/** @param {number} value @returns {string} three significant figures, a true minus sign, a dash for none */
+/**
+ * @param {number|null|undefined} value
+ * @returns {string} three significant figures, a true minus sign, a dash for none
+ */
 export function figures(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";

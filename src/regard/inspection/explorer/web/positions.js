@@ -6,7 +6,10 @@ import { formatNumber, rangeOf } from "./scales.js";
 
 const POSITION_PLOTS = 10;
 
-/** The calls that a record holds for, in words. */
+/**
+ * The calls that a record holds for, in words.
+ * @param {PositionRecord} place @param {Call[]} calls
+ */
 const positionScope = (place, calls) =>
   place.calls?.length
     ? ` · ${
@@ -25,8 +28,8 @@ export function wavelengths(frequencies) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountPositions(host, source, state) {
   const places = source.document.positions ?? [],
@@ -48,14 +51,21 @@ export function mountPositions(host, source, state) {
     );
     return;
   }
+  /** @param {string} title @param {boolean} [wide] */
   const section = (title, wide) => {
     const box = element("section", { class: wide ? "wide" : null }, element("h3", {}, title));
     host.append(box);
     return box;
   };
+  /** @param {HTMLElement} box */
   const spot = (box) => box.appendChild(element("div"));
+  /**
+   * @param {number | null} length
+   * @returns {Marker[]}
+   */
   const markerAt = (length) => (length ? [{ x: length, label: `trained to ${length}` }] : []);
 
+  /** @param {PositionRecord} place */
   const rotary = async (place) => {
     const { values } = await source.chunk(place.kernel),
       box = section(`${place.name}${positionScope(place, calls)}`);
@@ -97,6 +107,7 @@ export function mountPositions(host, source, state) {
         `${formatNumber(place.frequencies[n - 1])} radians a token.`,
     });
   };
+  /** @param {PositionRecord} place */
   const bias = async (place) => {
     const { values, shape } = await source.chunk(place.values),
       box = section(`${place.name.replaceAll("_", " ")}${positionScope(place, calls)}`);
@@ -116,11 +127,13 @@ export function mountPositions(host, source, state) {
       })),
     });
   };
+  /** @param {PositionRecord} place */
   const table = async (place) => {
     const [alike, norms] = await Promise.all([source.chunk(place.similarity), source.chunk(place.norms)]);
     const n = alike.shape[0],
       step = place.step ?? 1,
       box = section(`${place.name} table${positionScope(place, calls)}`);
+    /** @param {number} at */
     const text = (at) => String(at * step);
     heatPlot(
       spot(box),
@@ -158,6 +171,7 @@ export function mountPositions(host, source, state) {
       series: [{ name: "norm", x: Array.from(norms.values, (_, at) => at * step), y: norms.values }],
     });
   };
+  /** @param {PositionRecord} place */
   const split = async (place) => {
     const names = ["content", "bias", "both"];
     const parts = await Promise.all(names.map((name) => source.chunk(place[name])));

@@ -58,7 +58,7 @@ export function reduceMax(values, I, J, up = 2, across = 2) {
  * Which of the levels, finest first, to draw: the coarsest whose blocks are no larger than a pixel, else the
  * finest there is.
  * @param {number} cellsPerPixel
- * @param {{queryBlock: number, keyBlock: number}[]} levels
+ * @param {BlockSize[]} levels
  * @returns {number} its place in the list, -1 in an empty one
  */
 export function levelFor(cellsPerPixel, levels) {
@@ -79,6 +79,10 @@ export function blockOf(index, block) {
   return Math.floor(index / block);
 }
 
+/**
+ * @param {Float32Array} values @param {number} from @param {number} J @param {number} across
+ * @param {number} count @param {Float64Array} sums @param {number} to
+ */
 function pyramidAdd(values, from, J, across, count, sums, to) {
   for (let j = 0; j < J; j += 1) sums[to + Math.floor(j / across)] += values[from + j] * count;
 }
