@@ -1,10 +1,13 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { encodeLog8, log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
+import { log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
 import { Source } from "../../src/regard/inspection/explorer/web/source.js";
 
 const T = 300;
 const S = 5;
+
+/** The nearest code of a weight. */
+const encodeLog8 = (x) => (x > 0 ? Math.max(1, Math.round(255 + (254 / 24) * Math.log2(x))) : 0);
 
 /** One head of T x S weights; row 1 is empty. */
 function weightsOf() {

@@ -1,7 +1,8 @@
 import { AtlasPicture } from "./atlas_picture.js";
 import { headDivergences } from "./divergences.js";
-import { button, chooser, clear, element, figures, partOf, tickbox } from "./dom.js";
+import { button, chooser, clear, element, oncePerFrame, partOf, pointIn, tickbox } from "./dom.js";
 import { headSentence, numberNames, numberOf, sortHeads } from "./heads.js";
+import { formatNumber } from "./scales.js";
 import { mountScatter } from "./scatter.js";
 
 /**
@@ -17,7 +18,10 @@ export function mountAtlas(host, source, state) {
 class Atlas extends AtlasPicture {
   /** The head that has the focus, by its place in the order. */
   active = 0;
-  planned = false;
+  plan = oncePerFrame(() => {
+    this.draw();
+    this.cells(false);
+  });
   /** Whether divergences are on their way. */
   asked = false;
   cellsOf = "";
@@ -125,16 +129,6 @@ class Atlas extends AtlasPicture {
     this.plan();
   }
 
-  plan() {
-    if (this.planned) return;
-    this.planned = true;
-    requestAnimationFrame(() => {
-      this.planned = false;
-      this.draw();
-      this.cells(false);
-    });
-  }
-
   describe() {
     const { state } = this;
     const trace = this.trace();
@@ -164,10 +158,10 @@ class Atlas extends AtlasPicture {
           "span",
           {
             class: "rg-label",
-            title: `${name}: mean share ${figures(value)}; named so from ${figures(threshold)} on`,
+            title: `${name}: mean share ${formatNumber(value)}; named so from ${formatNumber(threshold)} on`,
             text: `${name} ${value.toFixed(2)}`,
           },
-          element("span", { class: "rg-voice", text: `, threshold ${figures(threshold)}` }),
+          element("span", { class: "rg-voice", text: `, threshold ${formatNumber(threshold)}` }),
         ),
       ),
     );
@@ -269,13 +263,9 @@ class Atlas extends AtlasPicture {
     /** @param {MouseEvent} event */
     const hit = (event) => {
       if (!this.laid) return -1;
-      const box = this.canvas.getBoundingClientRect();
+      const { x, y } = pointIn(this.canvas, event);
       const { left, top, size } = this.laid;
-      return this.indexOf(
-        Math.floor((event.clientY - box.top - top) / size),
-        Math.floor((event.clientX - box.left - left) / size),
-        this.laid,
-      );
+      return this.indexOf(Math.floor((y - top) / size), Math.floor((x - left) / size), this.laid);
     };
     this.canvas.addEventListener("click", (event) => {
       const n = hit(event);

@@ -1,6 +1,7 @@
 import { colourOf, cssOf, isDark, limitsFor, missing, tableFor, toUnit } from "./colours.js";
-import { clear, element, figures, penOf, pixelRatio } from "./dom.js";
+import { clear, element, penOf, pixelRatio } from "./dom.js";
 import { insideBrush, numberOf, numberRange, readNumber } from "./heads.js";
+import { formatNumber } from "./scales.js";
 import { Thumbnails } from "./thumbnails.js";
 
 /** The heads as cells of one picture. */
@@ -200,9 +201,9 @@ export class AtlasPicture {
       ? `${title}${ends.signed ? ", A − B" : ""}${unit ? `, ${unit}` : ""}`
       : `${state.show === "max" ? "largest weight" : "mass"} of blocks, log scale`;
     clear(this.legend).append(
-      element("span", { text: figures(low, 2) }),
+      element("span", { text: formatNumber(low, 2) }),
       bar,
-      element("span", { text: figures(high, 2) }),
+      element("span", { text: formatNumber(high, 2) }),
       element("span", { text: words }),
     );
   }

@@ -17,18 +17,6 @@ export function log8Table(unit = 1) {
 }
 
 /**
- * The log8 code of a number: 0 for 0 and what is no number, else 1..255.
- * @param {number} x
- * @param {number} [unit]
- * @returns {number}
- */
-export function encodeLog8(x, unit = 1) {
-  if (!(x > 0)) return 0;
-  const step = codesRound(255 + (CODES_STEPS / CODES_OCTAVES) * Math.log2(x / unit));
-  return Math.min(255, Math.max(1, step));
-}
-
-/**
  * Read bytes in the zlib format.
  * @param {Uint8Array} bytes
  * @returns {Promise<Uint8Array>}
@@ -91,16 +79,6 @@ export async function decodeChunk(entry, bytes) {
   }
   if (entry.code === "linear8") return { shape, values: codesLinear(entry, codes) };
   return { shape, values: codes };
-}
-
-/**
- * Half a step up or down to the even one, as NumPy rounds.
- * @param {number} x
- */
-function codesRound(x) {
-  const below = Math.floor(x);
-  if (x - below !== 0.5) return Math.round(x);
-  return below % 2 === 0 ? below : below + 1;
 }
 
 /**

@@ -1,7 +1,7 @@
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
-import { button, chooser, clear, element, partOf } from "./dom.js";
+import { button, chooser, clear, element, emptyState, oncePerFrame, partOf } from "./dom.js";
 import { chooseLevel, readBlocks } from "./excerpts.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
@@ -29,16 +29,10 @@ export function mountCompare(host, source, state) {
   host.classList.add("compare");
   if (traces.length < 2) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "One trace only"),
-        element(
-          "p",
-          {},
-          "Two checkpoints, prompts, masks or kernels lie side by side here when a page has a second trace:",
-        ),
-        element("pre", {}, 'trace.explore("page.html", compare=other)'),
+      emptyState(
+        "One trace only",
+        "Two checkpoints, prompts, masks or kernels lie side by side here when a page has a second trace:",
+        'trace.explore("page.html", compare=other)',
       ),
     );
     return;
@@ -195,8 +189,8 @@ function compareBuild(host, source, state) {
       return {
         rows: call.rows,
         keys: call.keys,
-        queryOffset: call.query_offset ?? 0,
-        keyOffset: call.key_offset ?? 0,
+        queryOffset: call.query_offset,
+        keyOffset: call.key_offset,
       };
     };
     /** @param {Excerpt} part @param {Cell} cell */
@@ -298,15 +292,9 @@ function compareBuild(host, source, state) {
     if (headPlot) headPlot.update(spec);
     else headPlot = heatPlot(heads, spec, state);
   };
-  let planned = false;
-  const plan = () => {
-    if (!planned)
-      requestAnimationFrame(() => {
-        planned = false;
-        if (state.tab === "compare") draw();
-      });
-    planned = true;
-  };
+  const plan = oncePerFrame(() => {
+    if (state.tab === "compare") draw();
+  });
   swipe.addEventListener("input", plan);
   state.on(["t", "c", "h", "view", "channel", "scale", "other", "compareMode", "row", "key", "tab"], plan);
   state.addEventListener("recolour", plan);
@@ -325,8 +313,8 @@ function compareSentence({ largest, at, whole }, call) {
     return cells
       ? "A and B are equal in every cell."
       : `A and B are equal in blocks of ${queryBlock} × ${keyBlock}.`;
-  const row = Math.floor(at / columns) * queryBlock + (call.query_offset ?? 0),
-    key = (at % columns) * keyBlock + (call.key_offset ?? 0);
+  const row = Math.floor(at / columns) * queryBlock + call.query_offset,
+    key = (at % columns) * keyBlock + call.key_offset;
   const blocks = cells ? "" : `, in blocks of ${queryBlock} × ${keyBlock}`;
   return `Largest |A − B| of the head: ${formatNumber(largest)} at query ${row}, key ${key}${blocks}.`;
 }

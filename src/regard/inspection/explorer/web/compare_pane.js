@@ -1,5 +1,5 @@
 // A picture of blocks that follows the view of the map: one of A, one of B, or both in one.
-import { clear, element, penOf, svg } from "./dom.js";
+import { clear, element, penOf, pointIn, svg } from "./dom.js";
 import { cellAt, drawnView, panView, placeAt, wholeTicks, zoomView } from "./geometry.js";
 
 const COMPARE_LEFT = 46,
@@ -142,25 +142,17 @@ export function comparePane(host, state, label) {
       k = (shape.keys / (keys || 1)) ** way;
     return { q0: q0 * q, q1: q1 * q, k0: k0 * k, k1: k1 * k };
   };
-  /**
-   * @param {MouseEvent} event
-   * @returns {[x: number, y: number]}
-   */
-  const point = (event) => {
-    const frame = stage.getBoundingClientRect();
-    return [event.clientX - frame.left, event.clientY - frame.top];
-  };
-  /** @type {{at: [x: number, y: number], view: View}|null} */
+  /** @type {{at: Point, view: View}|null} */
   let grip = null;
   stage.addEventListener("pointerdown", (event) => {
-    if (event.button === 0) grip = { at: point(event), view };
+    if (event.button === 0) grip = { at: pointIn(stage, event), view };
   });
   stage.addEventListener("pointermove", (event) => {
-    const [x, y] = point(event);
+    const { x, y } = pointIn(stage, event);
     if (grip) {
       stage.setPointerCapture(event.pointerId);
-      const dq = ((grip.at[1] - y) * (view.q1 - view.q0)) / plot.h,
-        dk = ((grip.at[0] - x) * (view.k1 - view.k0)) / plot.w;
+      const dq = ((grip.at.y - y) * (view.q1 - view.q0)) / plot.h,
+        dk = ((grip.at.x - x) * (view.k1 - view.k0)) / plot.w;
       state.set({ view: stretch(panView(grip.view, dq, dk, shape), -1) });
       return;
     }
@@ -171,8 +163,8 @@ export function comparePane(host, state, label) {
   stage.addEventListener("pointerup", release);
   stage.addEventListener("pointercancel", release);
   stage.addEventListener("click", () => cell && state.set({ row: cell.row, key: cell.key }));
-  /** @param {number} factor @param {number} [x] @param {number} [y] */
-  const zoom = (factor, x = plot.x + plot.w / 2, y = plot.y + plot.h / 2) => {
+  /** @param {number} factor @param {Point} [about] */
+  const zoom = (factor, { x, y } = { x: plot.x + plot.w / 2, y: plot.y + plot.h / 2 }) => {
     const { q, k } = placeAt(view, plot, x, y);
     state.set({ view: stretch(zoomView(view, factor, q, k, shape), -1) });
   };
@@ -181,7 +173,7 @@ export function comparePane(host, state, label) {
     (event) => {
       if (!shown) return;
       event.preventDefault();
-      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 150), ...point(event));
+      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 150), pointIn(stage, event));
     },
     { passive: false },
   );

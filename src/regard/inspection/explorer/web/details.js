@@ -78,7 +78,7 @@ export function mountDetails(host, source, state) {
       ),
     );
     let total = 0;
-    const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+    const shift = call.query_offset - call.key_offset;
     /** @param {{ key: number, weight: number }} what */
     const line = ({ key: other, weight }) => {
       total += weight;

@@ -68,6 +68,43 @@ export function partOf(node, tag) {
   return found;
 }
 
+/**
+ * What a view shows that has nothing to draw.
+ * @param {string} title @param {string} text @param {string} code what gives it something
+ */
+export function emptyState(title, text, code) {
+  return element(
+    "div",
+    { class: "empty-state" },
+    element("h3", {}, title),
+    element("p", {}, text),
+    element("pre", {}, code),
+  );
+}
+
+/** Where an event is in a node. @param {Element} node @param {MouseEvent} event @returns {Point} CSS pixels */
+export function pointIn(node, event) {
+  const box = node.getBoundingClientRect();
+  return { x: event.clientX - box.left, y: event.clientY - box.top };
+}
+
+/**
+ * A function that draws at the next frame, however often it is called before.
+ * @param {() => void} draw
+ * @returns {() => void}
+ */
+export function oncePerFrame(draw) {
+  let planned = false;
+  return () => {
+    if (!planned)
+      requestAnimationFrame(() => {
+        planned = false;
+        draw();
+      });
+    planned = true;
+  };
+}
+
 /** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
 export function penOf(canvas) {
   const pen = canvas.getContext("2d");
@@ -163,22 +200,6 @@ export function download(name, blob) {
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(address), 10000);
-}
-
-/**
- * @param {number|null|undefined} value
- * @returns {string} three significant figures, a true minus sign, a dash for none
- */
-export function figures(value, digits = 3) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  const text =
-    size >= 1e6 || size < 1e-3
-      ? value.toExponential(digits - 1).replace("e+", "e")
-      : String(Number(value.toPrecision(digits)));
-  return text.replaceAll("-", "−");
 }
 
 /**

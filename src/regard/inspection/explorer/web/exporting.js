@@ -187,7 +187,7 @@ async function exportFigure(source, state, most = 1024) {
     limits: limitsFor(state.scale, call.keys, largest),
     title: `${trace.title || source.document.title || "Attention"}: ${which}`,
     labels: words ? { query: label(sides.query), key: label(sides.key) } : null,
-    offsets: { query: call.query_offset ?? 0, key: call.key_offset ?? 0 },
+    offsets: { query: call.query_offset, key: call.key_offset },
   };
 }
 

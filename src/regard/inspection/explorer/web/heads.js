@@ -1,4 +1,4 @@
-import { figures } from "./dom.js";
+import { formatNumber } from "./scales.js";
 
 // Numbers of a head: what they are called, their unit, and whether they are shares of 1.
 /** @type {Record<string, string[]>} */
@@ -103,7 +103,7 @@ export function headSentence(trace, c, h, shown) {
   const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
   for (const name of names) {
     const { title, unit } = numberOf(name);
-    parts.push(`${title} ${figures(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
+    parts.push(`${title} ${formatNumber(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
   }
   for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
   return parts.join(", ");

@@ -2,13 +2,14 @@ import { mountAtlas } from "./atlas.js";
 import { mountCompare } from "./compare.js";
 import { describeExplorer } from "./debug_api.js";
 import { mountDetails } from "./details.js";
-import { button, clear, element, figures, say } from "./dom.js";
+import { button, clear, element, say } from "./dom.js";
 import { mountExport } from "./exporting.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
 import { mountPositions } from "./positions.js";
 import { mountProfiles } from "./profiles.js";
 import { mountReader } from "./reader.js";
+import { formatNumber } from "./scales.js";
 import { Source } from "./source.js";
 import { State, TABS } from "./state.js";
 import { mountTools } from "./tools.js";
@@ -55,7 +56,7 @@ function mainTrust(document_) {
         "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
     },
     element("span", { class: "rg-mark", "aria-hidden": "true", text: good ? "✓" : "!" }),
-    element("span", { text: `weights sum to 1 within ${figures(largest, 1)}` }),
+    element("span", { text: `weights sum to 1 within ${formatNumber(largest, 1)}` }),
   );
 }
 

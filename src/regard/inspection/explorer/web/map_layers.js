@@ -1,6 +1,7 @@
 import { fromUnit, toUnit } from "./colours.js";
-import { figures, penOf, shown } from "./dom.js";
+import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
+import { formatNumber } from "./scales.js";
 
 /** CSS pixels a token needs for its label. */
 export const LAYER_LABEL = 10;
@@ -294,7 +295,7 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
     pen.stroke();
   }
   if (state.band && call.window) {
-    const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+    const shift = call.query_offset - call.key_offset;
     pen.strokeStyle = theme.border;
     pen.setLineDash([5, 4]);
     pen.lineWidth = 1.5;
@@ -414,7 +415,7 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
 /** @param {number} value @param {Scale} scale */
 function layerPower(value, scale) {
   if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9)
-    return figures(value, 2);
+    return formatNumber(value, 2);
   const digits = String(Math.round(-Math.log10(value)));
   return `10⁻${Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
 }

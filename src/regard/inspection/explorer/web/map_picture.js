@@ -248,8 +248,8 @@ export class MapPicture {
       theme,
       rowTokens: this.tokens.rows,
       keyTokens: this.tokens.keys,
-      rowOffset: call.query_offset ?? 0,
-      keyOffset: call.key_offset ?? 0,
+      rowOffset: call.query_offset,
+      keyOffset: call.key_offset,
     });
     drawColourBar(pen, {
       x: plot.x,

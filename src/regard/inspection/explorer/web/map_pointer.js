@@ -1,3 +1,4 @@
+import { pointIn } from "./dom.js";
 import { cellAt, drawnView, panView, placeAt, zoomView } from "./geometry.js";
 
 /**
@@ -11,14 +12,8 @@ export function followPointer(target, map) {
   const pointers = new Map();
   /** @type {{from: Point, view: View, moved: boolean, mini: Rect|null, pinch: boolean}|null} */
   let drag = null;
-  /**
-   * @param {MouseEvent} event
-   * @returns {Point}
-   */
-  const at = (event) => {
-    const box = target.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  };
+  /** @param {MouseEvent} event */
+  const at = (event) => pointIn(target, event);
   const drawn = () => drawnView(map.view(), map.layout().plot, map.shape());
   /** @param {number} factor @param {Point} options */
   const zoom = (factor, { x, y }) => {

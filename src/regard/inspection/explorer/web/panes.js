@@ -1,4 +1,4 @@
-import { element, penOf, say, svg } from "./dom.js";
+import { element, oncePerFrame, penOf, pointIn, say, svg } from "./dom.js";
 import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
@@ -46,7 +46,6 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   lines.style.setProperty("--gap", `${gap}px`);
   let starts = layoutLines([], () => 0, 0),
     marks = NO_MARKS,
-    planned = false,
     width = 0,
     tall = 0;
   /** Where to go once there are lines. @type {number|null} */
@@ -111,7 +110,6 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     return node;
   };
   const draw = () => {
-    planned = false;
     if (!scroll.clientHeight) return;
     const first = Math.max(0, Math.floor(scroll.scrollTop / PANE_LINE) - 1);
     const last = Math.min(starts.length, first + Math.ceil(scroll.clientHeight / PANE_LINE) + 2);
@@ -162,10 +160,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     }
     arcs.replaceChildren(...paths);
   };
-  const plan = () => {
-    if (!planned) requestAnimationFrame(draw);
-    planned = true;
-  };
+  const plan = oncePerFrame(draw);
   const layout = () => {
     if (scroll.clientWidth === width && scroll.clientHeight === tall) return;
     const keep = starts.length
@@ -332,9 +327,9 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
     }
   };
   canvas.addEventListener("click", (event) => {
-    const frame = canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - frame.left) / frame.width) * columns);
-    const row = Math.floor(((event.clientY - frame.top) / frame.height) * rows);
+    const { x, y } = pointIn(canvas, event);
+    const column = Math.floor((x / canvas.clientWidth) * columns);
+    const row = Math.floor((y / canvas.clientHeight) * rows);
     onChoose(
       first + Math.min(Math.max(row, 0), rows - 1) * columns + Math.min(Math.max(column, 0), columns - 1),
     );

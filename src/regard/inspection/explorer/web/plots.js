@@ -1,4 +1,4 @@
-import { element, svg } from "./dom.js";
+import { element, pointIn, svg } from "./dom.js";
 import { formatNumber, linePath, makeAxis, nearestIndex, rangeOf } from "./scales.js";
 
 export const PLOT_LEFT = 52,
@@ -175,8 +175,8 @@ export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LE
 export function plotPointer(node, move, step, pick) {
   /** @param {MouseEvent} event */
   const at = (event) => {
-    const box = node.getBoundingClientRect();
-    move(event.clientX - box.left, event.clientY - box.top);
+    const { x, y } = pointIn(node, event);
+    move(x, y);
   };
   node.addEventListener("pointermove", at);
   node.addEventListener("click", (event) => {

@@ -1,4 +1,4 @@
-import { element } from "./dom.js";
+import { element, emptyState } from "./dom.js";
 import { heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
 import { linePlot } from "./plots.js";
@@ -37,16 +37,10 @@ export function mountPositions(host, source, state) {
   host.classList.add("positions");
   if (!places.length) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "Nothing is known about positions"),
-        element(
-          "p",
-          {},
-          "No rotary positions, biases by distance or position tables were found. Tables can be given:",
-        ),
-        element("pre", {}, 'pages.write(trace, "page.html", positions={"sinusoidal": table})'),
+      emptyState(
+        "Nothing is known about positions",
+        "No rotary positions, biases by distance or position tables were found. Tables can be given:",
+        'pages.write(trace, "page.html", positions={"sinusoidal": table})',
       ),
     );
     return;

@@ -159,7 +159,7 @@ export function mountProfiles(host, source, state) {
         };
         const x = Array.from(
           { length: bins },
-          (_, n) => (call.query_offset ?? 0) + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
+          (_, n) => call.query_offset + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
         );
         return { call, name: `head ${a}.${b}`, mass: mass?.values ?? [], of, x, bin };
       }),
@@ -167,7 +167,7 @@ export function mountProfiles(host, source, state) {
     const coverage = await profileCoverage(source, t, c, h);
     if (mine !== now) return;
     const spans = records.map(({ call }) =>
-      distanceBins(call.rows, call.keys, (call.query_offset ?? 0) - (call.key_offset ?? 0)),
+      distanceBins(call.rows, call.keys, call.query_offset - call.key_offset),
     );
     const [first, last] = [Math.min(...spans.map((one) => one[0])), Math.max(...spans.map((one) => one[1]))];
     const backward = records.some(({ mass }) =>

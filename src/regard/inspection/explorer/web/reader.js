@@ -43,8 +43,8 @@ export async function sidesOf(source, t, c) {
   };
   const same =
     call.query_sequence === call.key_sequence && (call.query_sequence !== null || call.rows === call.keys);
-  const query = await side(call.query_sequence, call.rows, call.query_offset ?? 0);
-  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset ?? 0) };
+  const query = await side(call.query_sequence, call.rows, call.query_offset);
+  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset) };
 }
 
 /**
@@ -88,7 +88,7 @@ export async function readChosen(source, { t, c, h, row, key, direction }) {
 async function readEdges(source, t, c, h) {
   const head = source.head(t, c, h),
     call = source.call(t, c);
-  const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+  const shift = call.query_offset - call.key_offset;
   if (head.top_keys) {
     const [keys, weights] = await Promise.all([source.chunk(head.top_keys), source.chunk(head.top_weights)]);
     return rankEdges(keys.values, weights.values, keys.shape[1], { shift });

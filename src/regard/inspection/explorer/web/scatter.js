@@ -1,5 +1,6 @@
-import { clear, element, figures, penOf, pixelRatio } from "./dom.js";
+import { clear, element, penOf, pixelRatio, pointIn } from "./dom.js";
 import { insideBrush, readNumber } from "./heads.js";
+import { formatNumber } from "./scales.js";
 
 /**
  * Entropy by distance of every head: a drag over it keeps the heads inside, as do its four numbers.
@@ -101,11 +102,11 @@ export function mountScatter(host, source, state, heads) {
     for (let d = 1, last = Infinity; d < far; d *= 4) {
       if (last - scale.y(d) < 14) continue;
       last = scale.y(d);
-      pen.fillText(figures(d), edge.left - 4, last);
+      pen.fillText(formatNumber(d), edge.left - 4, last);
     }
     pen.textAlign = "center";
     pen.fillText("0", edge.left, height - edge.bottom + 8);
-    pen.fillText(figures(most / 1.04, 2), scale.x(most / 1.04), height - edge.bottom + 8);
+    pen.fillText(formatNumber(most / 1.04, 2), scale.x(most / 1.04), height - edge.bottom + 8);
     pen.fillText("entropy (nats) →   ↑ distance (tokens)", edge.left + w / 2, height - 7);
     /** @type {Four|null} */
     const box = drag
@@ -150,22 +151,15 @@ export function mountScatter(host, source, state, heads) {
       d >= 1e8 ? edge.top : Math.min(edge.top + h, Math.max(edge.top, scale.y(Math.max(0, d))));
     return [x(e0), y(d1), x(e1) - x(e0), y(d0) - y(d1)];
   };
-  /**
-   * @param {MouseEvent} event
-   * @returns {[x: number, y: number]}
-   */
-  const at = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  };
   canvas.addEventListener("pointerdown", (event) => {
-    const [x, y] = at(event);
+    const { x, y } = pointIn(canvas, event);
     drag = { x0: x, y0: y, x1: x, y1: y };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!drag) return;
-    [drag.x1, drag.y1] = at(event);
+    const { x, y } = pointIn(canvas, event);
+    Object.assign(drag, { x1: x, y1: y });
     draw();
   });
   canvas.addEventListener("pointerup", () => {

@@ -1,4 +1,5 @@
-import { figures, shown } from "./dom.js";
+import { shown } from "./dom.js";
+import { formatNumber } from "./scales.js";
 import { hiddenBlocks } from "./tiles.js";
 
 /**
@@ -47,7 +48,7 @@ export function cellSentence({
   aggregate,
   rounded = false,
 }) {
-  const [rowAt, keyAt] = [row + (call.query_offset ?? 0), key + (call.key_offset ?? 0)];
+  const [rowAt, keyAt] = [row + call.query_offset, key + call.key_offset];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
@@ -56,7 +57,7 @@ export function cellSentence({
         ? `, rank ${rank} of ${count}`
         : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`
       : "";
-    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${figures(weight, rounded ? 2 : 3)}${place}${over}`;
+    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${formatNumber(weight, rounded ? 2 : 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
   const [i, j] = [Math.floor(row / block.queryBlock), Math.floor(key / block.keyBlock)];
@@ -65,10 +66,10 @@ export function cellSentence({
    * @returns {number[]}
    */
   const ends = (n, size, most) => [n * size, Math.min(most, (n + 1) * size)];
-  const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + (call.query_offset ?? 0));
-  const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + (call.key_offset ?? 0));
+  const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + call.query_offset);
+  const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + call.key_offset);
   const what = block.channel === "max" ? "largest weight" : q1 - q0 === 1 ? "mass" : "mean mass";
-  return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${figures(block.value, 3)}${over}`;
+  return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${formatNumber(block.value, 3)}${over}`;
 }
 
 /**

@@ -1,5 +1,7 @@
 // Where the views get their numbers: chunks in the page or from a server, and what follows from them exactly.
+
 import { bytesFromBase64, decodeChunk } from "./codes.js";
+import { largestIndices } from "./passages.js";
 import { reduceMass, reduceMax } from "./pyramid.js";
 
 const SOURCE_TILE = 256;
@@ -231,7 +233,8 @@ export class Source {
       return found;
     }
     const row = await this.row(t, c, h, i);
-    return row?.exact ? sourceLargest(row.values, k) : null;
+    if (!row?.exact) return null;
+    return largestIndices(row.values, k).map((key) => ({ key, weight: row.values[key] }));
   }
 
   /**
@@ -337,22 +340,4 @@ function sourceCut({ values, I, J }, tileRow, tileColumn) {
     tile.set(part, (i - top) * SOURCE_TILE);
   }
   return tile;
-}
-
-/**
- * The largest values above 0 with their places.
- * @param {ArrayLike<number>} values @param {number} k
- */
-function sourceLargest(values, k) {
-  /** @type {{key: number, weight: number}[]} */
-  const found = [];
-  for (let key = 0; key < values.length; key += 1) {
-    const weight = values[key];
-    if (!(weight > 0) || (found.length === k && weight <= found[k - 1].weight)) continue;
-    let at = found.length;
-    while (at > 0 && found[at - 1].weight < weight) at -= 1;
-    found.splice(at, 0, { key, weight });
-    if (found.length > k) found.pop();
-  }
-  return found;
 }

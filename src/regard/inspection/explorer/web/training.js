@@ -1,4 +1,4 @@
-import { element, tickbox } from "./dom.js";
+import { element, emptyState, tickbox } from "./dom.js";
 import { heatPlot } from "./heats.js";
 import { linePlot } from "./plots.js";
 import { rangeOf } from "./scales.js";
@@ -28,17 +28,10 @@ export function mountTraining(host, source, state) {
   host.classList.add("training");
   if (!training) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "No training run in this page"),
-        element("p", {}, "Give one to the page: "),
-        element("pre", {}, 'trace.explore("page.html", training=run)'),
-        element(
-          "p",
-          {},
-          "run holds a title, curves (name, unit, points, split) and maps (name, rows, steps, values).",
-        ),
+      emptyState(
+        "No training run in this page",
+        "Give one to the page; a run holds a title, curves (name, unit, points, split) and maps (name, rows, steps, values):",
+        'trace.explore("page.html", training=run)',
       ),
     );
     return;

@@ -117,8 +117,8 @@ interface Call extends Shape {
   layer: number;
   kind: string;
   heads: number;
-  query_offset?: number;
-  key_offset?: number;
+  query_offset: number;
+  key_offset: number;
   query_sequence: number | null;
   key_sequence: number | null;
   sinks?: boolean;
