@@ -114,8 +114,8 @@ def strip_comments(text: str) -> str:
 
     Example:
         >>> from regard.inspection.explorer.shell import strip_comments
-        >>> strip_comments('/** Half. */\n  const a = b / 2;\n  // why\n  f("// no");\n')
-        'const a = b / 2;\nf("// no");\n'
+        >>> strip_comments('/** Half. */\\n  const a = b / 2;\\n  // why\\n  f("// no");\\n')
+        'const a = b / 2;\\nf("// no");\\n'
     """
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     return re.sub(r"^(\s*//.*)?\s+", "", text, flags=re.MULTILINE)
