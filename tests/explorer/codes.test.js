@@ -9,12 +9,11 @@ import {
   log8Table,
 } from "../../src/regard/inspection/explorer/web/codes.js";
 
-test("log8 codes are steps from 2^-24 to the unit", () => {
+test("log8 codes are steps from 2^-24 to 1", () => {
   const table = log8Table();
   assert.equal(table[0], 0);
   assert.equal(table[1], 2 ** -24);
   assert.equal(table[255], 1);
-  assert.equal(log8Table(3)[255], 3);
   for (let code = 2; code < 256; code += 1)
     assert.ok(Math.abs(table[code] / table[code - 1] / 2 ** (24 / 254) - 1) < 1e-6);
 });

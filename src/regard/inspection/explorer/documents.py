@@ -105,12 +105,13 @@ class Writer:
         """The payload, and its bytes in a page."""
         chunks = Chunks()
         pinned = set(self.chosen[: plan.pinned])
+        exact = any(call.weights_code for calls in self.records for call in calls)
         document = {
             "format": FORMAT,
             "version": VERSION,
             "title": self.title,
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
-            "exact": "served" if self.served else self._exact(),
+            "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
             "traces": [
                 self._trace(trace, calls, plan, pinned, chunks)
@@ -125,10 +126,6 @@ class Writer:
         payload = Payload(document, chunks.data)
         return payload, len(payload.json()) + chunks.cost()
 
-    def _exact(self) -> str:
-        exact = any(call.weights_code for calls in self.records for call in calls)
-        return "embedded" if exact else "none"
-
     def _trace(
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
     ) -> dict[str, Any]:
@@ -137,11 +134,10 @@ class Writer:
         def number_of(tokens: Tokens | None) -> int | None:
             if tokens is None:
                 return None
-            for index, known in enumerate(sequences):
-                if same_tokens(known, tokens):
-                    return index
-            sequences.append(tokens)
-            return len(sequences) - 1
+            found = [index for index, known in enumerate(sequences) if same_tokens(known, tokens)]
+            if not found:
+                sequences.append(tokens)
+            return found[0] if found else len(sequences) - 1
 
         written = []
         for index, record in enumerate(calls):
@@ -159,18 +155,16 @@ class Writer:
             "calls": written,
         }
 
-    def _once(self, name: Any, make: Any, code: str, chunks: Chunks) -> str:
+    def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
         if name not in self._packed:
-            self._packed[name] = pack(make(), code)
+            self._packed[name] = pack(values, code)
         return chunks.add(self._packed[name])
 
     def _call(self, record: CallRecords, chunks: Chunks) -> dict[str, Any]:
         call, outline = record.call, record.outline()
         about = call.describe()
         tiles = outline.pop("tiles")
-        picture = None
-        if tiles is not None:
-            picture = self._once(("mask", id(record)), lambda: tiles, "u8", chunks)
+        picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
         return {
             "name": call.name,
             "layer": call.layer,
@@ -199,9 +193,9 @@ class Writer:
             if shown.shape[:2] != tokens.picture.shape[:2]:
                 before, after = (f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape))
                 self.remarks.append(f"A picture of {before} pixels is shown in {after}.")
-            picture = self._once(("picture", id(tokens)), lambda: shown, "u8", chunks)
+            picture = self._once(("picture", id(tokens)), shown, "u8", chunks)
         return {
-            "tokens": self._once(("tokens", id(tokens)), lambda: list(tokens.texts), "json", chunks),
+            "tokens": self._once(("tokens", id(tokens)), list(tokens.texts), "json", chunks),
             "count": len(tokens),
             "kind": tokens.kind,
             "patch_grid": None if tokens.patch_grid is None else list(tokens.patch_grid),
@@ -250,7 +244,7 @@ class Writer:
             return "f16" if small else "f32"
 
         return {
-            name: self._once((name, id(place)), lambda value=value: value, code(name), chunks)
+            name: self._once((name, id(place)), value, code(name), chunks)
             if isinstance(value, np.ndarray)
             else value
             for name, value in place.items()
@@ -268,8 +262,7 @@ class Writer:
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:
                 self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
-            thinned = points[:, ::step]
-            kept = self._once(("curve", number_), lambda thinned=thinned: thinned, "f32", chunks)
+            kept = self._once(("curve", number_), points[:, ::step], "f32", chunks)
             curves.append({"unit": None, "split": None, **curve, "points": kept})
         for number_, chart in enumerate(training.get("maps", ())):
             values = np.asarray(chart["values"], np.float64)
@@ -279,7 +272,7 @@ class Writer:
                     f"training: expected the values of {chart['name']!r} as (rows, steps), {wanted}, got"
                     f" {values.shape}"
                 )
-            kept = self._once(("chart", number_), lambda values=values: values, "f32", chunks)
+            kept = self._once(("chart", number_), values, "f32", chunks)
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}

@@ -48,7 +48,13 @@ def collect(
     code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
     if served and code == "log8":
         code = None  # the server gives the weights themselves
-    records = [[_read(call, index, chosen, code) for index, call in enumerate(t.calls)] for t in traces]
+    records = [
+        [
+            CallRecords(call, [h for c, h in chosen if c == index and h < call.heads], code)
+            for index, call in enumerate(t.calls)
+        ]
+        for t in traces
+    ]
     exact = any(one.weights_code for calls in records for one in calls)
     writer = Writer(traces, records, chosen, title, training, positions, served)
     notes = _remarks(traces)
@@ -111,11 +117,6 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     ranked = [sorted(heads)[0] for name, heads in clearest.items() if heads and name != "uniform"]
     order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
     return list(order)[:pinned]
-
-
-def _read(call: Any, index: int, chosen: list[tuple[int, int]], code: str | None) -> CallRecords:
-    heads = [head for where, head in chosen if where == index and head < call.heads]
-    return CallRecords(call, heads, code)
 
 
 def _remarks(traces: Sequence[Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import html
 import re
 import secrets
 import threading
@@ -15,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard.inspection.explorer.payload import collect
+from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.tiles import Tiles
 
@@ -118,15 +117,18 @@ def serve(
     traces = [trace] if compare is None else [trace, compare]
     # Statistics alone are no finer on a server: such a page carries all there is.
     finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload = collect(
-        traces, title=title, pinned=pinned, training=training, positions=positions, served=finer
+    payload, page = fill_page(
+        trace,
+        compare=compare,
+        title=title,
+        max_mb=None,
+        served=finer,
+        pinned=pinned,
+        training=training,
+        positions=positions,
     )
-    name = str(payload.document["title"]).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    shell, connect = load_shell(), "'self'" if finer else "'none'"
-    chunks = "" if finer else "".join(payload.blocks())
-    page = shell.fill(title=html.escape(name), document=payload.json(), chunks=chunks, connect=connect)
-    policy = shell.policy(connect) + "; frame-ancestors 'none'"
-    return Serving(_Site(page.encode(), policy, payload.chunks, Tiles(traces)), port)
+    policy = load_shell().policy("'self'" if finer else "'none'") + "; frame-ancestors 'none'"
+    return Serving(_Site(page, policy, payload.chunks, Tiles(traces)), port)
 
 
 class _RefusalError(Exception):

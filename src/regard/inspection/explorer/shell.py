@@ -52,11 +52,6 @@ class Shell:
         # In one pass: a part is never looked into for places.
         return re.sub(r"<!--([A-Z]+)-->", lambda place: parts[place[1]], self.skeleton)
 
-    @cached_property
-    def size(self) -> int:
-        """Bytes of a page without data."""
-        return len(self.fill(title="", document="", chunks="", connect="'none'").encode())
-
 
 @cache
 def load_shell() -> Shell:

@@ -4,14 +4,13 @@ const CODES_OCTAVES = 24;
 const CODES_STEPS = 254;
 
 /**
- * The number that each log8 code stands for, times the unit.
- * @param {number} [unit]
+ * The number that each log8 code stands for.
  * @returns {Float32Array} 256 numbers
  */
-export function log8Table(unit = 1) {
+export function log8Table() {
   const table = new Float32Array(256);
   for (let code = 1; code < 256; code += 1) {
-    table[code] = unit * 2 ** ((CODES_OCTAVES * (code - 255)) / CODES_STEPS);
+    table[code] = 2 ** ((CODES_OCTAVES * (code - 255)) / CODES_STEPS);
   }
   return table;
 }
@@ -72,7 +71,7 @@ export async function decodeChunk(entry, bytes) {
   if (entry.dtype !== "u8") return { shape, values: codesWords(entry.dtype, raw) };
   const codes = entry.delta ? codesSummed(raw, shape[shape.length - 1]) : raw;
   if (entry.code === "log8") {
-    const table = log8Table(entry.unit ?? 1);
+    const table = log8Table();
     const values = new Float32Array(codes.length);
     for (let i = 0; i < codes.length; i += 1) values[i] = table[codes[i]];
     return { shape, values };

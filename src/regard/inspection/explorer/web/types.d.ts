@@ -85,7 +85,6 @@ interface ChunkEntry {
   bytes: number;
   deflate?: boolean;
   delta?: boolean;
-  unit?: number;
   low?: number | number[];
   high?: number | number[];
 }
