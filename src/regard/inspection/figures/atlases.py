@@ -12,13 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
-    add_colorbar,
-    fit_sheet,
-    new_panel,
-    new_sheet,
+    open_panel,
+    read_labels,
     read_numbers,
     set_title,
-    whole_figure,
 )
 from regard.inspection.figures.cells import (
     LONGEST_SIDE,
@@ -36,6 +33,9 @@ MOST_BLOCKS = 64  # along a side of a thumbnail
 SMALLEST = 1e-4  # where the logarithmic scale ends
 STRIP = 0.07  # share of the map's side
 BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
+
+# Where the colour bar ends in an arrow: weights below the last value of the logarithmic scale exist.
+ARROWS: dict[str, Literal["min", "neither"]] = {"log": "min", "linear": "neither"}
 
 Channel = Literal["mass", "max"]
 Scale = Literal["log", "linear"]
@@ -84,14 +84,12 @@ def head_atlas(
     grids = [_read_blocks(layer, channel) for layer in layers]
     if not grids:
         raise ValueError("readouts: expected at least one, got none")
-    names = list(range(len(grids))) if layer_labels is None else list(layer_labels)
-    if len(names) != len(grids):
-        raise ValueError(f"layer_labels: expected {len(grids)} labels, one a readout, got {len(names)}")
+    read_labels(layer_labels, "layer_labels", len(grids), "readout")
     across = max(len(grid) for grid in grids)
     side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
     # Long names of layers need room before the panel gets its size.
-    target = new_panel(new_sheet((panel[0] + 2.5, panel[1] + 1.5))) if ax is None else ax
+    target, panels = open_panel(ax, panel, room=(2.5, 1.5))
     norm, colors, half = _make_norm(scale), _block_colors(), (1 - GAP) / 2
     images = []
     for layer, grid in enumerate(grids):
@@ -101,15 +99,13 @@ def head_atlas(
             images.append(target.imshow(_hide_zeros(blocks), cmap=colors, norm=norm, extent=extent, **shared))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
     mark_positions(target.xaxis, across)
-    mark_positions(target.yaxis, len(grids), None if layer_labels is None else names)
+    mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
     for spine in target.spines.values():
         spine.set_visible(False)
     set_title(target, title)
-    bar = add_colorbar(images[0], [target], BLOCK_LABELS[channel], panel[1], *_arrows(scale))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), tuple(images), colorbar=bar)
+    bar = panels.add_colorbar(images[0], BLOCK_LABELS[channel], ARROWS[scale])
+    return panels.finish(images=tuple(images), colorbar=bar)
 
 
 def head_map(
@@ -177,8 +173,7 @@ def head_map(
                 f" {columns[0]}..{columns[1] - 1}; pass first_row and first_column"
             )
     shape = rows[1] - rows[0], columns[1] - columns[0]
-    panel = _map_size(*shape)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, _map_size(*shape))
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
     extent = (
         columns[0] - 0.5,
@@ -200,11 +195,9 @@ def head_map(
     name_axes(target, None)
     strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
     set_title(strips[1].axes if title else target, title)
-    bar = add_colorbar(image, [target], label, panel[1], *_arrows(scale))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
+    bar = panels.add_colorbar(image, label, ARROWS[scale])
     axes = (target, strips[0].axes, strips[1].axes)
-    return Drawing(whole_figure(target.figure), axes, (image,), lines=strips, colorbar=bar)
+    return panels.finish(axes=axes, images=(image,), lines=strips, colorbar=bar)
 
 
 def _draw_strips(
@@ -277,10 +270,6 @@ def _make_norm(scale: str) -> Normalize:
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
     return LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
-
-
-def _arrows(scale: str) -> tuple[Any]:
-    return ("min",) if scale == "log" else ("neither",)
 
 
 def _map_size(T: int, S: int) -> tuple[float, float]:

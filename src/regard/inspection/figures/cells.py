@@ -30,10 +30,13 @@ def mark_positions(
     shown = range(0, size, -(-size // limit))
     axis.set_ticks(shown, [literal(labels[index]) for index in shown])
     if isinstance(axis, XAxis) and max(len(str(labels[index])) for index in shown) > 2:
-        for tick in axis.get_ticklabels():
-            tick.set(
-                rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
-            )
+        slant_labels(axis)
+
+
+def slant_labels(axis: Axis) -> None:
+    """Turn tick labels below a panel so that long ones do not run into each other."""
+    for tick in axis.get_ticklabels():
+        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
 
 
 def name_axes(ax: Axes, title: str | None) -> None:

@@ -14,14 +14,12 @@ from matplotlib.typing import ColorType
 from numpy.typing import NDArray
 
 from regard.inspection.figures.canvas import (
-    TICK_SIZE,
     Drawing,
-    fit_sheet,
+    add_side_legend,
     literal,
-    new_panel,
-    new_sheet,
+    open_frame,
+    open_panels,
     set_sheet_title,
-    whole_figure,
 )
 from regard.inspection.figures.palette import QUIET, SERIES, series_colors
 
@@ -82,20 +80,15 @@ def training_curves(
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
     looks = _looks(list(named), isinstance(runs, Mapping))
-    sheet = fig or new_sheet(PANEL_SIZE, 1, len(shown))
-    axes, lines = [], []
-    for index, metric in enumerate(shown):
-        ax = new_panel(sheet, 1, len(shown), index + 1)
+    panels = open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown))
+    lines = []
+    for ax, metric in zip(panels.axes, shown, strict=True):
         for (name, run, split), (steps, values) in curves.items():
             if name == metric:
                 lines.append(_draw_curve(ax, steps, values, looks[run, split], metric == "accuracy"))
         _dress_panel(ax, metric, loss_scale)
-        axes.append(ax)
-    set_sheet_title(sheet, title)
-    legend = _add_legend(axes, lines, list(named))
-    if fig is None:
-        fit_sheet(axes, 1, len(shown), PANEL_SIZE)
-    return Drawing(whole_figure(sheet), tuple(axes), lines=tuple(lines), legend=legend)
+    set_sheet_title(panels.axes[0].figure, title)
+    return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
 
 
 def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
@@ -189,9 +182,7 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
     """Labels, grid and limits of one panel."""
     ax.set(xlabel="Step", ylabel=PANELS[metric])
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    ax.grid(color="0.88", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    open_frame(ax)
     if metric == "accuracy":
         ax.set_ylim(0.0, 1.0)
     elif loss_scale == "log":
@@ -200,22 +191,20 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
         ax.set_ylim(bottom=0.0)
 
 
-def _add_legend(axes: list[Axes], lines: list[Line2D], names: list[str]) -> Legend:
+def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> Legend:
     """What the lines mean: inside the first panel for one run, beside the last for several."""
     if len(names) == 1:
         keys = {str(line.get_label()): line for line in reversed(lines)}
         entries = [(label, keys[label]) for label in reversed(keys)]
         # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
         corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
-        place: dict[str, Any] = {"loc": corner}
+        place: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
     else:
-        entries = _comparison_keys(lines, names)
-        place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+        entries, place = _comparison_keys(lines, names), {}
     ax = axes[0] if len(names) == 1 else axes[-1]
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
-    legend = ax.legend(
-        [line for _, line in entries], ["name"] * len(entries), frameon=False, fontsize=TICK_SIZE, **place
-    )
+    handles = [line for _, line in entries]
+    legend = add_side_legend(ax, handles=handles, labels=["name"] * len(entries), **place)
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_text(label)
     return legend

@@ -11,16 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 from regard.inspection.figures.canvas import (
     TICK_SIZE,
     Drawing,
-    add_colorbar,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
+    Panels,
+    add_side_legend,
+    open_frame,
+    open_panel,
+    read_labels,
     read_numbers,
     set_title,
-    whole_figure,
 )
-from regard.inspection.figures.cells import QUERY_LABEL, mark_positions
+from regard.inspection.figures.cells import QUERY_LABEL, mark_positions, slant_labels
 from regard.inspection.figures.palette import QUIET, series_colors, weight_colors
 from regard.readouts import Readout
 
@@ -68,16 +67,15 @@ def distance_profile(
     found = np.flatnonzero((masses > 0).any(0))
     first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
     places = np.arange(first, last + 1) - middle
-    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    target, panels = open_panel(ax, PANEL_SIZE)
     lines = tuple(
         target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
         for mass, name, color in zip(masses[chosen], names, series_colors(len(chosen)), strict=True)
     )
     target.set_xticks(places, [_name_distance(int(place)) for place in places])
-    for tick in target.get_xticklabels():
-        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
+    slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
-    return _finish(target, lines, title, len(chosen) <= MOST_NAMED, own=ax is None)
+    return _finish(panels, lines, title, len(chosen) <= MOST_NAMED)
 
 
 def entropy_profile(
@@ -124,7 +122,7 @@ def entropy_profile(
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
     places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
-    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    target, panels = open_panel(ax, PANEL_SIZE)
     lines = [
         target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
         for entropy, count, name, color in zip(
@@ -136,7 +134,7 @@ def entropy_profile(
     lines += target.plot(places, bound, color=QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)")
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     target.set(xlabel=QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
-    return _finish(target, tuple(lines), title, len(chosen) <= MOST_NAMED, own=ax is None)
+    return _finish(panels, tuple(lines), title, len(chosen) <= MOST_NAMED)
 
 
 def head_history(
@@ -178,7 +176,7 @@ def head_history(
             f" {matrix.shape}"
         )
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, panel)
     image = target.imshow(
         np.where(np.isfinite(matrix), matrix, np.nan),
         cmap=weight_colors(),
@@ -191,10 +189,7 @@ def head_history(
     target.tick_params(axis="y", labelsize=TICK_SIZE - 1)
     target.set(xlabel="Step")
     set_title(target, title)
-    bar = add_colorbar(image, [target], label, panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, label))
 
 
 def _choose(
@@ -209,10 +204,8 @@ def _choose(
     wrong = [head for head in chosen if not 0 <= head < len(array)]
     if wrong or not chosen:
         raise ValueError(f"heads: expected numbers in 0..{len(array) - 1}, got {wrong or chosen}")
-    labels = [f"head {head}" for head in chosen] if head_labels is None else list(head_labels)
-    if len(labels) != len(chosen):
-        raise ValueError(f"head_labels: expected {len(chosen)} labels, one a head, got {len(labels)}")
-    return array, chosen, [literal(label) for label in labels]
+    labels = [f"head {head}" for head in chosen] if head_labels is None else head_labels
+    return array, chosen, read_labels(labels, "head_labels", len(chosen), "head")
 
 
 def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
@@ -236,17 +229,9 @@ def _shorten(number: int) -> str:
     return str(number) if number < 1024 else f"{(number + 1) // 1024}k"
 
 
-def _finish(ax: Axes, lines: tuple, title: str | None, named: bool, *, own: bool) -> Drawing:
-    """Grid, title, and a legend beside the panel where names are wanted."""
-    ax.grid(color="0.88", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+def _finish(panels: Panels, lines: tuple, title: str | None, named: bool) -> Drawing:
+    """Add the grid, the title, and a legend beside the panel where names are wanted."""
+    (ax,) = panels.axes
+    open_frame(ax)
     set_title(ax, title)
-    legend = None
-    if named:
-        legend = ax.legend(
-            frameon=False, fontsize=TICK_SIZE, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0
-        )
-    if own:
-        fit_sheet([ax], 1, 1, PANEL_SIZE)
-    return Drawing(whole_figure(ax.figure), (ax,), lines=lines, legend=legend)
+    return panels.finish(lines=lines, legend=add_side_legend(ax) if named else None)

@@ -12,14 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.inspection.figures.canvas import (
     LABEL_SIZE,
-    ROW_GAP,
     TICK_SIZE,
     Drawing,
-    add_colorbar,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
+    open_panel,
+    open_panels,
+    read_labels,
     read_numbers,
     set_sheet_title,
     set_title,
@@ -85,24 +82,28 @@ def attention_heatmap(
         >>> drawing.images[0].get_clim()
         (0.0, 1.0)
     """
-    matrix = read_numbers(weights, "weights", "(T, S)", 2, _matrix_hint)
+    matrix = read_numbers(
+        weights,
+        "weights",
+        "(T, S)",
+        2,
+        fewer="one query is the matrix weights[None, :]",
+        more=f"choose one matrix, for example weights[{', '.join('0' * (np.ndim(weights) - 2))}], or draw"
+        " several with head_grid",
+    )
     _check_weights(matrix, vmax)
     labels = _check_labels(matrix.shape, query_labels, key_labels)
-    panel = matrix_size(*matrix.shape)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, matrix_size(*matrix.shape))
     image = show_matrix(target, matrix, labels, vmax=vmax)
     name_axes(target, title)
-    bar = add_colorbar(image, [target], WEIGHT_LABEL, panel[1], _overflow(matrix, vmax))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
+    bar = panels.add_colorbar(image, WEIGHT_LABEL, _overflow(matrix, vmax))
+    panels.fit()
     size = _number_size(target, matrix.shape)
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
     outlines = separate_cells(target, *matrix.shape) if small else ()
-    return Drawing(
-        whole_figure(target.figure), (target,), (image,), texts=texts, outlines=outlines, colorbar=bar
-    )
+    return Drawing(panels.figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
 
 def head_grid(
@@ -143,31 +144,25 @@ def head_grid(
         >>> [ax.get_title() for ax in drawing.axes]
         ['Head 0', 'Head 1', 'Head 2']
     """
-    stack = read_numbers(weights, "weights", "(H, T, S)", 3, _stack_hint)
+    alone = "one head is the stack weights[None], or draw it with attention_heatmap(weights)"
+    stack = read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
     _check_weights(stack, vmax)
     labels = _check_labels(stack.shape[1:], query_labels, key_labels)
     heads, T, S = stack.shape
-    names = _head_names(head_labels, heads)
+    names = read_labels(head_labels, "head_labels", heads, "head", "Head {}")
     rows, columns = grid_shape(heads, columns)
-    panel = _panel_size(T, S, columns)
-    sheet = fig or new_sheet(panel, rows, columns)
-    axes = []
-    for index in range(heads):
-        ax = new_panel(sheet, rows, columns, index + 1)
+    panels = open_panels(fig, _panel_size(T, S, columns), heads, rows, columns)
+    for index, ax in enumerate(panels.axes):
         show_matrix(ax, stack[index], labels, vmax=vmax, most_ticks=5)
         set_title(ax, names[index], LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
         ax.set_ylabel(QUERY_LABEL if index % columns == 0 else "")
         ax.set_xlabel(KEY_LABEL if index // columns == rows - 1 else "")
-        axes.append(ax)
-    set_sheet_title(sheet, title)
-    images = tuple(ax.images[0] for ax in axes)
-    bar = add_colorbar(
-        images[0], axes, WEIGHT_LABEL, rows * (panel[1] + ROW_GAP) - ROW_GAP, _overflow(stack, vmax)
+    set_sheet_title(panels.axes[0].figure, title)
+    images = tuple(ax.images[0] for ax in panels.axes)
+    return panels.finish(
+        images=images, colorbar=panels.add_colorbar(images[0], WEIGHT_LABEL, _overflow(stack, vmax))
     )
-    if fig is None:
-        fit_sheet(axes, rows, columns, panel)
-    return Drawing(whole_figure(sheet), tuple(axes), images, colorbar=bar)
 
 
 def show_matrix(
@@ -183,26 +178,6 @@ def show_matrix(
     mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
     mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
     return image
-
-
-def _matrix_hint(rank: int) -> str:
-    """How to get one matrix from weights of another rank."""
-    if rank >= 4:
-        index = ", ".join("0" * (rank - 2))
-        row = ", ".join("0" * (rank - 3))
-        return f"choose one head, for example weights[{index}], or draw all with head_grid(weights[{row}])"
-    if rank == 3:
-        return "choose one matrix, for example weights[0], or draw all with head_grid(weights)"
-    return "one query is the matrix weights[None, :]" if rank == 1 else ""
-
-
-def _stack_hint(rank: int) -> str:
-    """How to get one stack of heads from weights of another rank."""
-    if rank >= 4:
-        return f"choose one batch row, for example weights[{', '.join('0' * (rank - 3))}]"
-    return (
-        "one head is the stack weights[None], or draw it with attention_heatmap(weights)" if rank == 2 else ""
-    )
 
 
 def _check_weights(weights: NDArray, vmax: float) -> None:
@@ -230,15 +205,6 @@ def _check_labels(
                 f"{name}: expected {size} labels for weights of shape {shape}, got {len(labels)}"
             )
     return query_labels, key_labels
-
-
-def _head_names(head_labels: Sequence[object] | None, heads: int) -> list[str]:
-    """One panel title a head."""
-    if head_labels is None:
-        return [f"Head {index}" for index in range(heads)]
-    if len(head_labels) != heads:
-        raise ValueError(f"head_labels: expected {heads} labels, one a head, got {len(head_labels)}")
-    return [literal(label) for label in head_labels]
 
 
 def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:

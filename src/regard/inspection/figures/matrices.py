@@ -7,17 +7,13 @@ from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
 from regard.inspection.figures.canvas import (
-    TICK_SIZE,
     Drawing,
-    add_colorbar,
+    add_side_legend,
     describe,
-    fit_sheet,
     literal,
-    new_panel,
-    new_sheet,
+    open_panel,
     read_numbers,
     set_title,
-    whole_figure,
 )
 from regard.inspection.figures.cells import (
     mark_positions,
@@ -59,7 +55,7 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
     values = _read_table(table)
     known = np.abs(values[~np.isnan(values)])
     limit = float(known.max(initial=0.0)) or 1.0
-    target = new_panel(new_sheet(TABLE_SIZE)) if ax is None else ax
+    target, panels = open_panel(ax, TABLE_SIZE)
     # Columns are positions, so a dimension reads as a wave from left to right.
     image = target.imshow(
         values.T, cmap=signed_colors(), vmin=-limit, vmax=limit, aspect="auto", origin="lower"
@@ -68,10 +64,7 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
     mark_positions(target.yaxis, values.shape[1], most=8)
     target.set(xlabel="Position", ylabel="Dimension")
     set_title(target, title)
-    bar = add_colorbar(image, [target], "Value", TABLE_SIZE[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, TABLE_SIZE)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, "Value"))
 
 
 def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Drawing:
@@ -104,17 +97,13 @@ def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str 
     length = len(values)
     norms = np.linalg.norm(values, axis=1, keepdims=True)
     directions = np.divide(values, norms, out=np.full_like(values, np.nan), where=norms > 0.0)
-    panel = matrix_size(length, length)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, matrix_size(length, length))
     image = target.imshow(directions @ directions.T, cmap=signed_colors(), vmin=-1.0, vmax=1.0)
     mark_positions(target.xaxis, length)
     mark_positions(target.yaxis, length)
     target.set(xlabel="Position", ylabel="Position")
     set_title(target, title)
-    bar = add_colorbar(image, [target], "Cosine similarity", panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, "Cosine similarity"))
 
 
 def mask_picture(
@@ -154,8 +143,7 @@ def mask_picture(
     kept = _read_mask(mask, T, S, query_offset)
     rows, columns = kept.shape
     top = 0 if query_offset is None else int(query_offset)
-    panel = matrix_size(rows, columns)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, matrix_size(rows, columns))
     image = target.imshow(
         kept.astype(np.uint8),
         cmap=ListedColormap([MASKED, KEPT]),
@@ -171,35 +159,20 @@ def mask_picture(
     mark_positions(target.xaxis, columns)
     outlines = separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
     name_axes(target, _mask_name(mask) if title is None else title)
-    legend = target.legend(
-        handles=[
-            Patch(facecolor=KEPT, label="may attend"),
-            Patch(facecolor=MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
-        ],
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1.0),
-        borderaxespad=0.0,
-        frameon=False,
-        fontsize=TICK_SIZE,
-        handlelength=1.0,
-        handleheight=1.0,
-    )
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), outlines=outlines, legend=legend)
+    patches = [
+        Patch(facecolor=KEPT, label="may attend"),
+        Patch(facecolor=MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
+    ]
+    legend = add_side_legend(target, handles=patches, handlelength=1.0, handleheight=1.0)
+    return panels.finish(images=(image,), outlines=outlines, legend=legend)
 
 
 def _read_table(table: ArrayLike) -> NDArray[np.float64]:
     """A position table as float64 without infinities."""
-    values = read_numbers(table, "table", "(length, d_model)", 2, _table_hint)
+    values = read_numbers(table, "table", "(length, d_model)", 2)
     if np.isinf(values).any():
         raise ValueError(f"table: expected finite values, got {int(np.isinf(values).sum())} infinite ones")
     return values
-
-
-def _table_hint(rank: int) -> str:
-    """How to get one table from an array of another rank."""
-    return f"choose one table, for example table[{', '.join('0' * (rank - 2))}]" if rank > 2 else ""
 
 
 def _read_mask(

@@ -12,19 +12,15 @@ from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from regard.inspection.figures.canvas import (
-    ROW_GAP,
     TICK_SIZE,
     TITLE_SIZE,
     Drawing,
-    add_colorbar,
-    fit_sheet,
     literal,
-    new_panel,
-    new_sheet,
+    open_panel,
+    open_panels,
     read_numbers,
     set_sheet_title,
     set_title,
-    whole_figure,
 )
 from regard.inspection.figures.cells import WEIGHT_LABEL, grid_shape
 from regard.inspection.figures.palette import scan_greys, veil_colors
@@ -77,21 +73,19 @@ def scan_attention(
         >>> drawing.images[1].get_array().shape, drawing.axes[0].get_title()
         ((4, 4), 'predicted 3')
     """
-    scan = read_numbers(image, "image", "(height, width)", 2, _scan_hint)
-    flat = read_numbers(weights, "weights", "(num_patches,)", 1, _patches_hint)
+    scan = read_numbers(image, "image", "(height, width)", 2)
+    pooled = "the pooled query is row 0: weights[example, head, 0]"
+    flat = read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
-    panel = _scan_size(scan.shape, 2.2)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = open_panel(ax, _scan_size(scan.shape, 2.2))
     images, outlines = _draw_scan(target, scan, flat.reshape(patch_grid), vmax, scan_greys(large_is_dark))
     if title is not None:
         set_title(target, title)
     else:
         _set_verdict(target, predicted_label, true_label)
-    bar = add_colorbar(images[1], [target], WEIGHT_LABEL, panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), images, outlines=outlines, colorbar=bar)
+    bar = panels.add_colorbar(images[1], WEIGHT_LABEL)
+    return panels.finish(images=images, outlines=outlines, colorbar=bar)
 
 
 def scan_attention_grid(
@@ -139,30 +133,33 @@ def scan_attention_grid(
         >>> [ax.get_title() for ax in drawing.axes]
         ['true 5', 'true 7', 'true 9']
     """
-    scans = read_numbers(images, "images", "(num_scans, height, width)", 3, _scans_hint)
-    stack = read_numbers(weights, "weights", "(num_scans, num_patches)", 2, _pooled_hint)
+    shape = "(num_scans, height, width)"
+    scans = read_numbers(images, "images", shape, 3, fewer="one scan is the stack images[None]")
+    stack = read_numbers(
+        weights,
+        "weights",
+        "(num_scans, num_patches)",
+        2,
+        fewer="one scan is the stack weights[None]",
+        more="choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)",
+    )
     _check_patches(scans, stack, patch_grid)
     count = len(scans)
     predicted = _labels(predicted_labels, "predicted_labels", count)
     true = _labels(true_labels, "true_labels", count)
     vmax = _strongest(stack, vmax)
     rows, columns = grid_shape(count, min(6, count) if columns is None else columns)
-    panel = _scan_size(scans.shape[1:], 1.25)
-    sheet = fig or new_sheet(panel, rows, columns)
+    panels = open_panels(fig, _scan_size(scans.shape[1:], 1.25), count, rows, columns)
     greys, limits = scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
-    axes, shown, outlines = [], [], []
-    for index in range(count):
-        ax = new_panel(sheet, rows, columns, index + 1)
+    shown, outlines = [], []
+    for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
         _set_verdict(ax, predicted[index], true[index], TICK_SIZE)
-        axes.append(ax)
         shown.extend(pair)
         outlines.extend(lines)
-    set_sheet_title(sheet, title)
-    bar = add_colorbar(shown[1], axes, WEIGHT_LABEL, rows * (panel[1] + ROW_GAP) - ROW_GAP)
-    if fig is None:
-        fit_sheet(axes, rows, columns, panel)
-    return Drawing(whole_figure(sheet), tuple(axes), tuple(shown), outlines=tuple(outlines), colorbar=bar)
+    set_sheet_title(panels.axes[0].figure, title)
+    bar = panels.add_colorbar(shown[1], WEIGHT_LABEL)
+    return panels.finish(images=tuple(shown), outlines=tuple(outlines), colorbar=bar)
 
 
 def _draw_scan(
@@ -230,28 +227,6 @@ def _strongest(weights: NDArray, vmax: float | None) -> float:
     if not vmax > 0.0:
         raise ValueError(f"vmax: expected a positive weight, got {vmax}")
     return vmax
-
-
-def _scan_hint(rank: int) -> str:
-    """How to get one scan from images of another rank."""
-    return "choose one scan, for example image[0]" if rank == 3 else ""
-
-
-def _scans_hint(rank: int) -> str:
-    """How to get a stack of scans from images of another rank."""
-    return "one scan is the stack images[None]" if rank == 2 else ""
-
-
-def _patches_hint(rank: int) -> str:
-    """How to get one weight a patch from attention of another rank."""
-    return "the pooled query is row 0: weights[example, head, 0]" if rank == 4 else ""
-
-
-def _pooled_hint(rank: int) -> str:
-    """How to get the weights of several scans from attention of another rank."""
-    if rank == 4:
-        return "choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)"
-    return "one scan is the stack weights[None]" if rank == 1 else ""
 
 
 def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
