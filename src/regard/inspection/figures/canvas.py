@@ -286,7 +286,8 @@ def read_numbers(
 ) -> NDArray[np.float64]:
     """Read an array of this rank without empty axes as float64, from what NumPy reads, bfloat16 too.
 
-    The advice `fewer` is given where an axis is missing, `more` where there are too many.
+    The advice `fewer` is given where an axis is missing, `more` where there are too many; in it, {one} is an
+    index that leaves the axes wanted, {several} one that leaves one more.
     """
     try:
         array = np.asarray(value)
@@ -295,8 +296,11 @@ def read_numbers(
     if array.dtype.kind in "OSUTcmM":
         raise TypeError(f"{name}: expected real numbers of shape {shape}, got {describe(value, array)}")
     if array.ndim != rank:
-        chosen = f"choose one, for example {name}[{', '.join('0' * (array.ndim - rank))}]"
-        advice = (more or chosen) if array.ndim > rank else fewer if array.ndim == rank - 1 else ""
+        one, several = (f"[{', '.join('0' * (array.ndim - left))}]" for left in (rank, rank + 1))
+        advice = fewer if array.ndim == rank - 1 else ""
+        if array.ndim > rank:
+            chosen = more or f"choose one, for example {name}{{one}}"
+            advice = chosen.format(one=one, several=several.replace("[]", ""))
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}{advice and '; ' + advice}")
     if array.size == 0:
         raise ValueError(f"{name}: expected shape {shape} with no axis of length 0, got {array.shape}")

@@ -57,6 +57,12 @@ def matrix_aspect(T: int, S: int) -> Literal["equal", "auto"]:
     return "equal" if max(T, S) <= 3 * min(T, S) else "auto"
 
 
+def scaled_size(height: float, width: float, longest: float, least: float = 0.0) -> tuple[float, float]:
+    """Return width and height in inches of a picture whose longest side is given."""
+    scale = longest / max(height, width)
+    return max(width * scale, least), max(height * scale, least)
+
+
 def matrix_size(T: int, S: int) -> tuple[float, float]:
     """Width and height in inches of a (T, S) matrix on a page."""
     cell = min(CELL, LONGEST_SIDE / max(T, S))

@@ -10,18 +10,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from matplotlib.typing import ColorType
 from numpy.typing import NDArray
 
-from regard.inspection.figures.canvas import (
-    Drawing,
-    add_side_legend,
-    literal,
-    open_frame,
-    open_panels,
-    set_sheet_title,
-)
-from regard.inspection.figures.palette import QUIET, SERIES, series_colors
+from regard.inspection.figures import canvas, palette
+from regard.inspection.figures.canvas import Drawing
 
 Records = Sequence[Mapping[str, Any]]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -75,19 +67,23 @@ def training_curves(
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
+        known = [prefix + metric for metric in PANELS for prefix in SPLITS]
         raise ValueError(
-            f"runs: expected records with any of {', '.join(_metric_names())}, got none in "
+            f"runs: expected records with any of {', '.join(known)}, got none in "
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
     looks = _looks(list(named), isinstance(runs, Mapping))
-    panels = open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown))
-    lines = []
+    panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown))
+    lines: list[Line2D] = []
     for ax, metric in zip(panels.axes, shown, strict=True):
         for (name, run, split), (steps, values) in curves.items():
             if name == metric:
-                lines.append(_draw_curve(ax, steps, values, looks[run, split], metric == "accuracy"))
+                # Few points are marked, and a curve along the frame is drawn whole.
+                marker, clip = "o" if len(steps) <= SPARSE else "", metric != "accuracy"
+                style = {"linewidth": 1.2, "marker": marker, "markersize": 3.0, "clip_on": clip}
+                lines += ax.plot(steps, values, **style, **looks[run, split])
         _dress_panel(ax, metric, loss_scale)
-    set_sheet_title(panels.axes[0].figure, title)
+    canvas.set_sheet_title(panels.axes[0].figure, title)
     return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
 
 
@@ -101,10 +97,6 @@ def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
                 f"{type(records).__name__} under {name!r}"
             )
     return {str(name): list(records) for name, records in named.items()}
-
-
-def _metric_names() -> list[str]:
-    return [prefix + metric for metric in PANELS for prefix in SPLITS]
 
 
 def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
@@ -150,39 +142,25 @@ def _number(value: Any, metric: str, where: str) -> float:
 
 
 def _looks(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """How each (run, split) is drawn: colours tell splits apart in one run, and runs apart in several."""
-    training, held_out = SPLITS.values()
-    prefixes = {name: f"{name}, " if named else "" for name in names}
-    if len(names) == 1:
-        colors: list[tuple[ColorType, ColorType]] = [(SERIES[0], SERIES[1])]
-    else:
-        colors = [(color, color) for color in series_colors(len(names))]
+    """Choose the style of each (run, split): colours tell splits apart in one run, runs in several."""
+    alone = len(names) == 1
     looks: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, (first, second) in zip(names, colors, strict=True):
-        looks[name, training] = {"color": first, "label": literal(prefixes[name] + training), "zorder": 2.0}
-        looks[name, held_out] = {
-            "color": second,
-            "label": literal(prefixes[name] + held_out),
-            "zorder": 2.5,
-            "linestyle": "-" if len(names) == 1 else "--",
-        }
+    for name, color in zip(names, palette.series_colors(len(names)), strict=True):
+        for place, split in enumerate(SPLITS.values()):
+            looks[name, split] = {
+                "color": palette.SERIES[place] if alone else color,
+                "label": canvas.literal(f"{name}, {split}" if named else split),
+                "linestyle": "--" if place and not alone else "-",
+                "zorder": 2.0 + place / 2,
+            }
     return looks
-
-
-def _draw_curve(
-    ax: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], look: dict[str, Any], whole: bool
-) -> Line2D:
-    """One curve; few points are marked, and a curve along the frame is drawn whole."""
-    marker = "o" if len(steps) <= SPARSE else ""
-    (line,) = ax.plot(steps, values, linewidth=1.2, marker=marker, markersize=3.0, clip_on=not whole, **look)
-    return line
 
 
 def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
     """Labels, grid and limits of one panel."""
     ax.set(xlabel="Step", ylabel=PANELS[metric])
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    open_frame(ax)
+    canvas.open_frame(ax)
     if metric == "accuracy":
         ax.set_ylim(0.0, 1.0)
     elif loss_scale == "log":
@@ -204,7 +182,7 @@ def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> 
     ax = axes[0] if len(names) == 1 else axes[-1]
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
     handles = [line for _, line in entries]
-    legend = add_side_legend(ax, handles=handles, labels=["name"] * len(entries), **place)
+    legend = canvas.add_side_legend(ax, handles=handles, labels=["name"] * len(entries), **place)
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_text(label)
     return legend
@@ -213,15 +191,11 @@ def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> 
 def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[tuple[str, Line2D]]:
     """A solid key a run, then what the line styles mean when both occur."""
     keys = [
-        (literal(name), Line2D([], [], color=color, linewidth=1.2))
-        for name, color in zip(names, series_colors(len(names)), strict=True)
+        (canvas.literal(name), Line2D([], [], color=color, linewidth=1.2))
+        for name, color in zip(names, palette.series_colors(len(names)), strict=True)
     ]
     styles = {str(line.get_linestyle()) for line in lines}
-    if len(styles) > 1:
-        keys += [
-            (split, Line2D([], [], color=QUIET, linewidth=1.2, linestyle=style))
-            for split, style in zip(SPLITS.values(), ("-", "--"), strict=True)
-        ]
-    elif styles == {"--"}:
-        keys += [("held out", Line2D([], [], color=QUIET, linewidth=1.2, linestyle="--"))]
+    for split, style in zip(SPLITS.values(), ("-", "--"), strict=True):
+        if style in styles and "--" in styles:
+            keys.append((split, Line2D([], [], color=palette.QUIET, linewidth=1.2, linestyle=style)))
     return keys

@@ -8,19 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    Drawing,
-    Panels,
-    add_side_legend,
-    open_frame,
-    open_panel,
-    read_labels,
-    read_numbers,
-    set_title,
-)
-from regard.inspection.figures.cells import QUERY_LABEL, mark_positions, slant_labels
-from regard.inspection.figures.palette import QUIET, series_colors, weight_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
 
 PANEL_SIZE = (3.6, 2.3)  # inches
@@ -67,13 +56,13 @@ def distance_profile(
     found = np.flatnonzero((masses > 0).any(0))
     first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
     places = np.arange(first, last + 1) - middle
-    target, panels = open_panel(ax, PANEL_SIZE)
+    target, panels = canvas.open_panel(ax, PANEL_SIZE)
     lines = tuple(
         target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in zip(masses[chosen], names, series_colors(len(chosen)), strict=True)
+        for mass, name, color in zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
     )
     target.set_xticks(places, [_name_distance(int(place)) for place in places])
-    slant_labels(target.xaxis)
+    cells.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
     return _finish(panels, lines, title, len(chosen) <= MOST_NAMED)
 
@@ -122,18 +111,20 @@ def entropy_profile(
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
     places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
-    target, panels = open_panel(ax, PANEL_SIZE)
+    target, panels = canvas.open_panel(ax, PANEL_SIZE)
     lines = [
         target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
         for entropy, count, name, color in zip(
-            entropies[chosen], keys[chosen], names, series_colors(len(chosen)), strict=True
+            entropies[chosen], keys[chosen], names, palette.series_colors(len(chosen)), strict=True
         )
     ]
     most = np.log(np.maximum(keys[chosen].max(0, initial=0), 1))
     bound = _average(most, keys[chosen].max(0, initial=0) > 0, size)
-    lines += target.plot(places, bound, color=QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)")
+    lines += target.plot(
+        places, bound, color=palette.QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)"
+    )
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    target.set(xlabel=QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
+    target.set(xlabel=cells.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
     return _finish(panels, tuple(lines), title, len(chosen) <= MOST_NAMED)
 
 
@@ -169,26 +160,26 @@ def head_history(
         >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         ['0', '20']
     """
-    matrix = read_numbers(values, "values", "(heads, steps)", 2)
+    matrix = canvas.read_numbers(values, "values", "(heads, steps)", 2)
     if matrix.shape != (len(names), len(steps)):
         raise ValueError(
             f"values: expected shape {(len(names), len(steps))}, a row a name and a column a step, got"
             f" {matrix.shape}"
         )
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
-    target, panels = open_panel(ax, panel)
+    target, panels = canvas.open_panel(ax, panel)
     image = target.imshow(
         np.where(np.isfinite(matrix), matrix, np.nan),
-        cmap=weight_colors(),
+        cmap=palette.weight_colors(),
         aspect="auto",
         interpolation="nearest",
     )
     shown = range(0, len(steps), -(-len(steps) // 8))
     target.set_xticks(shown, [str(steps[place]) for place in shown])
-    mark_positions(target.yaxis, len(names), names)
-    target.tick_params(axis="y", labelsize=TICK_SIZE - 1)
+    cells.mark_positions(target.yaxis, len(names), names)
+    target.tick_params(axis="y", labelsize=canvas.TICK_SIZE - 1)
     target.set(xlabel="Step")
-    set_title(target, title)
+    canvas.set_title(target, title)
     return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, label))
 
 
@@ -205,7 +196,7 @@ def _choose(
     if wrong or not chosen:
         raise ValueError(f"heads: expected numbers in 0..{len(array) - 1}, got {wrong or chosen}")
     labels = [f"head {head}" for head in chosen] if head_labels is None else head_labels
-    return array, chosen, read_labels(labels, "head_labels", len(chosen), "head")
+    return array, chosen, canvas.read_labels(labels, "head_labels", len(chosen), "head")
 
 
 def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
@@ -229,9 +220,9 @@ def _shorten(number: int) -> str:
     return str(number) if number < 1024 else f"{(number + 1) // 1024}k"
 
 
-def _finish(panels: Panels, lines: tuple, title: str | None, named: bool) -> Drawing:
+def _finish(panels: canvas.Panels, lines: tuple, title: str | None, named: bool) -> Drawing:
     """Add the grid, the title, and a legend beside the panel where names are wanted."""
     (ax,) = panels.axes
-    open_frame(ax)
-    set_title(ax, title)
-    return panels.finish(lines=lines, legend=add_side_legend(ax) if named else None)
+    canvas.open_frame(ax)
+    canvas.set_title(ax, title)
+    return panels.finish(lines=lines, legend=canvas.add_side_legend(ax) if named else None)

@@ -10,30 +10,8 @@ from matplotlib.image import AxesImage
 from matplotlib.text import Text
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    LABEL_SIZE,
-    TICK_SIZE,
-    Drawing,
-    open_panel,
-    open_panels,
-    read_labels,
-    read_numbers,
-    set_sheet_title,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import (
-    KEY_LABEL,
-    QUERY_LABEL,
-    WEIGHT_LABEL,
-    grid_shape,
-    mark_positions,
-    matrix_aspect,
-    matrix_size,
-    name_axes,
-    separate_cells,
-)
-from regard.inspection.figures.palette import readable_ink, weight_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 
 ANNOTATED = 16  # numbers are written into matrices up to this many rows and columns
 SMALLEST_NUMBER = 4.5  # points; smaller ones are left out
@@ -82,27 +60,26 @@ def attention_heatmap(
         >>> drawing.images[0].get_clim()
         (0.0, 1.0)
     """
-    matrix = read_numbers(
+    matrix = canvas.read_numbers(
         weights,
         "weights",
         "(T, S)",
         2,
         fewer="one query is the matrix weights[None, :]",
-        more=f"choose one matrix, for example weights[{', '.join('0' * (np.ndim(weights) - 2))}], or draw"
-        " several with head_grid",
+        more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
     )
     _check_weights(matrix, vmax)
     labels = _check_labels(matrix.shape, query_labels, key_labels)
-    target, panels = open_panel(ax, matrix_size(*matrix.shape))
+    target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape))
     image = show_matrix(target, matrix, labels, vmax=vmax)
-    name_axes(target, title)
-    bar = panels.add_colorbar(image, WEIGHT_LABEL, _overflow(matrix, vmax))
+    cells.name_axes(target, title)
+    bar = panels.add_colorbar(image, cells.WEIGHT_LABEL, _overflow(matrix, vmax))
     panels.fit()
     size = _number_size(target, matrix.shape)
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
-    outlines = separate_cells(target, *matrix.shape) if small else ()
+    outlines = cells.separate_cells(target, *matrix.shape) if small else ()
     return Drawing(panels.figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
 
@@ -145,23 +122,23 @@ def head_grid(
         ['Head 0', 'Head 1', 'Head 2']
     """
     alone = "one head is the stack weights[None], or draw it with attention_heatmap(weights)"
-    stack = read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
+    stack = canvas.read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
     _check_weights(stack, vmax)
     labels = _check_labels(stack.shape[1:], query_labels, key_labels)
     heads, T, S = stack.shape
-    names = read_labels(head_labels, "head_labels", heads, "head", "Head {}")
-    rows, columns = grid_shape(heads, columns)
-    panels = open_panels(fig, _panel_size(T, S, columns), heads, rows, columns)
+    names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
+    rows, columns = cells.grid_shape(heads, columns)
+    panels = canvas.open_panels(fig, _panel_size(T, S, columns), heads, rows, columns)
     for index, ax in enumerate(panels.axes):
         show_matrix(ax, stack[index], labels, vmax=vmax, most_ticks=5)
-        set_title(ax, names[index], LABEL_SIZE)
+        canvas.set_title(ax, names[index], canvas.LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
-        ax.set_ylabel(QUERY_LABEL if index % columns == 0 else "")
-        ax.set_xlabel(KEY_LABEL if index // columns == rows - 1 else "")
-    set_sheet_title(panels.axes[0].figure, title)
+        ax.set_ylabel(cells.QUERY_LABEL if index % columns == 0 else "")
+        ax.set_xlabel(cells.KEY_LABEL if index // columns == rows - 1 else "")
+    canvas.set_sheet_title(panels.axes[0].figure, title)
     images = tuple(ax.images[0] for ax in panels.axes)
     return panels.finish(
-        images=images, colorbar=panels.add_colorbar(images[0], WEIGHT_LABEL, _overflow(stack, vmax))
+        images=images, colorbar=panels.add_colorbar(images[0], cells.WEIGHT_LABEL, _overflow(stack, vmax))
     )
 
 
@@ -174,9 +151,11 @@ def show_matrix(
     most_ticks: int = 12,
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""
-    image = ax.imshow(matrix, cmap=weight_colors(), vmin=0.0, vmax=vmax, aspect=matrix_aspect(*matrix.shape))
-    mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
-    mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
+    image = ax.imshow(
+        matrix, cmap=palette.weight_colors(), vmin=0.0, vmax=vmax, aspect=cells.matrix_aspect(*matrix.shape)
+    )
+    cells.mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
+    cells.mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
     return image
 
 
@@ -209,7 +188,7 @@ def _check_labels(
 
 def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
     """Width and height in inches of one head among others: long enough for its axis labels."""
-    width, height = matrix_size(T, S)
+    width, height = cells.matrix_size(T, S)
     scale = (1.9 if columns <= 3 else 1.55) / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)
 
@@ -217,8 +196,8 @@ def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
 def _number_size(ax: Axes, shape: tuple[int, ...]) -> float:
     """Font size in points at which "0.00" fits a cell."""
     box = ax.get_window_extent()
-    points = 72.0 / whole_figure(ax.figure).dpi
-    return min(TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
+    points = 72.0 / canvas.whole_figure(ax.figure).dpi
+    return min(canvas.TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
 
 
 def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> tuple[Text, ...]:
@@ -227,7 +206,7 @@ def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> 
     colors = image.to_rgba(np.ma.masked_invalid(matrix))
     texts = []
     for (row, column), weight in np.ndenumerate(np.clip(matrix, 0.0, 1.0)):  # no "-0.00" from rounding
-        ink = readable_ink(tuple(colors[row, column, :3]))
+        ink = palette.readable_ink(tuple(colors[row, column, :3]))
         number = "NaN" if np.isnan(weight) else f"{weight:.2f}"
         texts.append(ax.text(column, row, number, color=ink, **style))
     return tuple(texts)

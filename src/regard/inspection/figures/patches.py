@@ -11,19 +11,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    TITLE_SIZE,
-    Drawing,
-    literal,
-    open_panel,
-    open_panels,
-    read_numbers,
-    set_sheet_title,
-    set_title,
-)
-from regard.inspection.figures.cells import WEIGHT_LABEL, grid_shape
-from regard.inspection.figures.palette import scan_greys, veil_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 
 PatchGrid = tuple[int, int]
 
@@ -73,18 +62,20 @@ def scan_attention(
         >>> drawing.images[1].get_array().shape, drawing.axes[0].get_title()
         ((4, 4), 'predicted 3')
     """
-    scan = read_numbers(image, "image", "(height, width)", 2)
+    scan = canvas.read_numbers(image, "image", "(height, width)", 2)
     pooled = "the pooled query is row 0: weights[example, head, 0]"
-    flat = read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
+    flat = canvas.read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
-    target, panels = open_panel(ax, _scan_size(scan.shape, 2.2))
-    images, outlines = _draw_scan(target, scan, flat.reshape(patch_grid), vmax, scan_greys(large_is_dark))
+    target, panels = canvas.open_panel(ax, cells.scaled_size(*scan.shape, longest=2.2))
+    images, outlines = _draw_scan(
+        target, scan, flat.reshape(patch_grid), vmax, palette.scan_greys(large_is_dark)
+    )
     if title is not None:
-        set_title(target, title)
+        canvas.set_title(target, title)
     else:
         _set_verdict(target, predicted_label, true_label)
-    bar = panels.add_colorbar(images[1], WEIGHT_LABEL)
+    bar = panels.add_colorbar(images[1], cells.WEIGHT_LABEL)
     return panels.finish(images=images, outlines=outlines, colorbar=bar)
 
 
@@ -134,8 +125,8 @@ def scan_attention_grid(
         ['true 5', 'true 7', 'true 9']
     """
     shape = "(num_scans, height, width)"
-    scans = read_numbers(images, "images", shape, 3, fewer="one scan is the stack images[None]")
-    stack = read_numbers(
+    scans = canvas.read_numbers(images, "images", shape, 3, fewer="one scan is the stack images[None]")
+    stack = canvas.read_numbers(
         weights,
         "weights",
         "(num_scans, num_patches)",
@@ -148,17 +139,17 @@ def scan_attention_grid(
     predicted = _labels(predicted_labels, "predicted_labels", count)
     true = _labels(true_labels, "true_labels", count)
     vmax = _strongest(stack, vmax)
-    rows, columns = grid_shape(count, min(6, count) if columns is None else columns)
-    panels = open_panels(fig, _scan_size(scans.shape[1:], 1.25), count, rows, columns)
-    greys, limits = scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
+    rows, columns = cells.grid_shape(count, min(6, count) if columns is None else columns)
+    panels = canvas.open_panels(fig, cells.scaled_size(*scans.shape[1:], longest=1.25), count, rows, columns)
+    greys, limits = palette.scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
     shown, outlines = [], []
     for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
-        _set_verdict(ax, predicted[index], true[index], TICK_SIZE)
+        _set_verdict(ax, predicted[index], true[index], canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
-    set_sheet_title(panels.axes[0].figure, title)
-    bar = panels.add_colorbar(shown[1], WEIGHT_LABEL)
+    canvas.set_sheet_title(panels.axes[0].figure, title)
+    bar = panels.add_colorbar(shown[1], cells.WEIGHT_LABEL)
     return panels.finish(images=tuple(shown), outlines=tuple(outlines), colorbar=bar)
 
 
@@ -175,7 +166,7 @@ def _draw_scan(
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     shared: dict[str, Any] = {"extent": extent, "interpolation": "nearest", "aspect": "equal"}
     below = ax.imshow(scan, cmap=greys, vmin=limits[0], vmax=limits[1], **shared)
-    veil = ax.imshow(patches, cmap=veil_colors(), vmin=0.0, vmax=vmax, **shared)
+    veil = ax.imshow(patches, cmap=palette.veil_colors(), vmin=0.0, vmax=vmax, **shared)
     rows, columns = patches.shape
     style: dict[str, Any] = {"colors": "0.6", "linewidths": 0.5}
     across = ax.hlines(np.arange(1, rows) * (height / rows) - 0.5, -0.5, width - 0.5, **style)
@@ -184,15 +175,17 @@ def _draw_scan(
     return (below, veil), (across, down)
 
 
-def _set_verdict(ax: Axes, predicted: object | None, true: object | None, size: float = TITLE_SIZE) -> None:
+def _set_verdict(
+    ax: Axes, predicted: object | None, true: object | None, size: float = canvas.TITLE_SIZE
+) -> None:
     """What the model said and what is true, bold where they differ."""
     parts = [
-        f"{word} {literal(label)}"
+        f"{word} {canvas.literal(label)}"
         for word, label in (("predicted", predicted), ("true", true))
         if label is not None
     ]
     wrong = len(parts) == 2 and str(predicted) != str(true)
-    set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
+    canvas.set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
 
 
 def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> None:
@@ -236,9 +229,3 @@ def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[
     if len(labels) != count:
         raise ValueError(f"{name}: expected {count} labels, one a scan, got {len(labels)}")
     return labels
-
-
-def _scan_size(shape: tuple[int, ...], longest: float) -> tuple[float, float]:
-    """Width and height in inches of a scan."""
-    height, width = (longest * side / max(shape) for side in shape)
-    return width, height
