@@ -1,5 +1,5 @@
-"""The explorer: a trace as one page to look around in, offline or served with exact tiles.
+"""The explorer of traces: one page to look around in, as an offline file or served with exact tiles.
 
-`payload` collects what the page shows, `pages` writes it with the style and script that lie in `web`, and
-`server` serves it on this machine.
+Start from `pages.write`, which writes the file, `pages.html`, which returns its text, and `server.serve`,
+which serves it on this machine. The page's style and scripts lie in `web`.
 """

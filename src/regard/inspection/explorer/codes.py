@@ -125,7 +125,7 @@ def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, byt
 
 
 def _bounds(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest number of each row, as the shortest decimals that are the same in float32."""
+    """Return the least and largest number of each row, as the shortest decimals of their float32."""
     known = np.isfinite(array)
     low, high = (
         np.where(known.any(-1), reduce(np.where(known, array, rest), axis=-1, initial=rest), 0.0)

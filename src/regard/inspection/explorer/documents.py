@@ -46,7 +46,7 @@ class Chunks:
         return self._known[mark]
 
     def cost(self) -> int:
-        """Bytes of the chunks in a page, at most."""
+        """Return an upper bound of the bytes that the chunks take in a page."""
         lines = sum(4 * -(-len(data) // 3) + len(name) + 2 for name, data in self.data.items())
         return lines + 64 * (lines // _BLOCK + 1)
 
@@ -61,14 +61,14 @@ class Payload:
     """By name."""
 
     def json(self) -> str:
-        """The document as it is written between tags: no character in it is special to HTML or a script."""
+        """Return the document as it stands between tags, without characters special to HTML or scripts."""
         text = json.dumps(self.document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
         for special in "<>&":
             text = text.replace(special, f"\\u{ord(special):04x}")
         return text
 
     def blocks(self) -> Iterator[str]:
-        """The chunks as elements of the page, with a line `name:base64` for each."""
+        """Yield the chunks as elements of the page, with a line `name:base64` for each."""
         lines, size = [], 0
         for name, data in self.chunks.items():
             lines.append(f"{name}:{base64.b64encode(data).decode()}")
@@ -93,7 +93,7 @@ class Writer:
         positions: Mapping[str, Any] | None,
         served: bool,
     ) -> None:
-        """The traces, their calls as read, heads to pin, and what else the page shows."""
+        """Keep the traces, their calls as read, the heads to pin, and what else the page shows."""
         self.traces, self.records, self.chosen = traces, records, chosen
         self.title = traces[0].title if title is None else title
         self.training, self.served = training, served
@@ -102,7 +102,7 @@ class Writer:
         self._packed: dict[Any, Packed] = {}
 
     def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
-        """The payload, and its bytes in a page."""
+        """Return the payload and how many bytes it takes in a page."""
         chunks = Chunks()
         pinned = set(self.chosen[: plan.pinned])
         exact = any(call.weights_code for calls in self.records for call in calls)
@@ -204,7 +204,7 @@ class Writer:
         }
 
     def _places(self, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What is known of positions, each thing once, with the calls that it holds for."""
+        """Collect what is known of positions, each thing once, with the calls that it holds for."""
         found: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
             known = call.positions or {}
@@ -284,7 +284,7 @@ def _block(lines: Sequence[str]) -> str:
 
 
 def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What is the same for several calls, once."""
+    """Merge records that are the same for several calls into one that lists the calls."""
     places: list[dict[str, Any]] = []
     marks: dict[bytes, int] = {}
     for index, place in found:
@@ -302,7 +302,7 @@ def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str,
 
 
 def _shrink(picture: Any) -> np.ndarray:
-    """uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
+    """Return a picture as uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
     pixels = np.asarray(picture)
     values = (
         pixels.astype(np.float64) if pixels.dtype == np.uint8 else 255 * np.clip(np.nan_to_num(pixels), 0, 1)

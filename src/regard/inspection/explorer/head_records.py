@@ -1,4 +1,4 @@
-"""What the page says of each head of a call: means, labels, and arrays packed as chunks."""
+"""Records of the heads of a call: means, labels, and arrays packed as chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallRecords:
     """Reads a call once, and writes records of its heads for one plan after another."""
 
     def __init__(self, call: Any, pinned: list[int], weights_code: str | None) -> None:
-        """A call, its heads that may be pinned, and how exact weights are packed (None: they are not)."""
+        """Read a call; `weights_code` says how exact weights are packed, None leaves them out."""
         self.call, self.pinned = call, pinned
         self.readout = call.readout(grid=64, top_k=TOP_K)
         self.alive = np.asarray(self.readout.keys) > 0
@@ -33,7 +33,7 @@ class CallRecords:
         self._packed: dict[tuple[Any, ...], Packed] = {}
 
     def outline(self) -> dict[str, Any]:
-        """What is drawn of the mask: its tiles (an array, or None) and how large they are, borders, band."""
+        """Return what is drawn of the mask: tiles (an array, or None) and their sizes, borders, band."""
         call, mask = self.call, self.call.mask
         tiles, rows, keys = None, 1, 1
         if mask is not None:
@@ -47,7 +47,7 @@ class CallRecords:
         }
 
     def means(self) -> dict[str, list[float | None]]:
-        """Numbers by name, one per head; the largest score is that of all rows."""
+        """Return numbers by name, one per head; the largest score is that of all rows."""
         found = {name: np.asarray(mean) for name, mean in readouts.average(self.readout).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
         means = {name: [number(mean) for mean in found[name]] for name in found}
@@ -56,7 +56,7 @@ class CallRecords:
         return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
 
     def labels(self) -> list[list[dict[str, Any]]]:
-        """For each head, its labels."""
+        """Return the labels of each head."""
         found = readouts.label(self.readout)
         return [
             [
@@ -67,7 +67,7 @@ class CallRecords:
         ]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
-        """The record of a head; `detailed` where it is pinned under this plan."""
+        """Return the record of a head; `detailed` where it is pinned under this plan."""
         exact = self.weights_code if plan.exact or detailed else None
         record: dict[str, Any] = {"weights": None}
         if exact is not None:
@@ -100,7 +100,7 @@ class CallRecords:
             return add(self._pack((*name, head), make, code))
 
         def listed(name: str, code: str) -> str | None:
-            """One of the lists of largest weights, where they do not follow from all weights."""
+            """Keep a list of the largest weights, unless the page holds all weights."""
             wanted = exact is None and (plan.top_k or detailed)
             return keep(lambda: self._of(name, head), code, name) if wanted else None
 
@@ -173,7 +173,7 @@ class CallRecords:
 
 
 def number(value: Any) -> float | None:
-    """A number as JSON has it, to 6 digits; None for what is none."""
+    """Return a number with 6 digits for JSON, None for NaN and infinities."""
     return float(f"{float(value):.6g}") if np.isfinite(value) else None
 
 
@@ -192,7 +192,7 @@ def _fine_readout(call: Any, heads: list[int]) -> Any:
 
 
 def _binned(values: np.ndarray, size: int, combine: np.ufunc) -> np.ndarray:
-    """Neighbours by `size` joined to one; the last may be fewer."""
+    """Combine every `size` neighbours into one; the last may be fewer."""
     if not len(values):
         return values.astype(np.float64)
     return combine.reduceat(values.astype(np.float64), np.arange(0, len(values), size))

@@ -90,7 +90,7 @@ def write(
 
 
 def html(trace: Any, **settings: Any) -> str:
-    """The text of the page that `write` writes.
+    """Return the text of the page that `write` writes.
 
     Args:
         trace: as in `write`.
@@ -106,7 +106,7 @@ def html(trace: Any, **settings: Any) -> str:
 
 
 def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
-    """What a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
+    """Return what a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
 
     Args:
         trace: as in `write`.
@@ -189,5 +189,5 @@ def _check_target(target: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
+    """Return text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
     return str(text).encode("utf-8", "replace").decode().replace("\0", "\ufffd")

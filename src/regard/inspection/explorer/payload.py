@@ -120,7 +120,7 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
 
 
 def _remarks(traces: Sequence[Any]) -> list[str]:
-    """What the page should say of the numbers."""
+    """Collect the notes that a reader of the numbers needs."""
     remarks = [note for trace in traces for note in getattr(trace, "notes", ())]
     for trace in traces:
         if any(call.problem is None for call in trace.calls):

@@ -53,7 +53,7 @@ class Serving:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening; what is being answered is not waited for. Closing twice does nothing."""
+        """Stop listening, without waiting for answers under way. Closing twice does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -140,14 +140,14 @@ class _RefusalError(Exception):
 
 
 class _Site:
-    """What there is behind the address."""
+    """The page, its chunks and its tiles behind a secret address."""
 
     def __init__(self, page: bytes, policy: str, chunks: Mapping[str, bytes], tiles: Tiles):
         self.token = secrets.token_urlsafe(24)
         self._page, self._policy, self._chunks, self._tiles = page, policy, chunks, tiles
 
     def answer(self, target: str) -> tuple[bytes, dict[str, str]]:
-        """The body and its headers, or a refusal."""
+        """Return the body and its headers, or raise a refusal."""
         path, _, query = target.partition("?")
         secret, _, rest = path.removeprefix("/").partition("/")
         if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
@@ -195,7 +195,7 @@ class _Server(ThreadingHTTPServer):
     site: _Site
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is no trouble of ours."""
+        """Ignore a browser that goes away in the middle of an answer."""
         # The default prints a traceback; what goes wrong in an answer is answered.
 
 
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses by itself, as text; a method without a function here is not allowed."""
+        """Send refusals of http.server itself as plain text; methods without a function are not allowed."""
         self.close_connection = True
         if code == HTTPStatus.NOT_IMPLEMENTED:
             text = "only GET and HEAD are answered"
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, headers)
 
     def _check_host(self) -> None:
-        """Under any other name, it is another site that asks, by way of a name that leads here."""
+        """Refuse requests under another host name: such a name may belong to a site that points it here."""
         port = self.server.server_address[1]
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):

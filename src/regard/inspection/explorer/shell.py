@@ -26,12 +26,12 @@ class Shell:
 
     @cached_property
     def opening(self) -> str:
-        """The script as it stands in the page."""
+        """Return the script that stands in the page and opens it."""
         packed = zlib.compress(f"{self.style}\0{self.script}".encode(), 9)
         return f'{self.boot}await openPage("{base64.b64encode(packed).decode()}");'
 
     def policy(self, connect: str) -> str:
-        """What the page may load and run: its own scripts alone, and nothing from elsewhere."""
+        """Return the content policy: the page runs its own scripts alone and loads nothing from elsewhere."""
         digests = [hashlib.sha256(script.encode()).digest() for script in (self.opening, self.script)]
         own = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
         return (
@@ -40,7 +40,7 @@ class Shell:
         )
 
     def fill(self, *, title: str, document: str, chunks: str, connect: str) -> str:
-        """The page; title, document and chunks are HTML already."""
+        """Return the page; title, document and chunks are HTML already."""
         parts = {
             "CSP": self.policy(connect),
             "TITLE": title,
@@ -82,7 +82,7 @@ def load_shell() -> Shell:
 
 
 def detach_module(text: str) -> str:
-    """A module as a part of one script: without imports, and with exports as plain names.
+    """Return a module as a part of one script: without imports, and with exports as plain names.
 
     Args:
         text: of a module whose imports are one line each.

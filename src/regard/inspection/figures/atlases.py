@@ -191,7 +191,7 @@ def head_map(
 def _draw_strips(
     ax: Axes, entropy: NDArray, mass: NDArray, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Any:
-    """Entropy on the right of the map and key mass above it, on the map's own positions."""
+    """Draw entropy on the right of the map and key mass above it, on the map's own positions."""
     style: dict[str, Any] = {"color": palette.KEPT, "linewidth": 0.8}
     right = ax.inset_axes((1.02, 0.0, STRIP, 1.0))
     above = ax.inset_axes((0.0, 1.02, 1.0, STRIP))
@@ -215,7 +215,7 @@ def _draw_strips(
 
 
 def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS) -> NDArray[np.float64]:
-    """Blocks `(H, I, J)` of one channel, at most so many along a side; NaN where no row reads."""
+    """Return blocks `(H, I, J)` of one channel, at most `most` along a side; NaN where no row reads."""
     if channel not in BLOCK_LABELS:
         raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
     if readout.block_mass.ndim > 3:
@@ -235,7 +235,7 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 
 
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Entropy per row, mass per key, and which rows are empty, of one head."""
+    """Return entropy per row, mass per key, and which rows are empty, of one head."""
     entropy, mass, empty = (np.asarray(array) for array in (readout.entropy, readout.key_mass, readout.empty))
     if entropy.ndim > 2:
         raise ValueError(f"readout: expected leading axes (H,) or none, got {entropy.shape[:-1]}")
@@ -246,7 +246,7 @@ def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArra
 
 
 def _hide_zeros(blocks: NDArray) -> NDArray:
-    """Without weight is another thing than with little."""
+    """Replace zeros by NaN, which is drawn in grey: no weight looks unlike little weight."""
     return np.where(blocks > 0, blocks, np.nan)
 
 

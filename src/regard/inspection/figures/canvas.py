@@ -1,4 +1,4 @@
-"""What every figure shares: reading arrays, axes in the house style, files that come out the same."""
+"""Common ground of the figures: arrays as they are read, axes in the house style, reproducible files."""
 
 import io
 import os
@@ -35,7 +35,7 @@ METADATA: dict[str, dict[str, str | None]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drawing:
-    """What a figure function drew: the figure to save and the artists to restyle.
+    """A finished figure: the figure to save and the artists to restyle.
 
     A figure made here is laid out once and then stays as it is, so that saving it twice gives the same file.
     After adding to it, `figure.set_layout_engine("constrained")` lays it out anew.
@@ -80,7 +80,7 @@ class Drawing:
         )
 
     def _repr_png_(self) -> bytes:
-        """The picture a notebook shows for this object."""
+        """Return the picture that a notebook shows for this object."""
         return render(self, "png")
 
 
@@ -154,13 +154,13 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
 
 
 def new_sheet(panel: tuple[float, float], rows: int = 1, columns: int = 1) -> Figure:
-    """A figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
+    """Make a figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
     size = (columns * panel[0] + 1.2, rows * (panel[1] + ROW_GAP) + 0.4)
     return Figure(figsize=size, dpi=DPI, layout="constrained")
 
 
 def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
-    """One axes of a grid (index from 1, as in `add_subplot`) in the house style."""
+    """Add one axes of a grid (index from 1, as in `add_subplot`) in the house style."""
     ax = sheet.add_subplot(rows, columns, index)
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(LABEL_SIZE)
@@ -205,7 +205,7 @@ class Panels:
 
     @property
     def figure(self) -> Figure:
-        """The whole figure."""
+        """Return the whole figure."""
         return whole_figure(self.axes[0].figure)
 
     def add_colorbar(
@@ -275,7 +275,7 @@ def set_sheet_title(sheet: Figure | SubFigure, title: str | None) -> None:
 
 
 def whole_figure(sheet: Figure | SubFigure) -> Figure:
-    """The figure that owns a sub-figure, or the figure itself."""
+    """Return the figure that owns a sub-figure, or the figure itself."""
     while isinstance(sheet, SubFigure):
         sheet = sheet.figure
     return sheet
@@ -319,10 +319,10 @@ def read_labels(
 
 
 def describe(value: object, array: NDArray) -> str:
-    """What came, for an error: the type and, when it has them, dtype and shape."""
+    """Describe an argument for an error: its type, dtype and shape."""
     return f"{type(value).__name__} of dtype {array.dtype} and shape {array.shape}"
 
 
 def literal(text: object) -> str:
-    """`text` as it is: dollar signs start no formula, line breaks and tabs stay visible on one line."""
+    """Return `text` to be drawn as it is: no formula at dollar signs, line breaks and tabs visible."""
     return str(text).replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")

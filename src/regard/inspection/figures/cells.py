@@ -19,7 +19,7 @@ MOST_LABELS = 40
 def mark_positions(
     axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
 ) -> None:
-    """Whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
+    """Set whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
     if labels is None and size <= most:
         axis.set_ticks(range(start, start + size))
         return
@@ -40,20 +40,20 @@ def slant_labels(axis: Axis) -> None:
 
 
 def name_axes(ax: Axes, title: str | None) -> None:
-    """Key position across, query position down, and the title if there is one."""
+    """Name key positions across, query positions down, and the panel if there is a title."""
     ax.set(xlabel=KEY_LABEL, ylabel=QUERY_LABEL)
     set_title(ax, title)
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:
-    """Thin white lines between neighbouring cells."""
+    """Draw thin white lines between neighbouring cells."""
     style: dict[str, Any] = {"colors": "white", "linewidths": 0.6}
     across = ax.hlines(np.arange(top, top + T - 1) + 0.5, -0.5, S - 0.5, **style)
     return across, ax.vlines(np.arange(S - 1) + 0.5, top - 0.5, top + T - 0.5, **style)
 
 
 def matrix_aspect(T: int, S: int) -> Literal["equal", "auto"]:
-    """Square cells, unless the matrix is so long that they would leave a thread of a picture."""
+    """Return the aspect of square cells, unless the matrix is so long that they would leave a thread."""
     return "equal" if max(T, S) <= 3 * min(T, S) else "auto"
 
 
@@ -64,7 +64,7 @@ def scaled_size(height: float, width: float, longest: float, least: float = 0.0)
 
 
 def matrix_size(T: int, S: int) -> tuple[float, float]:
-    """Width and height in inches of a (T, S) matrix on a page."""
+    """Return width and height in inches of a (T, S) matrix on a page."""
     cell = min(CELL, LONGEST_SIDE / max(T, S))
     if matrix_aspect(T, S) == "equal":
         cell = max(cell, SHORTEST_SIDE / min(T, S))
@@ -72,7 +72,7 @@ def matrix_size(T: int, S: int) -> tuple[float, float]:
 
 
 def grid_shape(count: int, columns: int | None) -> tuple[int, int]:
-    """Rows and columns that hold `count` panels: close to square, at most 4 wide."""
+    """Return rows and columns that hold `count` panels: close to square, at most 4 wide."""
     if columns is None:
         widest = min(4, count)
         columns = widest if count > 6 or count <= 3 else -(-count // 2)

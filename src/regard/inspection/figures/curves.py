@@ -88,7 +88,7 @@ def training_curves(
 
 
 def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
-    """Runs by name; a single run has the empty name."""
+    """Return runs by name; a single run has the empty name."""
     named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     for name, records in named.items():
         if isinstance(records, Mapping) or not isinstance(records, Iterable):
@@ -100,7 +100,7 @@ def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
 
 
 def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
-    """The curves that exist, by (metric, run, split), in drawing order."""
+    """Collect the curves that exist, by (metric, run, split), in drawing order."""
     curves = {}
     for metric in PANELS:
         for run, records in runs.items():
@@ -114,7 +114,7 @@ def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
 
 
 def _points(records: Records, metric: str, run: str) -> dict[float, float]:
-    """Step -> value of one metric; later records win, None is NaN."""
+    """Return one metric's values by step; later records win, None is NaN."""
     points: dict[float, float] = {}
     for index, record in enumerate(records):
         where = f"record {index}" + (f" of run {run!r}" if run else "")
@@ -134,7 +134,7 @@ def _points(records: Records, metric: str, run: str) -> dict[float, float]:
 
 
 def _number(value: Any, metric: str, where: str) -> float:
-    """A metric as a float; JSON's null is NaN."""
+    """Return a metric as a float; JSON's null is NaN."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError) as error:
@@ -157,7 +157,7 @@ def _looks(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any
 
 
 def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
-    """Labels, grid and limits of one panel."""
+    """Set labels, grid and limits of one panel."""
     ax.set(xlabel="Step", ylabel=PANELS[metric])
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     canvas.open_frame(ax)
@@ -170,7 +170,7 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
 
 
 def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> Legend:
-    """What the lines mean: inside the first panel for one run, beside the last for several."""
+    """Add the legend: inside the first panel for one run, beside the last for several."""
     if len(names) == 1:
         keys = {str(line.get_label()): line for line in reversed(lines)}
         entries = [(label, keys[label]) for label in reversed(keys)]
@@ -189,7 +189,7 @@ def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> 
 
 
 def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[tuple[str, Line2D]]:
-    """A solid key a run, then what the line styles mean when both occur."""
+    """Return a solid key a run, then what the line styles mean when both occur."""
     keys = [
         (canvas.literal(name), Line2D([], [], color=color, linewidth=1.2))
         for name, color in zip(names, palette.series_colors(len(names)), strict=True)

@@ -1,4 +1,4 @@
-"""What heads do by distance, by position and by training step."""
+"""Curves and histories of heads: by distance, by position and by training step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -186,7 +186,7 @@ def head_history(
 def _choose(
     readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
-    """A statistic `(H, n)`, which heads to draw, and their names."""
+    """Return a statistic `(H, n)`, which heads to draw, and their names."""
     array = np.asarray(values, np.float64)
     if array.ndim > 2:
         raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
@@ -200,7 +200,7 @@ def _choose(
 
 
 def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
-    """Means of `size` neighbours each, over those that are known; NaN where none is."""
+    """Average every `size` neighbours, over those that are known; NaN where none is."""
     missing = -len(values) % size
     sums = np.pad(np.where(known, values, 0.0), (0, missing)).reshape(-1, size).sum(1)
     counts = np.pad(known, (0, missing)).reshape(-1, size).sum(1)
@@ -208,7 +208,7 @@ def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
 
 
 def _name_distance(place: int) -> str:
-    """The distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
+    """Name the distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
     if place == 0:
         return "0"
     first, last = 2 ** (abs(place) - 1), 2 ** abs(place) - 1

@@ -174,7 +174,7 @@ def _check_weights(weights: NDArray, vmax: float) -> None:
 def _check_labels(
     shape: tuple[int, ...], query_labels: Sequence[object] | None, key_labels: Sequence[object] | None
 ) -> tuple[Sequence[object] | None, Sequence[object] | None]:
-    """Both label lists, once they fit (T, S)."""
+    """Return both label lists, once they fit (T, S)."""
     for name, labels, size in (
         ("query_labels", query_labels, shape[0]),
         ("key_labels", key_labels, shape[1]),
@@ -187,21 +187,21 @@ def _check_labels(
 
 
 def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
-    """Width and height in inches of one head among others: long enough for its axis labels."""
+    """Return width and height in inches of one head among others: long enough for its axis labels."""
     width, height = cells.matrix_size(T, S)
     scale = (1.9 if columns <= 3 else 1.55) / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)
 
 
 def _number_size(ax: Axes, shape: tuple[int, ...]) -> float:
-    """Font size in points at which "0.00" fits a cell."""
+    """Return the font size in points at which "0.00" fits a cell."""
     box = ax.get_window_extent()
     points = 72.0 / canvas.whole_figure(ax.figure).dpi
     return min(canvas.TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
 
 
 def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> tuple[Text, ...]:
-    """Each weight in its cell, in the ink that reads on the cell's colour."""
+    """Write each weight into its cell, in the ink that reads on the cell's colour."""
     style: dict[str, Any] = {"fontsize": size, "ha": "center", "va": "center"}
     colors = image.to_rgba(np.ma.masked_invalid(matrix))
     texts = []
@@ -213,5 +213,5 @@ def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> 
 
 
 def _overflow(weights: NDArray, vmax: float) -> Literal["max", "neither"]:
-    """Whether the colour bar ends in an arrow: weights above its last value exist."""
+    """Return "max", an arrow at the colour bar's end, where weights above its last value exist."""
     return "max" if np.nanmax(weights, initial=0.0) > vmax + ROUNDING else "neither"

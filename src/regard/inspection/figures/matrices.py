@@ -160,7 +160,7 @@ def _finish_table(
 
 
 def _read_table(table: ArrayLike) -> NDArray[np.float64]:
-    """A position table as float64 without infinities."""
+    """Read a position table as float64 without infinities."""
     values = canvas.read_numbers(table, "table", "(length, d_model)", 2)
     if np.isinf(values).any():
         raise ValueError(f"table: expected finite values, got {int(np.isinf(values).sum())} infinite ones")
@@ -170,7 +170,7 @@ def _read_table(table: ArrayLike) -> NDArray[np.float64]:
 def _read_mask(
     mask: Mask | ArrayLike, T: int | None, S: int | None, query_offset: int | None
 ) -> NDArray[np.bool_]:
-    """The mask as a boolean (T, S) matrix."""
+    """Read the mask as a boolean (T, S) matrix."""
     if isinstance(mask, Mask):
         if T is None:
             raise ValueError("T: a Mask has no size of its own; call mask_picture(mask, T, S)")
@@ -193,6 +193,6 @@ def _read_mask(
 
 
 def _mask_name(mask: Mask | ArrayLike) -> str | None:
-    """A mask's expression, when it is one and short enough for a title."""
+    """Return a mask's expression, when it is one and short enough for a title."""
     name = canvas.literal(repr(mask)) if isinstance(mask, Mask) else ""
     return name if 0 < len(name) <= 60 else None

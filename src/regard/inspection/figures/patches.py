@@ -161,7 +161,7 @@ def _draw_scan(
     greys: Colormap,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> tuple[tuple[AxesImage, AxesImage], tuple[LineCollection, LineCollection]]:
-    """The scan, the veil over it and the lines between patches, in pixel coordinates."""
+    """Draw the scan, the veil over it and the lines between patches, in pixel coordinates."""
     height, width = scan.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     shared: dict[str, Any] = {"extent": extent, "interpolation": "nearest", "aspect": "equal"}
@@ -178,7 +178,7 @@ def _draw_scan(
 def _set_verdict(
     ax: Axes, predicted: object | None, true: object | None, size: float = canvas.TITLE_SIZE
 ) -> None:
-    """What the model said and what is true, bold where they differ."""
+    """Write the predicted and the true label as the title, bold where they differ."""
     parts = [
         f"{word} {canvas.literal(label)}"
         for word, label in (("predicted", predicted), ("true", true))
@@ -214,7 +214,7 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
 
 
 def _strongest(weights: NDArray, vmax: float | None) -> float:
-    """The weight at the end of the scale."""
+    """Return the weight at the end of the scale."""
     if vmax is None:
         return float(np.nanmax(weights, initial=0.0)) or 1.0
     if not vmax > 0.0:
@@ -223,7 +223,7 @@ def _strongest(weights: NDArray, vmax: float | None) -> float:
 
 
 def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
-    """One label a scan."""
+    """Return one label a scan."""
     if labels is None:
         return [None] * count
     if len(labels) != count:
