@@ -223,8 +223,7 @@ class Writer:
         biases = [place for place in places if place["kind"] == "bias"]
         if len(biases) > MOST_BIASES:
             self.remarks.append(f"Of {len(biases)} biases by distance, the first {MOST_BIASES} are shown.")
-            dropped = {id(place) for place in biases[MOST_BIASES:]}
-            places = [place for place in places if id(place) not in dropped]
+            places = [place for place in places if not any(place is one for one in biases[MOST_BIASES:])]
         return places + self._split()
 
     def _split(self) -> list[dict[str, Any]]:

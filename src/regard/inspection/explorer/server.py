@@ -213,13 +213,11 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send refusals of http.server itself as plain text; methods without a function are not allowed."""
         self.close_connection = True
-        if code == HTTPStatus.NOT_IMPLEMENTED:
-            text = "only GET and HEAD are answered"
-            self._send(
-                HTTPStatus.METHOD_NOT_ALLOWED, text.encode(), {"Allow": "GET, HEAD", "Connection": "close"}
-            )
-        else:
-            self._send(HTTPStatus(code), HTTPStatus(code).phrase.encode(), {"Connection": "close"})
+        status, text, headers = HTTPStatus(code), HTTPStatus(code).phrase, {"Connection": "close"}
+        if status == HTTPStatus.NOT_IMPLEMENTED:
+            status, text = HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered"
+            headers["Allow"] = "GET, HEAD"
+        self._send(status, text.encode(), headers)
 
     def _respond(self) -> None:
         status, headers = HTTPStatus.OK, {}
@@ -258,11 +256,10 @@ def _read_numbers(kind: str, words: list[str]) -> list[int]:
         raise _RefusalError(
             HTTPStatus.BAD_REQUEST, f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}"
         )
-    for word in words:
-        # Ten digits at most: longer ones are not worth turning into numbers.
-        if not re.fullmatch(r"[0-9]{1,10}", word) or int(word) > LARGEST_NUMBER:
-            raise _RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
-    numbers = [int(word) for word in words]
+    # Ten digits at most: longer ones are not worth turning into numbers.
+    numbers = [int(word) if re.fullmatch(r"[0-9]{1,10}", word) else LARGEST_NUMBER + 1 for word in words]
+    if max(numbers) > LARGEST_NUMBER:
+        raise _RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
     if kind == "tile" and 0 in numbers[3:5]:
         raise _RefusalError(HTTPStatus.BAD_REQUEST, "tile: expected blocks of at least one row and one key")
     return numbers

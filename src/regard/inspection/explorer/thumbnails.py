@@ -103,16 +103,8 @@ def _resize(block: np.ndarray, height: int, width: int) -> np.ndarray:
     if 0 in block.shape:
         return np.zeros((height, width))
     for axis, size in enumerate((height, width)):
-        have = block.shape[axis]
-        block = np.stack(
-            [
-                block.take(range(start * have // size, max(-(-(start + 1) * have // size), 1)), axis).max(
-                    axis
-                )
-                for start in range(size)
-            ],
-            axis,
-        )
+        ends = [(n * block.shape[axis] // size, -(-(n + 1) * block.shape[axis] // size)) for n in range(size)]
+        block = np.stack([block.take(range(*end), axis).max(axis) for end in ends], axis)
     return block
 
 

@@ -96,28 +96,23 @@ class Tiles:
         return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
 
     def row(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
-        """Return the weights of one query, float32 `(S,)`.
-
-        Raises:
-            LookupError: no such trace, call, head or row.
-            ValueError: queries and keys that are not kept.
-        """
-        of = self._find(trace, call, head)
-        _demand("row", index, of.rows)
-        name = (trace, call, head, "row", index)
-        return self._keep(name, lambda: _clean(of.window(rows=[index], heads=[head])[0, 0]))
+        """Return the weights of one query, float32 `(S,)`; raises as `column`."""
+        return self._line(trace, call, head, "row", index)
 
     def column(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
         """Return the weights on one key, float32 `(T,)`.
 
         Raises:
-            LookupError: no such trace, call, head or column.
+            LookupError: no such trace, call, head, row or column.
             ValueError: queries and keys that are not kept.
         """
+        return self._line(trace, call, head, "column", index)
+
+    def _line(self, trace: int, call: int, head: int, what: str, index: int) -> np.ndarray:
         of = self._find(trace, call, head)
-        _demand("column", index, of.keys)
-        name = (trace, call, head, "column", index)
-        return self._keep(name, lambda: _clean(of.window(columns=[index], heads=[head])[0, :, 0]))
+        _demand(what, index, of.rows if what == "row" else of.keys)
+        name = (trace, call, head, what, index)
+        return self._keep(name, lambda: _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1))
 
     def split(
         self, trace: int, call: int, head: int, rows: tuple[int, int], columns: tuple[int, int]

@@ -236,13 +236,11 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
     """Return entropy per row, mass per key, and which rows are empty, of one head."""
-    entropy, mass, empty = (np.asarray(array) for array in (readout.entropy, readout.key_mass, readout.empty))
-    if entropy.ndim > 2:
-        raise ValueError(f"readout: expected leading axes (H,) or none, got {entropy.shape[:-1]}")
-    heads = entropy.shape[0] if entropy.ndim == 2 else 1
-    if not 0 <= head < heads:
-        raise ValueError(f"head: expected a number in 0..{heads - 1}, got {head}")
-    return (entropy[head], mass[head], empty[head]) if entropy.ndim == 2 else (entropy, mass, empty)
+    arrays = (readout.entropy, readout.key_mass, readout.empty)
+    entropy, mass, empty = (cells.read_heads(array) for array in arrays)
+    if not 0 <= head < len(entropy):
+        raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
+    return entropy[head], mass[head], empty[head] > 0
 
 
 def _hide_zeros(blocks: NDArray) -> NDArray:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from regard.inspection.figures.canvas import literal, set_title
 
@@ -31,6 +32,14 @@ def mark_positions(
     axis.set_ticks(shown, [literal(labels[index]) for index in shown])
     if isinstance(axis, XAxis) and max(len(str(labels[index])) for index in shown) > 2:
         slant_labels(axis)
+
+
+def read_heads(values: object) -> NDArray[np.float64]:
+    """Read a statistic of a readout as `(H, n)`, with or without an axis of heads."""
+    array = np.asarray(values, np.float64)
+    if array.ndim > 2:
+        raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
+    return array if array.ndim == 2 else array[None]
 
 
 def slant_labels(axis: Axis) -> None:

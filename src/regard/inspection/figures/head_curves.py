@@ -187,10 +187,7 @@ def _choose(
     readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
     """Return a statistic `(H, n)`, which heads to draw, and their names."""
-    array = np.asarray(values, np.float64)
-    if array.ndim > 2:
-        raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
-    array = array if array.ndim == 2 else array[None]
+    array = cells.read_heads(values)
     chosen = list(range(len(array))) if heads is None else list(heads)
     wrong = [head for head in chosen if not 0 <= head < len(array)]
     if wrong or not chosen:
@@ -211,13 +208,9 @@ def _name_distance(place: int) -> str:
     """Name the distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
     if place == 0:
         return "0"
-    first, last = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
-    first, last = (_shorten(number) for number in (first, last))
+    ends = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
+    first, last = (str(end) if end < 1024 else f"{(end + 1) // 1024}k" for end in ends)
     return ("\N{MINUS SIGN}" if place < 0 else "") + (first if first == last else f"{first}-{last}")
-
-
-def _shorten(number: int) -> str:
-    return str(number) if number < 1024 else f"{(number + 1) // 1024}k"
 
 
 def _finish(panels: canvas.Panels, lines: tuple, title: str | None, named: bool) -> Drawing:

@@ -175,10 +175,8 @@ def _check_labels(
     shape: tuple[int, ...], query_labels: Sequence[object] | None, key_labels: Sequence[object] | None
 ) -> tuple[Sequence[object] | None, Sequence[object] | None]:
     """Return both label lists, once they fit (T, S)."""
-    for name, labels, size in (
-        ("query_labels", query_labels, shape[0]),
-        ("key_labels", key_labels, shape[1]),
-    ):
+    both = {"query_labels": (query_labels, shape[0]), "key_labels": (key_labels, shape[1])}
+    for name, (labels, size) in both.items():
         if labels is not None and len(labels) != size:
             raise ValueError(
                 f"{name}: expected {size} labels for weights of shape {shape}, got {len(labels)}"

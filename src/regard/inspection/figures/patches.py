@@ -224,8 +224,5 @@ def _strongest(weights: NDArray, vmax: float | None) -> float:
 
 def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
     """Return one label a scan."""
-    if labels is None:
-        return [None] * count
-    if len(labels) != count:
-        raise ValueError(f"{name}: expected {count} labels, one a scan, got {len(labels)}")
-    return labels
+    canvas.read_labels(labels, name, count, "scan")
+    return [None] * count if labels is None else labels
