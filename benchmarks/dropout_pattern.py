@@ -9,7 +9,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from regard.engine import dropout
+from regard.engine.softmax import dropout
 from regard.masks.grid import Grid
 
 SHAPE, RATE, ROUNDS = (2, 3, 512, 512), 0.5, 21

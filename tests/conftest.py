@@ -39,8 +39,8 @@ import economy
 # error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX
 # replaces by placeholders.
 CHECKED = (
-    "regard.engine.dense",
-    "regard.engine.dropout",
+    "regard.engine.backends.dense",
+    "regard.engine.softmax.dropout",
     "regard.linear.halving",
     "regard.layers",
     "regard.models",

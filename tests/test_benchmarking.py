@@ -27,7 +27,7 @@ from regard.benchmarking import (
 )
 from regard.cli import benchmarking, main
 from regard.cli.console import Console
-from regard.engine import tuning as engine_tuning
+from regard.engine.flash import tuning as engine_tuning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
 

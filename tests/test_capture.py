@@ -11,7 +11,7 @@ import pytest
 from flax import linen, nnx
 
 from regard import attend, inspection, masks, positions, scores
-from regard.engine import hooks
+from regard.engine.call import hooks
 from regard.inspection import tokens
 from regard.inspection.traces import captures, examples, owners
 from regard.interop.flax import attention_fn

@@ -13,9 +13,9 @@ import pytest
 import oracle
 import plain
 from regard import attend, masks
-from regard.engine import cudnn, splash_tpu
-from regard.engine.canonicalization import AUX, canonicalize
-from regard.engine.registry import BACKENDS, COMPLETE, PLATFORMS
+from regard.engine.backends import cudnn, splash_tpu
+from regard.engine.call.canonicalization import AUX, canonicalize
+from regard.engine.dispatch.registry import BACKENDS, COMPLETE, PLATFORMS
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def test_numpy_and_lists_are_welcome():
 
 
 def test_a_refusing_backend_says_why(monkeypatch):
-    from regard.engine import dense, registry, tiled
+    from regard.engine.backends import dense, tiled
+    from regard.engine.dispatch import registry
 
     monkeypatch.setattr(dense, "refuses", lambda problem: "it serves nobody today")
     monkeypatch.setattr(tiled, "refuses", lambda problem: "nor does it")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.engine.exponential import exp
+from regard.engine.softmax.exponential import exp
 
 EDGE = -127 * np.log(2)  # below, scores are clamped
 

@@ -10,9 +10,10 @@ import pytest
 
 import oracle
 from regard import attend, explain, masks, scores
-from regard.engine import cudnn, kernel_primitives, registry, splash_tpu
-from regard.engine.canonicalization import canonicalize
-from regard.engine.kernel_masks import read_kernel_mask, row_bounds
+from regard.engine.backends import cudnn, kernel_primitives, splash_tpu
+from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.dispatch import registry
 
 B, H, K, T, S, D = 2, 6, 3, 7, 11, 8
 

@@ -84,7 +84,7 @@ def modules():
 
 
 def place(path):
-    """('engine', 'dense') for src/regard/engine/dense.py; a folder's __init__ has an empty second part.
+    """('engine', 'dense') for src/regard/engine/backends/dense.py; a folder's __init__ has an empty second part.
 
     Rooms of a folder within a folder have two names: ('inspection', 'figures.canvas').
     """
@@ -138,7 +138,7 @@ def test_a_module_imports_only_from_below(path):
 def test_the_guard_sees_a_violation():
     up = ROOT / "masks" / "grid.py"
     assert list(violations(up, "from regard.attention import attend"))
-    assert list(violations(up, "import regard.engine.dense"))
+    assert list(violations(up, "import regard.engine.backends.dense"))
     assert list(violations(up, "def f():\n    from regard.masks.algebra import Mask"))
     assert list(violations(up, "from regard import attend"))
     assert list(violations(up, "import regard"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard import attend, explain, masks, scores
-from regard.engine.registry import COMPLETE
+from regard.engine.dispatch.registry import COMPLETE
 
 T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.engine.online_softmax import Running
+from regard.engine.softmax.online_softmax import Running
 
 ROWS, WIDTH = 3, 2
 SIZES = (1, 2, 3, 5)

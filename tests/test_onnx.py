@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import plain
-from regard.engine.registry import COMPLETE
+from regard.engine.dispatch.registry import COMPLETE
 from regard.interop import onnx_ops, onnx_subgraphs
 
 with warnings.catch_warnings():

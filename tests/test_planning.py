@@ -13,7 +13,7 @@ from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import masks, parallel, planning
 from regard.cli import main
-from regard.engine.canonicalization import canonicalize
+from regard.engine.call.canonicalization import canonicalize
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.links import Line, exchange_seconds, hop_seconds, sum_seconds
 from regard.planning.planner import rank
@@ -440,7 +440,7 @@ def test_the_command_refuses_what_makes_no_sense(capsys, arguments, code, messag
 COMPILED = """
 from collectives import count_sent
 from regard import planning
-from regard.engine.canonicalization import canonicalize
+from regard.engine.call.canonicalization import canonicalize
 from regard.planning.candidates import Candidate
 
 def compile_call(item, problem, backward):

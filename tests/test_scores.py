@@ -9,10 +9,10 @@ import pytest
 
 import oracle
 from regard import attend, explain, masks, scores
-from regard.engine import tiled
-from regard.engine.canonicalization import canonicalize
-from regard.engine.registry import COMPLETE
-from regard.engine.tiles import Blocking
+from regard.engine.backends import tiled
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.dispatch.registry import COMPLETE
+from regard.engine.flash.tiles import Blocking
 from regard.scores.cells import _toeplitz
 from regard.scores.distances import _borders
 

@@ -8,7 +8,7 @@ import pytest
 import oracle
 import plain
 from regard import attend, masks
-from regard.engine.registry import COMPLETE
+from regard.engine.dispatch.registry import COMPLETE
 from regard.masks import from_array
 
 T, S = 5, 11

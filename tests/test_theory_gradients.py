@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 from regard import attend, scores
-from regard.engine.registry import COMPLETE
+from regard.engine.dispatch.registry import COMPLETE
 from regard.theory import gradients, steps
 
 T, S, D, E = 5, 7, 3, 2

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.axes import Array, ArrayLike
-from regard.engine.canonicalization import canonicalize
-from regard.engine.explanation import Explanation, describe
-from regard.engine.hooks import report
-from regard.engine.placement import active
-from regard.engine.registry import BACKENDS, choose
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.hooks import report
+from regard.engine.dispatch.explanation import Explanation, describe
+from regard.engine.dispatch.placement import active
+from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks import Mask
 from regard.scores import Score
 

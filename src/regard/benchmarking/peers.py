@@ -17,8 +17,8 @@ import numpy as np
 
 from regard.attention import attend, explain
 from regard.benchmarking.cases import Case, Inputs, window_width
-from regard.engine.canonicalization import canonicalize
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value
 KEEP_FREE = 1 << 30  # bytes of memory that no call may take

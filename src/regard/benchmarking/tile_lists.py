@@ -13,8 +13,8 @@ from regard import masks
 from regard.benchmarking.cases import document_ids
 from regard.benchmarking.measuring import interleave
 from regard.benchmarking.peers import canonicalize_plain
-from regard.engine.sparsity import classify_tiles, list_tiles
-from regard.engine.tuning import load_tuning
+from regard.engine.flash.sparsity import classify_tiles, list_tiles
+from regard.engine.flash.tuning import load_tuning
 
 LENGTH, WINDOW = 131_072, 4096
 

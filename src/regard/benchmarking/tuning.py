@@ -14,9 +14,9 @@ import jax
 from regard.benchmarking.cases import Case
 from regard.benchmarking.measuring import interleave
 from regard.benchmarking.peers import canonicalize_plain, compile_call
-from regard.engine import dense, tiled
-from regard.engine.tiles import Blocking
-from regard.engine.tuning import Tuning
+from regard.engine.backends import dense, tiled
+from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.tuning import Tuning
 
 Tiles = tuple[int, int]  # side of a tile, cells of a tile over the heads that go together
 Progress = Callable[[int, int, str], None]  # steps begun, steps in all, what is measured now

@@ -198,7 +198,7 @@ def _tune(command: Bench, action: Tune, rounds: int, console: Console) -> int:
     """Finds the tuning, shows what it was chosen from, and writes it unless asked not to."""
     if command.cases or command.peers or command.dtypes or command.out or command.force:
         raise UsageError("tune has a grid and a file of its own: only --rounds, --quick and --dry-run apply")
-    from regard.engine import tuning as engine_tuning
+    from regard.engine.flash import tuning as engine_tuning
 
     grid = tuning.QUICK_GRID if command.quick else tuning.FULL_GRID
     console.say(f"{machine.read_cpu_model()}: measuring for {engine_tuning.device_key()}")

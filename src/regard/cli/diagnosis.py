@@ -92,7 +92,7 @@ def _ask_backends() -> dict[str, str]:
     import jax
 
     from regard import explain
-    from regard.engine.registry import BACKENDS
+    from regard.engine.dispatch.registry import BACKENDS
 
     example = jax.ShapeDtypeStruct((1, 2, 128, 64), "bfloat16")
     answers = {}

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from regard.cli.commands import Plan
 from regard.cli.console import Console, UsageError
-from regard.engine.explanation import scaled
+from regard.engine.dispatch.explanation import scaled
 from regard.planning import Assumptions, Estimate, MemoryTooSmallError, Report, plan
 from regard.planning.amounts import spell_seconds
 from regard.planning.reports import name_mesh

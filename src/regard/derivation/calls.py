@@ -14,8 +14,8 @@ from regard.derivation.notation import Notation
 from regard.derivation.operands import operand_steps, split_metric
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
-from regard.engine.canonicalization import canonicalize
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
 from regard.scores import Score

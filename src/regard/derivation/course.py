@@ -23,10 +23,10 @@ from regard.derivation.formulas import (
 from regard.derivation.notation import Notation, spell
 from regard.derivation.score_formulas import Setting, tell
 from regard.derivation.steps import Step
-from regard.engine import dropout
-from regard.engine.online_softmax import product as multiply
-from regard.engine.problem import Problem
-from regard.engine.score_rows import score_stages
+from regard.engine.call.problem import Problem
+from regard.engine.softmax import dropout
+from regard.engine.softmax.online_softmax import product as multiply
+from regard.engine.softmax.score_rows import score_stages
 from regard.masks.grid import Grid
 
 SCORES = "logits"

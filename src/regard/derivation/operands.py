@@ -8,7 +8,7 @@ from regard.derivation.course import pick
 from regard.derivation.formulas import Equation, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.scores.metrics import Bilinear
 from regard.scores.score import Chain
 

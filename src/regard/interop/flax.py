@@ -14,7 +14,7 @@ from flax.nnx.nn.dtypes import promote_dtype as promote
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
-from regard.engine.hooks import called_by
+from regard.engine.call.hooks import called_by
 from regard.interop import layouts
 from regard.masks import Mask
 from regard.masks.grid import is_concrete

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard import masks
 from regard.axes import Array
-from regard.engine.canonicalization import float_array
+from regard.engine.call.canonicalization import float_array
 from regard.masks import Mask
 from regard.masks.data import booleans, check_broadcast, integers
 from regard.masks.grid import is_concrete

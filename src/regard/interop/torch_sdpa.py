@@ -9,8 +9,8 @@ import numpy as np
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
-from regard.engine.canonicalization import float_array
-from regard.engine.problem import broadcast_leading
+from regard.engine.call.canonicalization import float_array
+from regard.engine.call.problem import broadcast_leading
 from regard.interop import layouts
 from regard.masks import Mask
 from regard.masks.grid import is_concrete

@@ -17,8 +17,8 @@ from regard.derivation.course import Course
 from regard.derivation.formulas import Call, Formula, Row, Sum, Symbol, product
 from regard.derivation.notation import Notation, spell
 from regard.derivation.operands import split_metric
-from regard.engine.canonicalization import check_chosen_rows
-from regard.engine.hooks import CallEvent, watch
+from regard.engine.call.canonicalization import check_chosen_rows
+from regard.engine.call.hooks import CallEvent, watch
 from regard.layers.heads import add_leading_axes, merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line

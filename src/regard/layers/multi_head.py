@@ -12,7 +12,7 @@ from flax import nnx
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
-from regard.engine.hooks import called_by
+from regard.engine.call.hooks import called_by
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.normalisation import EPSILON, build_norm

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine import canonicalization
-from regard.engine.problem import Problem
+from regard.engine.call import canonicalization
+from regard.engine.call.problem import Problem
 from regard.linear.features import FEATURE_MAPS
 from regard.linear.state import State
 from regard.masks.data import check_rows, check_width

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from regard.axes import Array, ArrayLike
-from regard.engine.canonicalization import canonicalize
-from regard.engine.placement import active, within
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.dispatch.placement import active, within
 from regard.masks import Mask
 from regard.parallel.cost_reports import CostReport
 from regard.parallel.placements import MeshPlacement

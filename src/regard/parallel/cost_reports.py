@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from regard.engine.explanation import scaled
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import scaled
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.parallel.schedule import chunk_counts, tile_counts, tile_side

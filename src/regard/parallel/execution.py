@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
-from regard.engine import dropout
-from regard.engine.operands import Inputs, Results
-from regard.engine.problem import Problem
-from regard.engine.scoring import Scoring
-from regard.engine.sinks import sink
+from regard.engine.call.problem import Problem
+from regard.engine.flash.operands import Inputs, Results
+from regard.engine.softmax import dropout
+from regard.engine.softmax.scoring import Scoring
+from regard.engine.softmax.sinks import sink
 from regard.parallel import ring, unsharded_sequence
 from regard.parallel.division import Division
 from regard.parallel.exchange import bring_in, bring_out

@@ -13,8 +13,8 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
-from regard.engine.problem import Problem
-from regard.engine.registry import BACKENDS, choose
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid, Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division

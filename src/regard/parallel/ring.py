@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import flash
-from regard.engine.online_softmax import Running
-from regard.engine.operands import Inputs, Results
+from regard.engine.flash.operands import Inputs, Results
+from regard.engine.softmax.online_softmax import Running
 from regard.parallel.division import Division
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks import Mask, TileKind
 from regard.masks.algebra import And, Not, Or
 from regard.masks.grid import Blocks, Grid, Span, is_concrete

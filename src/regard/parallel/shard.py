@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import dropout, tiled
-from regard.engine.operands import Context, Inputs
-from regard.engine.problem import Problem
-from regard.engine.scoring import Scoring
-from regard.engine.tiles import Layout
+from regard.engine.backends import tiled
+from regard.engine.call.problem import Problem
+from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.tiles import Layout
+from regard.engine.softmax import dropout
+from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask, from_array, lengths
 from regard.masks.grid import Grid, Span
 from regard.parallel.division import Division

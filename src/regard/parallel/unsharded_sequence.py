@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
-from regard.engine.problem import Problem
-from regard.engine.registry import BACKENDS, choose
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.parallel.division import Division
 from regard.parallel.shard import Call, Shard
 

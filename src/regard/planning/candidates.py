@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.parallel.division import Division, Round
 from regard.parallel.placements import MeshPlacement
 from regard.parallel.schedule import plan_rounds

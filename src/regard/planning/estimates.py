@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from regard.engine.problem import Problem
-from regard.engine.tuning import Tuning
+from regard.engine.call.problem import Problem
+from regard.engine.flash.tuning import Tuning
 from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from regard.engine.canonicalization import canonicalize
-from regard.engine.explanation import scaled
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
 from regard.planning.amounts import read_amount
 from regard.planning.candidates import AXES, list_candidates

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from regard.engine.explanation import scaled
+from regard.engine.dispatch.explanation import scaled
 from regard.planning.amounts import spell_seconds
 from regard.planning.chips import Chip
 from regard.planning.estimates import Assumptions, Estimate

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.engine.explanation import classify_tiles
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import classify_tiles
 from regard.masks import TileKind
 from regard.parallel.division import Division
 from regard.parallel.schedule import is_countable

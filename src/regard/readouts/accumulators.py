@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 
 SIDE = 512  # queries of all heads of a group, and keys, of a tile
 

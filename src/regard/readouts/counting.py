@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.exponential import exp
-from regard.engine.online_softmax import product
-from regard.engine.problem import Problem
-from regard.engine.tiles import TileView
+from regard.engine.call.problem import Problem
+from regard.engine.flash.tiles import TileView
+from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.online_softmax import product
 from regard.masks.grid import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, Plan, Tokens
 from regard.readouts.profiles import bin_of, put_on_diagonal, sum_bins, sum_diagonals

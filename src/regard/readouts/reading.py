@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.engine.canonicalization import canonicalize, float_array
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize, float_array
+from regard.engine.call.problem import Problem
 from regard.masks import Mask
 from regard.masks.data import integers, whole_number
 from regard.readouts.accumulators import Found, Norm, PerQuery, Plan, Tokens

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.online_softmax import product
-from regard.engine.operands import Context, Inputs, scale_late
-from regard.engine.problem import Problem
-from regard.engine.tile_scores import finish
-from regard.engine.tiled import prepare
-from regard.engine.tiles import Blocking, Layout, TileLoop, TileView
+from regard.engine.backends.tiled import prepare
+from regard.engine.call.problem import Problem
+from regard.engine.flash.operands import Context, Inputs, scale_late
+from regard.engine.flash.tile_scores import finish
+from regard.engine.flash.tiles import Blocking, Layout, TileLoop, TileView
+from regard.engine.softmax.online_softmax import product
 from regard.readouts.accumulators import Plan
 from regard.readouts.top_k import CHUNK
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.engine.problem import Problem
-from regard.engine.score_rows import score_cells
+from regard.engine.call.problem import Problem
+from regard.engine.softmax.score_rows import score_cells
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
 from regard.readouts.reading import canonicalize_readable, check_lse

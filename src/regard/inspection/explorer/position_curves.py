@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.score_rows import score_cells
+from regard.engine.softmax.score_rows import score_cells
 from regard.inspection.explorer.mask_outlines import find_band
 from regard.masks.algebra import And
 from regard.masks.positional import Causal

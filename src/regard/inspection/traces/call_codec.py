@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from regard.engine.canonicalization import canonicalize
-from regard.engine.problem import Problem
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, same_tokens
 from regard.inspection.traces import mask_codec
 from regard.inspection.traces.calls import Call

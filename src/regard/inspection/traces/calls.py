@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import readouts
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, number_tokens
 from regard.inspection.traces.examples import take_heads
 from regard.masks import Mask

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 import regard
-from regard.engine.hooks import CallEvent, watch
-from regard.engine.problem import Problem
-from regard.engine.registry import BACKENDS, choose
+from regard.engine.call.hooks import CallEvent, watch
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.traces.calls import Call
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (

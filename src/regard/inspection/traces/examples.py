@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.scores.distances import Alibi, RelativeBias
 from regard.scores.pointwise import Modifier, Softcap, Temperature
 from regard.scores.score import Chain, Score

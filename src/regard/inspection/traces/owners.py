@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard import positions
-from regard.engine.hooks import called_by
+from regard.engine.call.hooks import called_by
 
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, read_tokens
 
 

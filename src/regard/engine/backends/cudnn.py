@@ -15,11 +15,11 @@ import numpy as np
 
 from regard import masks
 from regard.axes import Array
-from regard.engine import tiled
-from regard.engine.canonicalization import canonicalize
-from regard.engine.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
-from regard.engine.kernel_primitives import call_kernel
-from regard.engine.problem import Problem
+from regard.engine.backends import tiled
+from regard.engine.backends.kernel_masks import KernelMask, four_axes, read_kernel_mask, row_bounds
+from regard.engine.backends.kernel_primitives import call_kernel
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 from regard.masks.grid import is_concrete
 
 _NARROW = (jnp.bfloat16, jnp.float16)

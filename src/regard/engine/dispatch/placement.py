@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from regard.axes import Array
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 
 
 class Placement(Protocol):

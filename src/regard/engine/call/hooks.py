@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from regard.axes import Array
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 
 
 class CallEvent(NamedTuple):

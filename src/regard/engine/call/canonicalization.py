@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.problem import Problem, broadcast_leading
+from regard.engine.call.problem import Problem, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.data import booleans, check_broadcast
 from regard.masks.grid import is_concrete, place_queries

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.engine.problem import Problem
-from regard.engine.registry import Choice
+from regard.engine.call.problem import Problem
+from regard.engine.dispatch.registry import Choice
 from regard.masks.grid import is_concrete
 
 TILE = 128

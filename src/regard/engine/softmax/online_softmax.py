@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.exponential import exp
+from regard.engine.softmax.exponential import exp
 
 
 @jax.tree_util.register_dataclass

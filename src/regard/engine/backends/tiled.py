@@ -10,17 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import dense, dropout, primitives
-from regard.engine.dense import score_matrix
-from regard.engine.exponential import exp
-from regard.engine.operands import Context, Inputs
-from regard.engine.problem import Problem
-from regard.engine.score_rows import score_chosen_rows, take_chosen_rows
-from regard.engine.scoring import Scoring
-from regard.engine.sinks import sink
-from regard.engine.sparsity import TileLists, classify_tiles, list_tiles
-from regard.engine.tiles import Blocking, Layout, TileView
-from regard.engine.tuning import load_tuning
+from regard.engine.backends import dense
+from regard.engine.backends.dense import score_matrix
+from regard.engine.call.problem import Problem
+from regard.engine.flash import primitives
+from regard.engine.flash.operands import Context, Inputs
+from regard.engine.flash.sparsity import TileLists, classify_tiles, list_tiles
+from regard.engine.flash.tiles import Blocking, Layout, TileView
+from regard.engine.flash.tuning import load_tuning
+from regard.engine.softmax import dropout
+from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
+from regard.engine.softmax.scoring import Scoring
+from regard.engine.softmax.sinks import sink
 from regard.masks import TileKind
 from regard.masks.grid import Grid, Span, offset_column
 from regard.scores.cells import Picks

@@ -25,9 +25,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
-from regard.engine import flash
-from regard.engine.operands import Context, Inputs, Results
-from regard.engine.tiles import Layout
+from regard.engine.flash.operands import Context, Inputs, Results
+from regard.engine.flash.tiles import Layout
 
 Leaves = Sequence[Any]
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine import dropout
-from regard.engine.problem import Problem
-from regard.engine.score_rows import take_chosen_rows
-from regard.engine.sinks import sink
+from regard.engine.call.problem import Problem
+from regard.engine.softmax import dropout
+from regard.engine.softmax.score_rows import take_chosen_rows
+from regard.engine.softmax.sinks import sink
 from regard.masks.grid import Span
 from regard.scores.cells import Block
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Int
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks import TileKind
 from regard.masks.grid import Blocks
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
 from regard.masks import Mask
 from regard.masks.algebra import And
 from regard.masks.documents import Documents, Segments

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from regard.engine.problem import Problem
-from regard.engine.tiles import Blocking
+from regard.engine.call.problem import Problem
+from regard.engine.flash.tiles import Blocking
 
 _LANES = 32  # sizes of tiles that vector units like
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.online_softmax import product
-from regard.engine.problem import Problem
+from regard.engine.call.problem import Problem
+from regard.engine.softmax.online_softmax import product
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
 from regard.scores.score import Chain

@@ -21,11 +21,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.exponential import exp
-from regard.engine.online_softmax import Running, product
-from regard.engine.operands import Context, Inputs, Results, scale_early, scale_late
-from regard.engine.tile_scores import drop, finish, surviving, zero_unattended
-from regard.engine.tiles import Layout, TileLoop, TileView
+from regard.engine.flash.operands import Context, Inputs, Results, scale_early, scale_late
+from regard.engine.flash.tile_scores import drop, finish, surviving, zero_unattended
+from regard.engine.flash.tiles import Layout, TileLoop, TileView
+from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.online_softmax import Running, product
 
 
 def forward(inputs: Inputs, context: Context, layout: Layout, *, reversible: bool = False) -> Results:

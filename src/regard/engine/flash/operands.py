@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.scoring import Scoring
-from regard.engine.sparsity import TileLists
-from regard.engine.tiles import Layout, Offsets, TileView
+from regard.engine.flash.sparsity import TileLists
+from regard.engine.flash.tiles import Layout, Offsets, TileView
+from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask
 
 PARAMETER = "parameter "

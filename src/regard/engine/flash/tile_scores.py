@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine import dropout
-from regard.engine.operands import PARAMETER, Context, Inputs
-from regard.engine.tiles import TileView
+from regard.engine.flash.operands import PARAMETER, Context, Inputs
+from regard.engine.flash.tiles import TileView
+from regard.engine.softmax import dropout
 from regard.masks import Mask
 from regard.scores import Score
 

@@ -10,9 +10,9 @@ from typing import Protocol
 import jax
 
 from regard.axes import Array
-from regard.engine import cudnn, dense, splash_tpu, tiled
-from regard.engine.problem import Problem
-from regard.engine.tuning import load_tuning
+from regard.engine.backends import cudnn, dense, splash_tpu, tiled
+from regard.engine.call.problem import Problem
+from regard.engine.flash.tuning import load_tuning
 
 
 class Backend(Protocol):
