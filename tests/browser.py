@@ -119,10 +119,19 @@ class Browser:
         visit.busy()
         page.goto(address)
         if ready:
-            visit.evaluate("() => window.__regard.ready.then(() => null)")
+            self.wait(page)
             visit.opened = visit.busy()
             visit.settle()
         return visit
+
+    def wait(self, frame: Any) -> None:
+        """Wait for the explorer of a page or frame: its script is inflated as the page loads."""
+        frame.evaluate(
+            """async () => {
+              while (!window.__regard) await new Promise((next) => setTimeout(next, 10));
+              await window.__regard.ready;
+            }"""
+        )
 
     def close(self, visit: Visit) -> None:
         """Close one tab."""

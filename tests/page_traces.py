@@ -3,11 +3,12 @@
 import base64
 import json
 import re
+import zlib
 
 import numpy as np
 
 from regard import attend, inspection, masks
-from regard.inspection.explorer.codes import unpack
+from regard.inspection.explorer import codes
 from regard.inspection.explorer.shell import Shell
 
 BARE = Shell(
@@ -50,6 +51,35 @@ def watch(T, S=None, heads=3, groups=None, width=5, seed=0, tokens=None, title="
     p = np.exp(s - peak)
     total = p.sum(-1, keepdims=True) + np.exp(sinks - peak)
     return trace, p / np.where(total == 0, 1, total), distance, s != -np.inf
+
+
+def decode_log8(values):
+    """What codes of `encode_log8` stand for."""
+    steps = 2.0 ** (codes.OCTAVES * (np.asarray(values, np.float64) - 255) / codes.STEPS)
+    return np.where(np.asarray(values) == 0, 0.0, steps)
+
+
+def decode_linear8(values, low, high):
+    """What codes of `encode_linear8` stand for."""
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    steps = (np.asarray(values, np.float64) - 1) / codes.STEPS
+    return np.where(np.asarray(values) == 0, np.nan, low + np.maximum(high - low, 0) * steps)
+
+
+def unpack(entry, data):
+    """What a chunk of `codes.pack` holds, as codes.js reads it."""
+    data = zlib.decompress(data) if entry.get("deflate") else data
+    if entry["dtype"] == "json":
+        return json.loads(data)
+    dtypes = {"u8": "u1", "u16": "<u2", "i32": "<i4", "f16": "<f2", "f32": "<f4"}
+    array = np.frombuffer(data, dtypes[entry["dtype"]]).reshape(entry["shape"])
+    if entry.get("delta"):
+        array = np.add.accumulate(array, axis=-1, dtype=np.uint8)
+    if entry["code"] == "log8":
+        return decode_log8(array)
+    if entry["code"] == "linear8":
+        return decode_linear8(array, *(np.asarray(entry[name])[..., None] for name in ("low", "high")))
+    return array
 
 
 def opened(page):

@@ -137,7 +137,7 @@ def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
     frames = [frame for frame in visit.page.frames if frame != visit.page.main_frame]
     assert len(frames) == 2
     for frame in frames:
-        frame.evaluate("() => window.__regard.ready.then(() => null)")
+        browser.wait(frame)
         assert frame.evaluate("window.origin") == "null"
         assert frame.evaluate("window.probe.colours()") > 20
         assert frame.evaluate("document.querySelector('h1').textContent") == TITLE

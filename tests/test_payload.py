@@ -233,7 +233,7 @@ def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
     if not exact:
         monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
     trace, weights, _, keep = watch_case(name)
-    data, _ = pages._make(trace, pinned=[(0, 1)])
+    data, _ = pages.fill_page(trace, pinned=[(0, 1)])
     given = {"document": data.document, "chunks": {k: v.hex() for k, v in data.chunks.items()}}
     (tmp_path / "page.json").write_text(json.dumps(given))
     program = f"""

@@ -186,7 +186,7 @@ def test_the_explorer_lives_in_a_page(browser, site, page):
     visit = visit_page(browser, page)
     assert site[(SITE / page).resolve()].frames == 1
     (frame,) = [frame for frame in visit.page.frames if frame != visit.page.main_frame]
-    frame.evaluate("() => window.__regard.ready.then(() => null)")
+    browser.wait(frame)
     assert frame.evaluate("window.origin") == "null"
     assert frame.evaluate("window.probe.colours()") > 20
     # A frame out of sight draws nothing, so it would never come to rest.

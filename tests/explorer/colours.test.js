@@ -1,23 +1,55 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colourOf, diverging, divergingDark, fromUnit, limitsFor, missing, oklab, ramp, rgbOfHex, rgbOfOklab, sequential, sequentialDark,
-  toUnit, unitOf } from "../../src/regard/inspection/explorer/web/colours.js";
+import {
+  colourOf,
+  diverging,
+  divergingDark,
+  fromUnit,
+  limitsFor,
+  missing,
+  oklab,
+  ramp,
+  rgbOfHex,
+  rgbOfOklab,
+  sequential,
+  sequentialDark,
+  toUnit,
+  unitOf,
+} from "../../src/regard/inspection/explorer/web/colours.js";
 
-const colours = (table) => Array.from({ length: 256 }, (_, code) => Array.from(table.subarray(3 * code, 3 * code + 3)));
+const colours = (table) =>
+  Array.from({ length: 256 }, (_, code) => Array.from(table.subarray(3 * code, 3 * code + 3)));
 const MAPS = { sequential, sequentialDark, diverging, divergingDark };
 
 // Vienot, Brettel and Mollon 1999, in linear light: what is left without long, and without medium cones.
 const LOST = {
-  protan: [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
-  deutan: [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+  protan: [
+    [0.11238, 0.88762, 0],
+    [0.11238, 0.88762, 0],
+    [0.00401, -0.00401, 1],
+  ],
+  deutan: [
+    [0.29275, 0.70725, 0],
+    [0.29275, 0.70725, 0],
+    [-0.02234, 0.02234, 1],
+  ],
 };
 const bright = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-const luminance = (rgb) => rgb.reduce((sum, part, n) => sum + [0.2126, 0.7152, 0.0722][n] * bright(part / 255), 0);
+const luminance = (rgb) =>
+  rgb.reduce((sum, part, n) => sum + [0.2126, 0.7152, 0.0722][n] * bright(part / 255), 0);
 
 test("OKLab goes there and back, and white, red and grey lie where its definition puts them", () => {
-  for (const rgb of [[0, 0, 0], [255, 255, 255], [7, 101, 211], [251, 13, 89], [31, 199, 43]]) assert.deepEqual(rgbOfOklab(oklab(rgb)), rgb);
-  oklab([255, 255, 255]).forEach((x, axis) => assert.ok(Math.abs(x - [1, 0, 0][axis]) < 1e-4));
-  oklab([255, 0, 0]).forEach((x, axis) => assert.ok(Math.abs(x - [0.62796, 0.22486, 0.12585][axis]) < 1e-4));
+  for (const rgb of [
+    [0, 0, 0],
+    [255, 255, 255],
+    [7, 101, 211],
+    [251, 13, 89],
+    [31, 199, 43],
+  ])
+    assert.deepEqual(rgbOfOklab(oklab(rgb)), rgb);
+  for (const [axis, x] of oklab([255, 255, 255]).entries()) assert.ok(Math.abs(x - [1, 0, 0][axis]) < 1e-4);
+  for (const [axis, x] of oklab([255, 0, 0]).entries())
+    assert.ok(Math.abs(x - [0.62796, 0.22486, 0.12585][axis]) < 1e-4);
   assert.deepEqual(rgbOfHex("#0b3c78"), [11, 60, 120]);
 });
 
@@ -25,22 +57,33 @@ test("every map has 256 different colours, each step as large as any other", () 
   for (const [name, table] of Object.entries(MAPS)) {
     const all = colours(table);
     assert.equal(new Set(all.map(String)).size, 256, name);
-    const steps = all.slice(1).map((rgb, n) => Math.hypot(...oklab(rgb).map((x, axis) => x - oklab(all[n])[axis])));
+    const steps = all
+      .slice(1)
+      .map((rgb, n) => Math.hypot(...oklab(rgb).map((x, axis) => x - oklab(all[n])[axis])));
     const mean = steps.reduce((sum, step) => sum + step, 0) / 255;
     // Rounding to 8 bits moves a colour by up to 0.003.
-    assert.ok(steps.every((step) => Math.abs(step - mean) < 0.008), `${name} ${Math.max(...steps)} ${mean}`);
+    assert.ok(
+      steps.every((step) => Math.abs(step - mean) < 0.008),
+      `${name} ${Math.max(...steps)} ${mean}`,
+    );
   }
 });
 
 test("lightness orders weights, also in grey and for readers without red or green", () => {
-  for (const [table, sign] of [[sequential, -1], [sequentialDark, 1]]) {
+  for (const [table, sign] of [
+    [sequential, -1],
+    [sequentialDark, 1],
+  ]) {
     for (const matrix of [null, ...Object.values(LOST)]) {
       const values = colours(table).map((rgb) => {
         const light = rgb.map((part) => bright(part / 255));
-        const seen = matrix ? matrix.map((row) => row.reduce((sum, weight, n) => sum + weight * light[n], 0)) : light;
+        const seen = matrix
+          ? matrix.map((row) => row.reduce((sum, weight, n) => sum + weight * light[n], 0))
+          : light;
         return 0.2126 * seen[0] + 0.7152 * seen[1] + 0.0722 * seen[2];
       });
-      for (let code = 8; code < 256; code += 1) assert.ok(sign * (values[code] - values[code - 8]) > 0, `${sign} ${code}`);
+      for (let code = 8; code < 256; code += 1)
+        assert.ok(sign * (values[code] - values[code - 8]) > 0, `${sign} ${code}`);
     }
   }
   assert.ok(luminance(colours(diverging)[128]) > luminance(colours(diverging)[16]));
@@ -49,7 +92,8 @@ test("lightness orders weights, also in grey and for readers without red or gree
 
 test("a colour tells its unit within half a code; a missing one is none of the map's", () => {
   for (const table of Object.values(MAPS)) {
-    for (let n = 0; n <= 1000; n += 1) assert.ok(Math.abs(unitOf(colourOf(n / 1000, table), table) - n / 1000) <= 0.5 / 255 + 1e-12);
+    for (let n = 0; n <= 1000; n += 1)
+      assert.ok(Math.abs(unitOf(colourOf(n / 1000, table), table) - n / 1000) <= 0.5 / 255 + 1e-12);
   }
   assert.ok(Number.isNaN(unitOf(missing.light, sequential)));
   assert.ok(Number.isNaN(unitOf(missing.dark, sequentialDark)));
@@ -69,7 +113,8 @@ test("units of the scales are those known by hand, are clamped, and have inverse
   assert.ok(Number.isNaN(toUnit(NaN, "log", 1e-6, 1)));
   assert.equal(toUnit(0.3, "linear", 0, 0), 1);
   for (const scale of ["log", "linear", "power", "rank"]) {
-    for (const value of [0.0011, 0.07, 0.93]) assert.ok(Math.abs(fromUnit(toUnit(value, scale, 1e-4, 1), scale, 1e-4, 1) - value) < 1e-12);
+    for (const value of [0.0011, 0.07, 0.93])
+      assert.ok(Math.abs(fromUnit(toUnit(value, scale, 1e-4, 1), scale, 1e-4, 1) - value) < 1e-12);
   }
 });
 

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { tokensApart } from "../../src/regard/inspection/explorer/web/compare.js";
 import {
   blockDivergence,
   commonLevels,
@@ -8,7 +9,6 @@ import {
   reasonApart,
   rowDivergence,
 } from "../../src/regard/inspection/explorer/web/divergences.js";
-import { tokensApart } from "../../src/regard/inspection/explorer/web/compare.js";
 
 test("divergence of rows is the one known by hand", () => {
   assert.equal(rowDivergence([0.5, 0.5], [0.5, 0.5]), 0);

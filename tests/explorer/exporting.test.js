@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import test from "node:test";
 import { chooseLevel, readExcerpt } from "../../src/regard/inspection/explorer/web/excerpts.js";
+import { svgText } from "../../src/regard/inspection/explorer/web/exporting.js";
 import {
   csvText,
   describeExcerpt,
@@ -10,7 +11,6 @@ import {
   safeName,
   xmlText,
 } from "../../src/regard/inspection/explorer/web/formats.js";
-import { svgText } from "../../src/regard/inspection/explorer/web/exporting.js";
 
 test("file names hold nothing that a file system refuses", () => {
   assert.equal(safeName("../../etc/passwd\u0000", "csv"), "etc-passwd.csv");
@@ -41,19 +41,17 @@ test("NPY files follow the format, aligned to 64 bytes", () => {
   }
 });
 
-test(
-  "NumPy reads them",
-  { skip: spawnSync("python3", ["-c", "import numpy"]).status !== 0 && "no NumPy for python3" },
-  () => {
-    const script =
-      "import io, sys, numpy; a = numpy.load(io.BytesIO(sys.stdin.buffer.read())); print(a.shape, a.dtype, a.tolist())";
-    const input = npyBytes([0.5, NaN, 2, 3, 4, 0.25], [2, 3]);
-    assert.equal(
-      spawnSync("python3", ["-c", script], { input }).stdout.toString().trim(),
-      "(2, 3) float32 [[0.5, nan, 2.0], [3.0, 4.0, 0.25]]",
-    );
-  },
-);
+test("NumPy reads them", {
+  skip: spawnSync("python3", ["-c", "import numpy"]).status !== 0 && "no NumPy for python3",
+}, () => {
+  const script =
+    "import io, sys, numpy; a = numpy.load(io.BytesIO(sys.stdin.buffer.read())); print(a.shape, a.dtype, a.tolist())";
+  const input = npyBytes([0.5, NaN, 2, 3, 4, 0.25], [2, 3]);
+  assert.equal(
+    spawnSync("python3", ["-c", script], { input }).stdout.toString().trim(),
+    "(2, 3) float32 [[0.5, nan, 2.0], [3.0, 4.0, 0.25]]",
+  );
+});
 
 const excerpt = {
   values: Float32Array.from([0.5, NaN, 0.25, 1e-7]),

@@ -1,20 +1,52 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { sequential } from "../../src/regard/inspection/explorer/web/colours.js";
-import { cellAt, drawnView, followCell, hasSquareCells, levelToDraw, MaskTiles, panView, pixelOf, placeAt, wholeTicks,
-  zoomView } from "../../src/regard/inspection/explorer/web/geometry.js";
+import { shown } from "../../src/regard/inspection/explorer/web/dom.js";
+import {
+  cellAt,
+  drawnView,
+  followCell,
+  hasSquareCells,
+  levelToDraw,
+  MaskTiles,
+  panView,
+  pixelOf,
+  placeAt,
+  wholeTicks,
+  zoomView,
+} from "../../src/regard/inspection/explorer/web/geometry.js";
+import {
+  headSentence,
+  insideBrush,
+  numberNames,
+  numberRange,
+  sortHeads,
+} from "../../src/regard/inspection/explorer/web/heads.js";
 import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/web/map_layers.js";
 import { minimapRect } from "../../src/regard/inspection/explorer/web/map_marks.js";
-import { areRounded, cellSentence, mapSentence, rankIn, readCell } from "../../src/regard/inspection/explorer/web/sentences.js";
-import { combineTiles, hiddenBlocks, ranksInRows, TILE, tilePixels, TileStore, withoutFirst } from "../../src/regard/inspection/explorer/web/tiles.js";
-import { headSentence, insideBrush, numberNames, numberRange, sortHeads } from "../../src/regard/inspection/explorer/web/heads.js";
+import {
+  areRounded,
+  cellSentence,
+  mapSentence,
+  rankIn,
+  readCell,
+} from "../../src/regard/inspection/explorer/web/sentences.js";
+import {
+  combineTiles,
+  hiddenBlocks,
+  ranksInRows,
+  TILE,
+  TileStore,
+  tilePixels,
+  withoutFirst,
+} from "../../src/regard/inspection/explorer/web/tiles.js";
 import { layerNames } from "../../src/regard/inspection/explorer/web/tools.js";
-import { shown } from "../../src/regard/inspection/explorer/web/dom.js";
 
 const PLOT = { x: 31, y: 17, w: 600, h: 400 };
 const SHAPE = { rows: 1009, keys: 997 };
 const near = (one, other, far = 1e-9) => assert.ok(Math.abs(one - other) <= far, `${one} ${other}`);
-const tile = (fill) => Float32Array.from({ length: TILE * TILE }, (_, at) => fill(Math.floor(at / TILE), at % TILE));
+const tile = (fill) =>
+  Float32Array.from({ length: TILE * TILE }, (_, at) => fill(Math.floor(at / TILE), at % TILE));
 
 test("the whole map fits, with square cells, from the upper left corner", () => {
   const view = drawnView({ q0: 0, q1: 1009, k0: 0, k1: 997 }, PLOT, SHAPE);
@@ -22,14 +54,34 @@ test("the whole map fits, with square cells, from the upper left corner", () => 
   assert.deepEqual([view.q0, view.k0, view.q1], [0, 0, 1009]);
   const thin = { rows: 1, keys: 131071 };
   assert.equal(hasSquareCells(thin), false);
-  assert.deepEqual(drawnView({ q0: 0, q1: 1, k0: 0, k1: 131071 }, PLOT, thin), { q0: 0, q1: 1, k0: 0, k1: 131071 });
+  assert.deepEqual(drawnView({ q0: 0, q1: 1, k0: 0, k1: 131071 }, PLOT, thin), {
+    q0: 0,
+    q1: 1,
+    k0: 0,
+    k1: 131071,
+  });
 });
 
 test("what is drawn holds what is asked for, and asking for what is drawn draws it again", () => {
-  for (const view of [{ q0: 100, q1: 140, k0: 10, k1: 900 }, { q0: 990, q1: 1009, k0: 0, k1: 7 }, { q0: 3, q1: 4, k0: 996, k1: 997 }, { q0: 0, q1: 700, k0: 400, k1: 997 }]) {
+  for (const view of [
+    { q0: 100, q1: 140, k0: 10, k1: 900 },
+    { q0: 990, q1: 1009, k0: 0, k1: 7 },
+    { q0: 3, q1: 4, k0: 996, k1: 997 },
+    { q0: 0, q1: 700, k0: 400, k1: 997 },
+  ]) {
     const drawn = drawnView(view, PLOT, SHAPE);
-    assert.ok(drawn.q0 <= view.q0 + 1e-9 && drawn.q1 >= view.q1 - 1e-9 && drawn.k0 <= view.k0 + 1e-9 && drawn.k1 >= view.k1 - 1e-9);
-    const inside = { q0: drawn.q0, q1: Math.min(SHAPE.rows, drawn.q1), k0: drawn.k0, k1: Math.min(SHAPE.keys, drawn.k1) };
+    assert.ok(
+      drawn.q0 <= view.q0 + 1e-9 &&
+        drawn.q1 >= view.q1 - 1e-9 &&
+        drawn.k0 <= view.k0 + 1e-9 &&
+        drawn.k1 >= view.k1 - 1e-9,
+    );
+    const inside = {
+      q0: drawn.q0,
+      q1: Math.min(SHAPE.rows, drawn.q1),
+      k0: drawn.k0,
+      k1: Math.min(SHAPE.keys, drawn.k1),
+    };
     const again = drawnView(inside, PLOT, SHAPE);
     for (const end of ["q0", "q1", "k0", "k1"]) near(again[end], drawn[end], 1e-6);
   }
@@ -56,7 +108,12 @@ test("zooming keeps the cell under the pointer; out far enough it is the whole",
 test("panning stops at the edges and keeps the size", () => {
   const view = { q0: 10, q1: 60, k0: 900, k1: 990 };
   assert.deepEqual(panView(view, -50, 50, SHAPE), { q0: 0, q1: 50, k0: 907, k1: 997 });
-  assert.deepEqual(panView({ q0: 0, q1: 2000, k0: 0, k1: 90 }, 5, 5, SHAPE), { q0: 0, q1: 1009, k0: 5, k1: 95 });
+  assert.deepEqual(panView({ q0: 0, q1: 2000, k0: 0, k1: 90 }, 5, 5, SHAPE), {
+    q0: 0,
+    q1: 1009,
+    k0: 5,
+    k1: 95,
+  });
   const moved = followCell(view, 100, 20, SHAPE);
   assert.ok(moved.q0 <= 100 && moved.q1 >= 101 && moved.k0 <= 20 && moved.k1 >= 21);
   assert.deepEqual(followCell(view, 35, 950, SHAPE), view);
@@ -64,7 +121,11 @@ test("panning stops at the edges and keeps the size", () => {
 
 test("pixels and cells are each other's inverse, and there is nothing outside", () => {
   const view = { q0: 500, q1: 520, k0: 700, k1: 730 };
-  for (const [row, key] of [[500, 700], [511, 713], [519, 729]]) {
+  for (const [row, key] of [
+    [500, 700],
+    [511, 713],
+    [519, 729],
+  ]) {
     const { x, y } = pixelOf(view, PLOT, row + 0.5, key + 0.5);
     assert.deepEqual(cellAt(view, PLOT, x, y, SHAPE), { row, key });
   }
@@ -87,10 +148,19 @@ test("tiles of the mask: any block against a count of its cells", () => {
   const mask = new MaskTiles({ values, shape: [I, J] }, tileRows, tileKeys);
   for (let q0 = 0; q0 < 15; q0 += 1) {
     for (let k0 = 0; k0 < 14; k0 += 1) {
-      for (const [h, w] of [[1, 1], [2, 5], [4, 3]]) {
+      for (const [h, w] of [
+        [1, 1],
+        [2, 5],
+        [4, 3],
+      ]) {
         const seen = new Set();
-        for (let q = q0; q < Math.min(15, q0 + h); q += 1) for (let k = k0; k < Math.min(14, k0 + w); k += 1) seen.add(values[Math.floor(q / 3) * J + Math.floor(k / 2)]);
-        assert.equal(mask.of(q0, Math.min(15, q0 + h), k0, Math.min(14, k0 + w)), seen.has(2) ? 2 : seen.has(1) ? 1 : 0);
+        for (let q = q0; q < Math.min(15, q0 + h); q += 1)
+          for (let k = k0; k < Math.min(14, k0 + w); k += 1)
+            seen.add(values[Math.floor(q / 3) * J + Math.floor(k / 2)]);
+        assert.equal(
+          mask.of(q0, Math.min(15, q0 + h), k0, Math.min(14, k0 + w)),
+          seen.has(2) ? 2 : seen.has(1) ? 1 : 0,
+        );
       }
     }
   }
@@ -104,10 +174,19 @@ test("without the first keys, each row's rest sums to 1 again", () => {
   for (const i of [0, 1, 17, 255]) {
     const row = Array.from(out.subarray(i * TILE, (i + 1) * TILE));
     assert.ok(row.slice(0, 2).every(Number.isNaN));
-    near(row.slice(2).reduce((sum, value) => sum + value, 0), 1, 1e-6);
+    near(
+      row.slice(2).reduce((sum, value) => sum + value, 0),
+      1,
+      1e-6,
+    );
     near(row[5] / row[3], values[i * TILE + 5] / values[i * TILE + 3], 1e-6);
   }
-  const all = withoutFirst(tile((i, j) => Number(j === 0)), tile((i, j) => Number(j === 0)), 0, 1);
+  const all = withoutFirst(
+    tile((i, j) => Number(j === 0)),
+    tile((i, j) => Number(j === 0)),
+    0,
+    1,
+  );
   assert.equal(all[1], 0);
 });
 
@@ -131,8 +210,24 @@ test("ranks go over the whole row: ties share, nothing stays at 0, NaN stays", (
 test("pixels of a tile: colours, holes where nothing may be attended to, grey for NaN, nothing beyond the edge", () => {
   const level = { queryBlock: 1, keyBlock: 1 };
   const mask = new MaskTiles({ values: Uint8Array.from([1, 0, 2, 1]), shape: [2, 2] }, 3, 3);
-  const values = tile((i, j) => (i === 0 && j === 0 ? 1 : i === 3 && j === 1 ? 0.001 : i === 4 && j === 4 ? NaN : 0));
-  const pixels = tilePixels(values, { scale: "log", low: 1e-6, high: 1, table: sequential, none: [9, 8, 7], level, mask, shape: { rows: 5, keys: 6 } }, 0, 0);
+  const values = tile((i, j) =>
+    i === 0 && j === 0 ? 1 : i === 3 && j === 1 ? 0.001 : i === 4 && j === 4 ? NaN : 0,
+  );
+  const pixels = tilePixels(
+    values,
+    {
+      scale: "log",
+      low: 1e-6,
+      high: 1,
+      table: sequential,
+      none: [9, 8, 7],
+      level,
+      mask,
+      shape: { rows: 5, keys: 6 },
+    },
+    0,
+    0,
+  );
   const at = (i, j) => Array.from(pixels.subarray(4 * (i * TILE + j), 4 * (i * TILE + j) + 4));
   assert.deepEqual(at(0, 0), [...sequential.subarray(765, 768), 255]);
   assert.deepEqual(at(3, 1), [...sequential.subarray(384, 387), 255]);
@@ -143,13 +238,27 @@ test("pixels of a tile: colours, holes where nothing may be attended to, grey fo
 
 test("a tile is asked for once, and again when the question differs", async () => {
   const asked = [];
-  const source = { tile: async (...question) => {
-    asked.push(question.join(" "));
-    return tile(() => question[2] / 10);
-  } };
+  const source = {
+    tile: async (...question) => {
+      asked.push(question.join(" "));
+      return tile(() => question[2] / 10);
+    },
+  };
   let arrived = 0;
   const store = new TileStore(source, () => (arrived += 1));
-  const what = { t: 0, heads: [[0, 1], [2, 3]], level: { queryBlock: 4, keyBlock: 4 }, channel: "mass", aggregate: "mean", hideSink: false, ranked: false, columns: 1 };
+  const what = {
+    t: 0,
+    heads: [
+      [0, 1],
+      [2, 3],
+    ],
+    level: { queryBlock: 4, keyBlock: 4 },
+    channel: "mass",
+    aggregate: "mean",
+    hideSink: false,
+    ranked: false,
+    columns: 1,
+  };
   assert.equal(store.get(what, 0, 0), null);
   assert.equal(store.get(what, 0, 0), null);
   assert.equal(store.pending, 1);
@@ -164,13 +273,38 @@ test("a tile is asked for once, and again when the question differs", async () =
 
 test("the sentence of a cell names query, key, weight and rank", () => {
   const call = { query_offset: 1000, key_offset: 0, rows: 64, keys: 64 };
-  const tokens = { rows: Array.from({ length: 64 }, (_, n) => (n === 42 ? " cat" : "x")), keys: Array.from({ length: 64 }, (_, n) => (n === 13 ? "The" : "x")) };
-  const facts = { row: 42, key: 13, call, tokens, weight: 0.31, rank: 1, count: 1043, heads: 1, aggregate: "mean" };
+  const tokens = {
+    rows: Array.from({ length: 64 }, (_, n) => (n === 42 ? " cat" : "x")),
+    keys: Array.from({ length: 64 }, (_, n) => (n === 13 ? "The" : "x")),
+  };
+  const facts = {
+    row: 42,
+    key: 13,
+    call,
+    tokens,
+    weight: 0.31,
+    rank: 1,
+    count: 1043,
+    heads: 1,
+    aggregate: "mean",
+  };
   assert.equal(cellSentence(facts), "query 1042 'cat' to key 13 'The', 0.31, rank 1 of 1043");
-  assert.equal(cellSentence({ ...facts, heads: 3, aggregate: "max" }), "query 1042 'cat' to key 13 'The', 0.31, rank 1 of 1043, largest of 3 heads");
-  assert.equal(cellSentence({ ...facts, weight: null, block: { value: 0.125, channel: "max", queryBlock: 32, keyBlock: 8 } }),
-    "query 1042 'cat' to key 13 'The': in the block of queries 1032–1063 and keys 8–15, largest weight 0.125");
-  assert.equal(cellSentence({ ...facts, weight: null, block: null, tokens: {} }), "query 1042 to key 13: no number is stored");
+  assert.equal(
+    cellSentence({ ...facts, heads: 3, aggregate: "max" }),
+    "query 1042 'cat' to key 13 'The', 0.31, rank 1 of 1043, largest of 3 heads",
+  );
+  assert.equal(
+    cellSentence({
+      ...facts,
+      weight: null,
+      block: { value: 0.125, channel: "max", queryBlock: 32, keyBlock: 8 },
+    }),
+    "query 1042 'cat' to key 13 'The': in the block of queries 1032–1063 and keys 8–15, largest weight 0.125",
+  );
+  assert.equal(
+    cellSentence({ ...facts, weight: null, block: null, tokens: {} }),
+    "query 1042 to key 13: no number is stored",
+  );
   assert.ok(cellSentence({ ...facts, rounded: true }).includes(", about 0.31, rank 1"));
   assert.ok(!cellSentence({ ...facts, weight: 0, rounded: true }).includes("about"));
   assert.deepEqual(rankIn([0.2, 0.5, 0, 0.2, 0.1], 3), { rank: 2, count: 4 });
@@ -178,31 +312,100 @@ test("the sentence of a cell names query, key, weight and rank", () => {
 
 test("a cell is read from exact rows, from the largest weights kept, or not at all", async () => {
   const rows = { 0: [0.1, 0.6, 0.3], 1: [0.5, 0.25, 0.25] };
-  const source = { row: async (t, c, h) => ({ values: Float32Array.from(rows[h]), exact: true }), topKeys: async () => null };
+  const source = {
+    row: async (t, c, h) => ({ values: Float32Array.from(rows[h]), exact: true }),
+    topKeys: async () => null,
+  };
   const one = await readCell(source, { t: 0, heads: [[0, 0]], row: 2, key: 2, aggregate: "mean" });
   assert.deepEqual([one.rank, one.count], [2, 3]);
-  const both = await readCell(source, { t: 0, heads: [[0, 0], [0, 1]], row: 2, key: 0, aggregate: "mean" });
+  const both = await readCell(source, {
+    t: 0,
+    heads: [
+      [0, 0],
+      [0, 1],
+    ],
+    row: 2,
+    key: 0,
+    aggregate: "mean",
+  });
   near(both.weight, 0.3, 1e-6);
   assert.equal(both.rank, 2);
-  const kept = { row: async () => ({ values: new Float32Array(2), exact: false }), topKeys: async () => [{ key: 9, weight: 0.7 }, { key: 4, weight: 0.2 }] };
-  assert.deepEqual(await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 4, aggregate: "mean" }), { weight: 0.2, rank: 2, count: "2 stored" });
-  assert.equal((await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 5, aggregate: "mean" })).weight, null);
+  const kept = {
+    row: async () => ({ values: new Float32Array(2), exact: false }),
+    topKeys: async () => [
+      { key: 9, weight: 0.7 },
+      { key: 4, weight: 0.2 },
+    ],
+  };
+  assert.deepEqual(await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 4, aggregate: "mean" }), {
+    weight: 0.2,
+    rank: 2,
+    count: "2 stored",
+  });
+  assert.equal(
+    (await readCell(kept, { t: 0, heads: [[0, 0]], row: 50, key: 5, aggregate: "mean" })).weight,
+    null,
+  );
 });
 
 test("rounded are codes and stored blocks, not the weights of a server or of half floats", () => {
-  const source = (heads, ask = null) => ({ ask, document: { chunks: { a: { code: "plain" }, b: { code: "log8" } } }, head: (t, c, h) => ({ weights: heads[h] }) });
+  const source = (heads, ask = null) => ({
+    ask,
+    document: { chunks: { a: { code: "plain" }, b: { code: "log8" } } },
+    head: (t, c, h) => ({ weights: heads[h] }),
+  });
   assert.equal(areRounded(source(["a"]), 0, [[0, 0]]), false);
-  assert.equal(areRounded(source(["a", "b"]), 0, [[0, 0], [0, 1]]), true);
+  assert.equal(
+    areRounded(source(["a", "b"]), 0, [
+      [0, 0],
+      [0, 1],
+    ]),
+    true,
+  );
   assert.equal(areRounded(source([null]), 0, [[0, 0]]), true);
-  assert.equal(areRounded(source([null], () => null), 0, [[0, 0]]), false);
+  assert.equal(
+    areRounded(
+      source([null], () => null),
+      0,
+      [[0, 0]],
+    ),
+    false,
+  );
 });
 
 test("what was done to the numbers is said", () => {
   const calls = [{ kind: "self" }, { kind: "cross" }];
-  const what = { heads: [[1, 4]], left: 0, aggregate: "mean", channel: "mass", level: { queryBlock: 1, keyBlock: 1 }, hideSink: false, rowRank: false, calls };
+  const what = {
+    heads: [[1, 4]],
+    left: 0,
+    aggregate: "mean",
+    channel: "mass",
+    level: { queryBlock: 1, keyBlock: 1 },
+    hideSink: false,
+    rowRank: false,
+    calls,
+  };
   assert.equal(mapSentence(what), "Layer 1 head 4 (cross-attention) · weights");
-  const text = mapSentence({ ...what, heads: [[0, 0], [1, 2]], left: 1, aggregate: "max", level: { queryBlock: 8, keyBlock: 16 }, hideSink: true, rowRank: true });
-  for (const part of ["Largest of 2 heads (layer.head 0.0, 1.2)", "blocks of 8 × 16", "1 selected head of another size left out", "keys 0–15 hidden", "renormalised", "rank"]) {
+  const text = mapSentence({
+    ...what,
+    heads: [
+      [0, 0],
+      [1, 2],
+    ],
+    left: 1,
+    aggregate: "max",
+    level: { queryBlock: 8, keyBlock: 16 },
+    hideSink: true,
+    rowRank: true,
+  });
+  for (const part of [
+    "Largest of 2 heads (layer.head 0.0, 1.2)",
+    "blocks of 8 × 16",
+    "1 selected head of another size left out",
+    "keys 0–15 hidden",
+    "renormalised",
+    "rank",
+  ]) {
     assert.ok(text.includes(part), part);
   }
 });
@@ -211,7 +414,10 @@ test("ticks are round, and those of a colour bar are inside it", () => {
   assert.deepEqual(wholeTicks(0, 60, 300, 40), [0, 10, 20, 30, 40, 50]);
   assert.deepEqual(wholeTicks(3.5, 6.2, 300, 40), [4, 5, 6]);
   assert.deepEqual(wholeTicks(5, 5, 300, 40), []);
-  for (const [low, high] of [[2 ** -12, 1], [2 ** -21, 1]]) {
+  for (const [low, high] of [
+    [2 ** -12, 1],
+    [2 ** -21, 1],
+  ]) {
     const ticks = barTicks("log", low, high);
     assert.ok(ticks.length >= 3 && ticks.every((tick) => tick >= low && tick <= high * (1 + 1e-9)));
   }
@@ -220,15 +426,27 @@ test("ticks are round, and those of a colour bar are inside it", () => {
 });
 
 test("the plot stays inside the canvas at any size; the minimap inside the plot", () => {
-  for (const [w, h] of [[280, 250], [600, 400], [1900, 1000]]) {
+  for (const [w, h] of [
+    [280, 250],
+    [600, 400],
+    [1900, 1000],
+  ]) {
     for (const labels of [true, false]) {
       const layout = mapLayout(w, h, labels);
       const { plot } = layout;
       assert.ok(plot.x > 0 && plot.y > 0 && plot.x + plot.w <= w && plot.y + plot.h < h);
       const view = drawnView({ q0: 100, q1: 200, k0: 100, k1: 200 }, plot, SHAPE);
       const mini = minimapRect(layout, view, SHAPE);
-      assert.ok(mini.x >= plot.x && mini.y >= plot.y && mini.x + mini.w <= plot.x + plot.w && mini.y + mini.h <= plot.y + plot.h);
-      assert.equal(minimapRect(layout, drawnView({ q0: 0, q1: 1009, k0: 0, k1: 997 }, plot, SHAPE), SHAPE), null);
+      assert.ok(
+        mini.x >= plot.x &&
+          mini.y >= plot.y &&
+          mini.x + mini.w <= plot.x + plot.w &&
+          mini.y + mini.h <= plot.y + plot.h,
+      );
+      assert.equal(
+        minimapRect(layout, drawnView({ q0: 0, q1: 1009, k0: 0, k1: 997 }, plot, SHAPE), SHAPE),
+        null,
+      );
       const area = matrixRect(view, plot, SHAPE);
       assert.ok(area.w <= plot.w + 1e-6 && area.h <= plot.h + 1e-6);
     }
@@ -236,26 +454,58 @@ test("the plot stays inside the canvas at any size; the minimap inside the plot"
 });
 
 test("heads are sorted, filtered and told in words", () => {
-  const trace = { calls: [{ heads: 3, means: { entropy: [0.5, 2, null], distance: [3, 1, 9], zeta: [1, 1, 1] }, labels: [[{ name: "local", value: 0.913, threshold: 0.8 }], [], []] }] };
-  const heads = [[0, 0], [0, 1], [0, 2]];
+  const trace = {
+    calls: [
+      {
+        heads: 3,
+        means: { entropy: [0.5, 2, null], distance: [3, 1, 9], zeta: [1, 1, 1] },
+        labels: [[{ name: "local", value: 0.913, threshold: 0.8 }], [], []],
+      },
+    ],
+  };
+  const heads = [
+    [0, 0],
+    [0, 1],
+    [0, 2],
+  ];
   const read = (name, c, h) => trace.calls[c].means[name][h] ?? NaN;
-  assert.deepEqual(sortHeads(heads, "entropy", read), [[0, 1], [0, 0], [0, 2]]);
-  assert.deepEqual(sortHeads(heads, "-entropy", read), [[0, 0], [0, 1], [0, 2]]);
+  assert.deepEqual(sortHeads(heads, "entropy", read), [
+    [0, 1],
+    [0, 0],
+    [0, 2],
+  ]);
+  assert.deepEqual(sortHeads(heads, "-entropy", read), [
+    [0, 0],
+    [0, 1],
+    [0, 2],
+  ]);
   assert.equal(sortHeads(heads, "model", read), heads);
   assert.deepEqual(numberNames(trace), ["entropy", "distance", "zeta"]);
-  assert.equal(headSentence(trace, 0, 0, "distance"), "layer 0 head 0, distance 3 tokens, entropy 0.5 nats, local 0.91");
+  assert.equal(
+    headSentence(trace, 0, 0, "distance"),
+    "layer 0 head 0, distance 3 tokens, entropy 0.5 nats, local 0.91",
+  );
   assert.deepEqual(numberRange("self", [0.2, 0.4], false), [0, 1]);
   assert.deepEqual(numberRange("entropy", [0.2, NaN, 4], false), [0, 4]);
   assert.deepEqual(numberRange("self", [-0.25, 0.125], true), [-0.25, 0.25]);
   assert.deepEqual(numberRange("entropy", [], false), [0, 1]);
   const brush = { e0: 1, e1: 3, d0: 0, d1: 2 };
-  assert.deepEqual(heads.map(([c, h]) => insideBrush(brush, read("entropy", c, h), read("distance", c, h))), [false, true, false]);
+  assert.deepEqual(
+    heads.map(([c, h]) => insideBrush(brush, read("entropy", c, h), read("distance", c, h))),
+    [false, true, false],
+  );
 });
 
 test("layers are told apart by what differs in their names", () => {
   const call = (name, kind = "self") => ({ name, kind });
-  assert.deepEqual(layerNames([call("encoder.blocks.0.attention"), call("encoder.blocks.1.attention")]), ["0", "1"]);
-  assert.deepEqual(layerNames([call("decoder.0.self"), call("decoder.0.cross", "cross")]), ["0 · self", "1 · cross (cross)"]);
+  assert.deepEqual(layerNames([call("encoder.blocks.0.attention"), call("encoder.blocks.1.attention")]), [
+    "0",
+    "1",
+  ]);
+  assert.deepEqual(layerNames([call("decoder.0.self"), call("decoder.0.cross", "cross")]), [
+    "0 · self",
+    "1 · cross (cross)",
+  ]);
   assert.deepEqual(layerNames([call("attention")]), ["0"]);
   assert.deepEqual(layerNames([call("a"), call("a")]), ["0", "1"]);
 });

@@ -1,17 +1,17 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/web/colours.js";
+import { heatPixels } from "../../src/regard/inspection/explorer/web/heats.js";
 import { seriesTable } from "../../src/regard/inspection/explorer/web/plots.js";
 import {
   formatNumber,
-  linePath,
   linearTicks,
+  linePath,
   logTicks,
   makeAxis,
   nearestIndex,
   rangeOf,
 } from "../../src/regard/inspection/explorer/web/scales.js";
-import { heatPixels } from "../../src/regard/inspection/explorer/web/heats.js";
-import { diverging, missing, sequential } from "../../src/regard/inspection/explorer/web/colours.js";
 
 test("numbers are short and keep whole positions whole", () => {
   const cases = [

@@ -30,7 +30,9 @@
 
   /** Relative luminance, as WCAG has it. */
   function luminance([r, g, b]) {
-    const linear = [r, g, b].map((part) => part / 255).map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    const linear = [r, g, b]
+      .map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   }
 
@@ -61,7 +63,9 @@
 
     reached: () => {
       const once = [...seen];
-      const back = once.filter((one, n) => n && !(once[n - 1].compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING));
+      const back = once.filter(
+        (one, n) => n && !(once[n - 1].compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING),
+      );
       return { count: once.length, back: back.map(outline) };
     },
 
@@ -71,7 +75,10 @@
       for (const one of controls()) {
         one.scrollIntoView({ block: "center", inline: "center" });
         const box = one.getBoundingClientRect();
-        const [x, y] = [box.left + Math.min(box.width, innerWidth) / 2, box.top + Math.min(box.height, innerHeight) / 2];
+        const [x, y] = [
+          box.left + Math.min(box.width, innerWidth) / 2,
+          box.top + Math.min(box.height, innerHeight) / 2,
+        ];
         const found = document.elementFromPoint(x, y);
         const label = one.closest("label");
         // Cells of the grid lie under the picture that they are drawn in, which finds them again.
@@ -97,7 +104,8 @@
     /** Texts with less contrast than 4.5 to 1. */
     faint: () => {
       const weak = [];
-      const left = "script, svg, option, [disabled], [aria-disabled=true], [aria-hidden=true], .reader-text, .rg-atlas canvas";
+      const left =
+        "script, svg, option, [disabled], [aria-disabled=true], [aria-hidden=true], .reader-text, .rg-atlas canvas";
       const walker = document.createTreeWalker(document.querySelector(".regard"), NodeFilter.SHOW_TEXT);
       for (let node = walker.nextNode(); node; node = walker.nextNode()) {
         const one = node.parentElement;
@@ -106,43 +114,67 @@
         if (!behind) continue;
         const [a, b] = [luminance(channels(getComputedStyle(one).color)), luminance(behind)];
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) weak.push(`${ratio.toFixed(2)} "${node.data.trim().slice(0, 40)}" in ${one.tagName}.${one.className}`);
+        if (ratio < 4.5)
+          weak.push(
+            `${ratio.toFixed(2)} "${node.data.trim().slice(0, 40)}" in ${one.tagName}.${one.className}`,
+          );
       }
       return weak;
     },
 
     /** The same for the letters of drawings. */
-    faintLetters: () => [...document.querySelectorAll("svg text")].filter(visible).flatMap((one) => {
-      const behind = ground(one);
-      const fill = getComputedStyle(one).fill;
-      if (!behind || !one.textContent.trim() || one.closest("[aria-hidden=true]")) return [];
-      const [a, b] = [luminance(channels(fill)), luminance(behind)];
-      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      return ratio < 4.5 ? [`${ratio.toFixed(2)} "${one.textContent}" ${fill}`] : [];
-    }),
+    faintLetters: () =>
+      [...document.querySelectorAll("svg text")].filter(visible).flatMap((one) => {
+        const behind = ground(one);
+        const fill = getComputedStyle(one).fill;
+        if (!behind || !one.textContent.trim() || one.closest("[aria-hidden=true]")) return [];
+        const [a, b] = [luminance(channels(fill)), luminance(behind)];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        return ratio < 4.5 ? [`${ratio.toFixed(2)} "${one.textContent}" ${fill}`] : [];
+      }),
 
     ground: (selector) => ground(document.querySelector(selector))?.slice(0, 3) ?? null,
 
     /** Buttons whose name does not hold what is seen on them. */
-    misnamed: () => [...document.querySelectorAll("button[aria-label]")].filter((one) => {
-      const words = one.textContent.toLowerCase().replace(/[^\p{L} ]/gu, "").trim();
-      return words.length > 1 && !one.getAttribute("aria-label").toLowerCase().includes(words);
-    }).map(outline),
+    misnamed: () =>
+      [...document.querySelectorAll("button[aria-label]")]
+        .filter((one) => {
+          const words = one.textContent
+            .toLowerCase()
+            .replace(/[^\p{L} ]/gu, "")
+            .trim();
+          return words.length > 1 && !one.getAttribute("aria-label").toLowerCase().includes(words);
+        })
+        .map(outline),
 
     /** Elements that would move. */
-    moving: () => [...document.querySelectorAll("*")].filter((one) => {
-      const { transitionDuration, animationDuration } = getComputedStyle(one);
-      return `${transitionDuration},${animationDuration}`.split(",").some((time) => parseFloat(time) > 0.01);
-    }).map(outline),
+    moving: () =>
+      [...document.querySelectorAll("*")]
+        .filter((one) => {
+          const { transitionDuration, animationDuration } = getComputedStyle(one);
+          return `${transitionDuration},${animationDuration}`
+            .split(",")
+            .some((time) => parseFloat(time) > 0.01);
+        })
+        .map(outline),
 
     look: (one) => {
       const style = getComputedStyle(one);
-      return [style.color, style.backgroundColor, style.borderBottomColor, style.borderBottomWidth, style.outlineStyle, style.fontWeight,
-        style.textDecorationLine].join();
+      return [
+        style.color,
+        style.backgroundColor,
+        style.borderBottomColor,
+        style.borderBottomWidth,
+        style.outlineStyle,
+        style.fontWeight,
+        style.textDecorationLine,
+      ].join();
     },
 
     repeated: () => {
-      const ids = [...document.querySelectorAll("[id]")].map(({ id }) => id).filter((id) => id !== "regard-document");
+      const ids = [...document.querySelectorAll("[id]")]
+        .map(({ id }) => id)
+        .filter((id) => id !== "regard-document");
       return ids.filter((id, n) => ids.indexOf(id) !== n);
     },
 
@@ -168,7 +200,8 @@
 
     cells: async ([c, h, rows, keys]) => {
       const found = [];
-      for (let i = 0; i < rows; i += 1) for (let j = 0; j < keys; j += 1) found.push(await __regard.cell(0, c, h, i, j));
+      for (let i = 0; i < rows; i += 1)
+        for (let j = 0; j < keys; j += 1) found.push(await __regard.cell(0, c, h, i, j));
       return found;
     },
 
@@ -178,7 +211,8 @@
         for (let left = 0; left < keys; left += 256) {
           const tile = await __regard.tile(0, c, h, up, across, top / 256, left / 256, channel);
           for (let i = top; i < Math.min(rows, top + 256); i += 1) {
-            for (let j = left; j < Math.min(keys, left + 256); j += 1) found[i * keys + j] = tile[256 * (i - top) + j - left];
+            for (let j = left; j < Math.min(keys, left + 256); j += 1)
+              found[i * keys + j] = tile[256 * (i - top) + j - left];
           }
         }
       }
@@ -189,14 +223,15 @@
     },
 
     /** Milliseconds between frames while something goes on. */
-    frames: (count) => new Promise((done) => {
-      const times = [];
-      const next = (now) => {
-        times.push(now);
-        if (times.length <= count) requestAnimationFrame(next);
-        else done(times.slice(1).map((time, n) => time - times[n]));
-      };
-      requestAnimationFrame(next);
-    }),
+    frames: (count) =>
+      new Promise((done) => {
+        const times = [];
+        const next = (now) => {
+          times.push(now);
+          if (times.length <= count) requestAnimationFrame(next);
+          else done(times.slice(1).map((time, n) => time - times[n]));
+        };
+        requestAnimationFrame(next);
+      }),
   };
 })();

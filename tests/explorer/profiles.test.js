@@ -1,14 +1,14 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { wavelengths } from "../../src/regard/inspection/explorer/web/positions.js";
 import {
   coverageOf,
   distanceBins,
-  distanceText,
   distancesOf,
+  distanceText,
   shareServed,
 } from "../../src/regard/inspection/explorer/web/profiles.js";
 import { smoothed } from "../../src/regard/inspection/explorer/web/training.js";
-import { wavelengths } from "../../src/regard/inspection/explorer/web/positions.js";
 
 test("bins of distances tile the whole numbers", () => {
   let next = -(2 ** 31) + 1;
@@ -54,7 +54,7 @@ test("smoothing is a plain mean of the window, cut at the ends", () => {
     const window = values.slice(Math.max(0, n - half), n + half + 1).filter((one) => !Number.isNaN(one));
     return window.reduce((sum, one) => sum + one, 0) / window.length;
   });
-  smoothed(values, half).forEach((value, n) => assert.ok(Math.abs(value - plain[n]) < 1e-12));
+  for (const [n, value] of smoothed(values, half).entries()) assert.ok(Math.abs(value - plain[n]) < 1e-12);
   assert.deepEqual([...smoothed([3, 5], 0)], [3, 5]);
   assert.ok(Number.isNaN(smoothed([NaN], 4)[0]));
   assert.equal(smoothed([], 3).length, 0);

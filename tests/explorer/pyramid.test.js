@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { blockOf, levelFor, reduceMass, reduceMax } from "../../src/regard/inspection/explorer/web/pyramid.js";
+import { reduceMass, reduceMax } from "../../src/regard/inspection/explorer/web/pyramid.js";
 
 function close(found, expected, message) {
   assert.equal(found.length, expected.length, message);
-  found.forEach((value, at) => assert.ok(Math.abs(value - expected[at]) < 1e-6, `${message} ${at}`));
+  for (const [at, value] of found.entries())
+    assert.ok(Math.abs(value - expected[at]) < 1e-6, `${message} ${at}`);
 }
 
 /** Causal weights with an empty row, and what blocks of them hold, by the definition. */
@@ -44,7 +45,13 @@ function blocks(weights, living, T, S, height, width) {
   return { mass, largest };
 }
 
-const SHAPES = [[7, 13], [13, 7], [1, 1], [2, 5], [1, 9]];
+const SHAPES = [
+  [7, 13],
+  [13, 7],
+  [1, 1],
+  [2, 5],
+  [1, 9],
+];
 for (const [T, S] of SHAPES) {
   test(`blocks of ${T} x ${S} weights follow from finer blocks`, () => {
     const { weights, living } = example(T, S);
@@ -88,16 +95,4 @@ test("without counts, each block is one living row", () => {
 test("nothing is reduced to nothing", () => {
   assert.deepEqual(reduceMass(new Float32Array(), new Int32Array(), 0, 3).values.length, 0);
   assert.deepEqual(reduceMax(new Float32Array(), 3, 0).values.length, 0);
-});
-
-test("the level is the coarsest that a pixel can hold", () => {
-  const levels = [1, 2, 4, 8].map((block) => ({ queryBlock: block, keyBlock: block }));
-  const found = [0.1, 1, 1.9, 2, 5, 8, 100].map((cells) => levelFor(cells, levels));
-  assert.deepEqual(found, [0, 0, 0, 1, 2, 3, 3]);
-  assert.equal(levelFor(1, []), -1);
-  assert.equal(levelFor(6, [{ queryBlock: 2, keyBlock: 4 }, { queryBlock: 4, keyBlock: 8 }]), 0);
-});
-
-test("blocks hold their first index", () => {
-  assert.deepEqual([0, 3, 4, 7.5].map((index) => blockOf(index, 4)), [0, 0, 1, 1]);
 });

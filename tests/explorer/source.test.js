@@ -1,10 +1,13 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { encodeLog8, log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
+import { log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
 import { Source } from "../../src/regard/inspection/explorer/web/source.js";
 
 const T = 300;
 const S = 5;
+
+/** The nearest code of a weight. */
+const encodeLog8 = (x) => (x > 0 ? Math.max(1, Math.round(255 + (254 / 24) * Math.log2(x))) : 0);
 
 /** One head of T x S weights; row 1 is empty. */
 function weightsOf() {
@@ -27,7 +30,13 @@ function page(exact) {
     return name;
   };
   const log8 = (name, shape, values) => {
-    return add(name, "u8", shape, Uint8Array.from(values, (x) => encodeLog8(x)), "log8");
+    return add(
+      name,
+      "u8",
+      shape,
+      Uint8Array.from(values, (x) => encodeLog8(x)),
+      "log8",
+    );
   };
   const counts = (n, of) => Int32Array.from({ length: n }, (_, i) => of(i));
   const head = {
@@ -38,19 +47,34 @@ function page(exact) {
         key_block: 1,
         mass: log8("fine", [150, 5], Array(750).fill(0.2)),
         max: log8("most", [150, 5], Array(750).fill(0.25)),
-        rows: add("fineRows", "i32", [150], counts(150, (i) => (i === 0 ? 1 : 2))),
+        rows: add(
+          "fineRows",
+          "i32",
+          [150],
+          counts(150, (i) => (i === 0 ? 1 : 2)),
+        ),
       },
       {
         query_block: 8,
         key_block: 4,
         mass: log8("coarse", [38, 2], Array(76).fill(0.5)),
         max: null,
-        rows: add("coarseRows", "i32", [38], counts(38, (i) => ({ 0: 7, 37: 4 })[i] ?? 8)),
+        rows: add(
+          "coarseRows",
+          "i32",
+          [38],
+          counts(38, (i) => ({ 0: 7, 37: 4 })[i] ?? 8),
+        ),
       },
     ],
     last_row: log8("last", [3], [1, 0.5, 0.25]),
     last_row_bin: 2,
-    top_keys: add("top", "i32", [T, 2], counts(2 * T, (i) => (i === 3 ? -1 : i % 2))),
+    top_keys: add(
+      "top",
+      "i32",
+      [T, 2],
+      counts(2 * T, (i) => (i === 3 ? -1 : i % 2)),
+    ),
     top_weights: log8("topWeights", [T, 2], Array(2 * T).fill(0.5)),
   };
   const text = new TextEncoder().encode(JSON.stringify(["a", "</script>"]));
@@ -133,9 +157,15 @@ test("the largest weights come from the weights, or from the list", async () => 
   assert.deepEqual(top, sorted.slice(0, 3));
   assert.deepEqual(await exact.topKeys(0, 0, 0, 1, 3), []);
   const source = new Source(...Object.values(page()).slice(0, 2));
-  assert.deepEqual((await source.topKeys(0, 0, 0, 0, 8)).map(({ key }) => key), [0, 1]);
+  assert.deepEqual(
+    (await source.topKeys(0, 0, 0, 0, 8)).map(({ key }) => key),
+    [0, 1],
+  );
   assert.deepEqual((await source.topKeys(0, 0, 0, 0, 1)).length, 1);
-  assert.deepEqual((await source.topKeys(0, 0, 0, 1, 8)).map(({ key }) => key), [0]);
+  assert.deepEqual(
+    (await source.topKeys(0, 0, 0, 1, 8)).map(({ key }) => key),
+    [0],
+  );
 });
 
 test("a server is asked for what is finer, by its protocol", async () => {
@@ -150,7 +180,10 @@ test("a server is asked for what is finer, by its protocol", async () => {
   await source.tile(0, 0, 0, 1, 1, 1, 0, "max");
   await source.tile(0, 0, 0, 1, 1, 1, 0, "max");
   await source.tile(0, 0, 0, 4, 2, 0, 0, "mass");
-  assert.deepEqual((await source.topKeys(0, 0, 0, 9, 2)).map(({ key }) => key), [1, 2]);
+  assert.deepEqual(
+    (await source.topKeys(0, 0, 0, 9, 2)).map(({ key }) => key),
+    [1, 2],
+  );
   assert.equal((await source.column(0, 0, 0, 3)).exact, false);
   assert.deepEqual(asked, ["tile/0/0/0/1/1/1/0?channel=max", "row/0/0/0/9", "column/0/0/0/3"]);
   // A page in a file asks nobody.

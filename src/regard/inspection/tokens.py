@@ -1,4 +1,4 @@
-"""Tokens: what sits at the positions of a sequence, for people to read."""
+"""Tokens: the texts or patches at the positions of a sequence, for people to read."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Tokens:
         return f"Tokens({len(self)} {self.kind}{': ' if self.texts else ''}{shown}{more})"
 
     def part(self, start: int, count: int) -> Tokens:
-        """The tokens at positions start to start + count - 1; where there are none, empty ones with id -1."""
+        """Return the tokens at `count` positions from `start`, empty ones with id -1 where there are none."""
         if start == 0 and count == len(self):
             return self
         place = np.arange(start, start + count)
@@ -126,7 +126,7 @@ class Tokens:
 
 
 def read_tokens(name: str, tokens: Any) -> Tokens:
-    """What a caller gave as the tokens of one sequence."""
+    """Read what a caller gave as the tokens of one sequence."""
     if isinstance(tokens, Tokens):
         return tokens
     if isinstance(tokens, str):
@@ -141,7 +141,7 @@ def read_tokens(name: str, tokens: Any) -> Tokens:
 
 
 def number_tokens(tokens: Tokens | None) -> np.ndarray | None:
-    """The ids of the tokens, or, where texts tell, a number for each different one."""
+    """Return the ids of the tokens, or, where texts tell, a number for each different one."""
     if tokens is None or tokens.ids is not None or tokens.kind != "text":
         return None if tokens is None else tokens.ids
     numbers: dict[str, int] = {}
@@ -189,7 +189,7 @@ def _picture(picture: Any) -> np.ndarray:
 
 
 def same_tokens(a: Tokens, b: Tokens) -> bool:
-    """Whether two records say the same."""
+    """Return True where two records say the same."""
     if a is b:
         return True
     for field in dataclasses.fields(Tokens):

@@ -15,7 +15,7 @@ UNITS = re.compile(r"\w+|\s+|[^\w\s]")
 
 @dataclass(frozen=True)
 class WordReading:
-    """Who reads whom in a text, in words; see `join_pieces`."""
+    """Attention weights between the words of a text; see `join_pieces`."""
 
     words: tuple[str, ...]
     """What was read, in order; tokens that stand for no text are named by the tokenizer."""
@@ -25,7 +25,7 @@ class WordReading:
     """Share of its attention that each word (row) spends on each word (column)."""
 
     def find(self, word: str) -> int:
-        """Where a word stands: its first occurrence, in the case given if there is one.
+        """Return the index of a word: its first occurrence, in the case given if there is one.
 
         Raises:
             ValueError: when it does not; the error lists the words.
@@ -38,7 +38,7 @@ class WordReading:
         raise ValueError(f"word: expected one of {', '.join(dict.fromkeys(known))}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
-        """The word that a word reads most, itself and special tokens left aside, and its share, in each head.
+        """Find the word that a word reads most in each head, besides itself and special ones, and its share.
 
         Args:
             reader: index of the word that reads.

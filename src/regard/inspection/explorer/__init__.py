@@ -1,7 +1,7 @@
-"""The explorer: a trace as one page to look around in, offline or served with exact tiles.
+"""The explorer of traces: one page to look around in, as an offline file or served with exact tiles.
 
-Start from `pages.write`, which makes the page from the style and script in `web`, and `server.serve`, which
-serves it on this machine; `payload` collects what the page shows.
+Start from `pages.write`, which writes the file, `pages.html`, which returns its text, and `server.serve`,
+which serves it on this machine. The page's style and scripts lie in `web`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""How much of a trace a page carries, and what is left out first when it would be too large."""
+"""Budgets of a page: how much of a trace it carries, and the order in which things are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOP_K = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """What a page carries.
+    """The contents of a page, as far as they can be left out.
 
     Example:
         >>> from regard.inspection.explorer import budgets

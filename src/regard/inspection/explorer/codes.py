@@ -1,4 +1,4 @@
-"""How the explorer's page carries arrays: bytes on a log or linear scale, differenced and deflated."""
+"""Codes of the page's arrays: bytes on a log or linear scale, differenced and deflated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _PLAIN = {"u8": "u1", "u16": "<u2", "i32": "<i4", "f16": "<f2", "f32": "<f4"}
 Entry = dict[str, Any]
 
 
-def encode_log8(values: Any, unit: float = 1.0) -> np.ndarray:
+def encode_log8(values: Any) -> np.ndarray:
     """Write non-negative numbers in a byte each, in steps of 6.8 %.
 
-    code = 0 for 0, else clip(round(255 + 254/24 log2(value / unit)), 1, 255)
+    code = 0 for 0, else clip(round(255 + 254/24 log2(value)), 1, 255)
+
+    A reader takes 2^(24 (code - 255) / 254) for it, which is right within half a step, 3.4 %.
 
     Args:
-        values: numbers; those above the unit become the unit. What is not a number, or below 0, becomes 0.
-        unit: the number that code 255 stands for.
+        values: numbers; those above 1 become 1. What is not a number, or below 0, becomes 0.
 
     Returns:
         uint8 array of the same shape.
@@ -32,39 +33,19 @@ def encode_log8(values: Any, unit: float = 1.0) -> np.ndarray:
         >>> codes.encode_log8([0.0, 1e-9, 0.5, 1.0]).tolist()
         [0, 1, 244, 255]
     """
-    values = np.asarray(values, np.float64) / unit
+    values = np.asarray(values, np.float64)
     positive = values > 0
     logs = np.log2(np.where(positive, values, 1.0))
     steps = np.clip(np.rint(255 + STEPS / OCTAVES * logs), 1, 255)
     return np.where(positive, steps, 0).astype(np.uint8)
 
 
-def decode_log8(codes: np.ndarray, unit: float = 1.0) -> np.ndarray:
-    """Read what `encode_log8` wrote, right within half a step, 3.4 %.
-
-    value = 0 for code 0, else unit 2^(24 (code - 255) / 254)
-
-    Args:
-        codes: uint8 array.
-        unit: as in `encode_log8`.
-
-    Returns:
-        float64 array of the same shape.
-
-    Example:
-        >>> import numpy as np
-        >>> from regard.inspection.explorer import codes
-        >>> codes.decode_log8(np.array([0, 255], np.uint8), unit=2.0).tolist()
-        [0.0, 2.0]
-    """
-    values = 2.0 ** (OCTAVES * (np.asarray(codes, np.float64) - 255) / STEPS)
-    return np.where(np.asarray(codes) == 0, 0.0, unit * values)
-
-
 def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
     """Write numbers between bounds in a byte each; 0 stands for what is not a number.
 
     code = 0 for NaN, else clip(round(1 + 254 (value - low) / (high - low)), 1, 255)
+
+    A reader takes low + (high - low) (code - 1) / 254 for it, which is right within (high - low) / 508.
 
     Args:
         values: numbers `(..., n)`.
@@ -85,30 +66,6 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
     known = ~np.isnan(values)
     steps = np.clip(np.where(known, values, low), low, np.maximum(low, high)) - low
     return np.where(known, np.rint(1 + STEPS * steps / span), 0).astype(np.uint8)
-
-
-def decode_linear8(codes: np.ndarray, low: Any, high: Any) -> np.ndarray:
-    """Read what `encode_linear8` wrote, right within (high - low) / 508.
-
-    value = NaN for code 0, else low + (high - low) (code - 1) / 254
-
-    Args:
-        codes: uint8 array `(..., n)`.
-        low: as in `encode_linear8`.
-        high: likewise.
-
-    Returns:
-        float64 array of the same shape.
-
-    Example:
-        >>> import numpy as np
-        >>> from regard.inspection.explorer import codes
-        >>> codes.decode_linear8(np.array([1, 255, 0], np.uint8), -1.0, 1.0).tolist()
-        [-1.0, 1.0, nan]
-    """
-    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
-    steps = (np.asarray(codes, np.float64) - 1) / STEPS
-    return np.where(np.asarray(codes) == 0, np.nan, low + np.maximum(high - low, 0) * steps)
 
 
 def pack(values: Any, code: str) -> tuple[Entry, bytes]:
@@ -156,34 +113,6 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
     return _shortest(entry, ways)
 
 
-def unpack(entry: Entry, data: bytes) -> Any:
-    """Read a chunk: the mirror of what the page does.
-
-    Args:
-        entry: of `pack`.
-        data: likewise.
-
-    Returns:
-        What json wrote; else an array: float64 from log8 and linear8, or of the kept dtype.
-
-    Example:
-        >>> from regard.inspection.explorer import codes
-        >>> codes.unpack(*codes.pack([1.0, 0.0], "log8")).tolist()
-        [1.0, 0.0]
-    """
-    data = zlib.decompress(data) if entry.get("deflate") else data
-    if entry["dtype"] == "json":
-        return json.loads(data)
-    array = np.frombuffer(data, _PLAIN[entry["dtype"]]).reshape(entry["shape"])
-    if entry.get("delta"):
-        array = np.add.accumulate(array, axis=-1, dtype=np.uint8)
-    if entry["code"] == "log8":
-        return decode_log8(array, entry.get("unit", 1.0))
-    if entry["code"] == "linear8":
-        return decode_linear8(array, *(np.asarray(entry[name])[..., None] for name in ("low", "high")))
-    return array
-
-
 def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
     raw = ways[0][1]
     entry = {**entry, "bytes": len(raw)}
@@ -196,7 +125,7 @@ def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, byt
 
 
 def _bounds(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest number of each row, as the shortest decimals that are the same in float32."""
+    """Return the least and largest number of each row, as the shortest decimals of their float32."""
     known = np.isfinite(array)
     low, high = (
         np.where(known.any(-1), reduce(np.where(known, array, rest), axis=-1, initial=rest), 0.0)

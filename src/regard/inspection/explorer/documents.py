@@ -45,7 +45,7 @@ class Chunks:
         return self._known[mark]
 
     def cost(self) -> int:
-        """Bytes of the chunks in a page, at most."""
+        """Return an upper bound of the bytes that the chunks take in a page."""
         lines = sum(4 * -(-len(data) // 3) + len(name) + 2 for name, data in self.data.items())
         return lines + 64 * (lines // _BLOCK + 1)
 
@@ -60,14 +60,14 @@ class Payload:
     """By name."""
 
     def json(self) -> str:
-        """The document as it is written between tags: no character in it is special to HTML or a script."""
+        """Return the document as it stands between tags, without characters special to HTML or scripts."""
         text = json.dumps(self.document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
         for special in "<>&":
             text = text.replace(special, f"\\u{ord(special):04x}")
         return text
 
     def blocks(self) -> Iterator[str]:
-        """The chunks as elements of the page, with a line `name:base64` for each."""
+        """Yield the chunks as elements of the page, with a line `name:base64` for each."""
         lines, size = [], 0
         for name, data in self.chunks.items():
             lines.append(f"{name}:{base64.b64encode(data).decode()}")
@@ -92,7 +92,7 @@ class Writer:
         positions: Mapping[str, Any] | None,
         served: bool,
     ) -> None:
-        """The traces, their calls as read, heads to pin, and what else the page shows."""
+        """Keep the traces, their calls as read, the heads to pin, and what else the page shows."""
         self.traces, self.records, self.chosen = traces, records, chosen
         self.title = traces[0].title if title is None else title
         self.training, self.served = training, served
@@ -101,15 +101,16 @@ class Writer:
         self._packed: dict[Any, Packed] = {}
 
     def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
-        """The payload, and its bytes in a page."""
+        """Return the payload and how many bytes it takes in a page."""
         chunks = Chunks()
         pinned = set(self.chosen[: plan.pinned])
+        exact = any(call.weights_code for calls in self.records for call in calls)
         document = {
             "format": FORMAT,
             "version": VERSION,
             "title": self.title,
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
-            "exact": "served" if self.served else self._exact(),
+            "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
             "traces": [
                 self._trace(trace, calls, plan, pinned, chunks)
@@ -124,10 +125,6 @@ class Writer:
         payload = Payload(document, chunks.data)
         return payload, len(payload.json()) + chunks.cost()
 
-    def _exact(self) -> str:
-        exact = any(call.weights_code for calls in self.records for call in calls)
-        return "embedded" if exact else "none"
-
     def _trace(
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
     ) -> dict[str, Any]:
@@ -136,11 +133,10 @@ class Writer:
         def number_of(tokens: Tokens | None) -> int | None:
             if tokens is None:
                 return None
-            for index, known in enumerate(sequences):
-                if same_tokens(known, tokens):
-                    return index
-            sequences.append(tokens)
-            return len(sequences) - 1
+            found = [index for index, known in enumerate(sequences) if same_tokens(known, tokens)]
+            if not found:
+                sequences.append(tokens)
+            return found[0] if found else len(sequences) - 1
 
         written = []
         for index, record in enumerate(calls):
@@ -158,18 +154,16 @@ class Writer:
             "calls": written,
         }
 
-    def _once(self, name: Any, make: Any, code: str, chunks: Chunks) -> str:
+    def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
         if name not in self._packed:
-            self._packed[name] = pack(make(), code)
+            self._packed[name] = pack(values, code)
         return chunks.add(self._packed[name])
 
     def _call(self, record: CallRecords, chunks: Chunks) -> dict[str, Any]:
         call, outline = record.call, record.outline()
         about = call.describe()
         tiles = outline.pop("tiles")
-        picture = None
-        if tiles is not None:
-            picture = self._once(("mask", id(record)), lambda: tiles, "u8", chunks)
+        picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
         return {
             "name": call.name,
             "layer": call.layer,
@@ -198,9 +192,9 @@ class Writer:
             if shown.shape[:2] != tokens.picture.shape[:2]:
                 before, after = (f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape))
                 self.remarks.append(f"A picture of {before} pixels is shown in {after}.")
-            picture = self._once(("picture", id(tokens)), lambda: shown, "u8", chunks)
+            picture = self._once(("picture", id(tokens)), shown, "u8", chunks)
         return {
-            "tokens": self._once(("tokens", id(tokens)), lambda: list(tokens.texts), "json", chunks),
+            "tokens": self._once(("tokens", id(tokens)), list(tokens.texts), "json", chunks),
             "count": len(tokens),
             "kind": tokens.kind,
             "patch_grid": None if tokens.patch_grid is None else list(tokens.patch_grid),
@@ -209,7 +203,7 @@ class Writer:
         }
 
     def _places(self, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What is known of positions, each thing once, with the calls that it holds for."""
+        """Collect what is known of positions, each thing once, with the calls that it holds for."""
         found: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
             known = call.positions
@@ -228,8 +222,7 @@ class Writer:
         biases = [place for place in places if place["kind"] == "bias"]
         if len(biases) > MOST_BIASES:
             self.remarks.append(f"Of {len(biases)} biases by distance, the first {MOST_BIASES} are shown.")
-            dropped = {id(place) for place in biases[MOST_BIASES:]}
-            places = [place for place in places if id(place) not in dropped]
+            places = [place for place in places if not any(place is one for one in biases[MOST_BIASES:])]
         return places + self._split()
 
     def _split(self) -> list[dict[str, Any]]:
@@ -249,7 +242,7 @@ class Writer:
             return "f16" if small else "f32"
 
         return {
-            name: self._once((name, id(place)), lambda value=value: value, code(name), chunks)
+            name: self._once((name, id(place)), value, code(name), chunks)
             if isinstance(value, np.ndarray)
             else value
             for name, value in place.items()
@@ -267,8 +260,7 @@ class Writer:
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:
                 self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
-            thinned = points[:, ::step]
-            kept = self._once(("curve", number_), lambda thinned=thinned: thinned, "f32", chunks)
+            kept = self._once(("curve", number_), points[:, ::step], "f32", chunks)
             curves.append({"unit": None, "split": None, **curve, "points": kept})
         for number_, chart in enumerate(training.get("maps", ())):
             values = np.asarray(chart["values"], np.float64)
@@ -278,7 +270,7 @@ class Writer:
                     f"training: expected the values of {chart['name']!r} as (rows, steps), {wanted}, got"
                     f" {values.shape}"
                 )
-            kept = self._once(("chart", number_), lambda values=values: values, "f32", chunks)
+            kept = self._once(("chart", number_), values, "f32", chunks)
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}
@@ -290,7 +282,7 @@ def _block(lines: Sequence[str]) -> str:
 
 
 def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What is the same for several calls, once."""
+    """Merge records that are the same for several calls into one that lists the calls."""
     places: list[dict[str, Any]] = []
     marks: dict[bytes, int] = {}
     for index, place in found:
@@ -308,7 +300,7 @@ def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str,
 
 
 def _shrink(picture: Any) -> np.ndarray:
-    """uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
+    """Return a picture as uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
     pixels = np.asarray(picture)
     values = (
         pixels.astype(np.float64) if pixels.dtype == np.uint8 else 255 * np.clip(np.nan_to_num(pixels), 0, 1)

@@ -1,4 +1,4 @@
-"""What the page says of each head of a call: means, labels, and arrays packed as chunks."""
+"""Records of the heads of a call: means, labels, and arrays packed as chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallRecords:
     """Reads a call once, and writes records of its heads for one plan after another."""
 
     def __init__(self, call: Any, pinned: list[int], weights_code: str | None) -> None:
-        """A call, its heads that may be pinned, and how exact weights are packed (None: they are not)."""
+        """Read a call; `weights_code` says how exact weights are packed, None leaves them out."""
         self.call, self.pinned = call, pinned
         self.readout = call.readout(grid=64, top_k=TOP_K)
         self.alive = np.asarray(self.readout.keys) > 0
@@ -33,7 +33,7 @@ class CallRecords:
         self._packed: dict[tuple[Any, ...], Packed] = {}
 
     def outline(self) -> dict[str, Any]:
-        """What is drawn of the mask: its tiles (an array, or None) and how large they are, borders, band."""
+        """Return what is drawn of the mask: tiles (an array, or None) and their sizes, borders, band."""
         call, mask = self.call, self.call.mask
         tiles, rows, keys = None, 1, 1
         if mask is not None:
@@ -47,16 +47,16 @@ class CallRecords:
         }
 
     def means(self) -> dict[str, list[float | None]]:
-        """Numbers by name, one per head; the largest score is that of all rows."""
+        """Return numbers by name, one per head; the largest score is that of all rows."""
         found = {name: np.asarray(mean) for name, mean in readouts.average(self.readout).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
         means = {name: [number(mean) for mean in found[name]] for name in found}
         means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
-        coverage = self._coverage()
+        coverage = [self._cover(head) for head in range(self.call.heads)]
         return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
 
     def labels(self) -> list[list[dict[str, Any]]]:
-        """For each head, its labels."""
+        """Return the labels of each head."""
         found = readouts.label(self.readout)
         return [
             [
@@ -67,7 +67,7 @@ class CallRecords:
         ]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
-        """The record of a head; `detailed` where it is pinned under this plan."""
+        """Return the record of a head; `detailed` where it is pinned under this plan."""
         exact = self.weights_code if plan.exact or detailed else None
         record: dict[str, Any] = {"weights": None}
         if exact is not None:
@@ -80,7 +80,6 @@ class CallRecords:
             level = self.readout.level(number_)
         largest = plan.largest or detailed
         levels = [self._level(("atlas", number_, head), level, head, largest, add)]
-        listed = exact is None and (plan.top_k or detailed)
         if detailed and exact is None and self.fine is not None:
             index, fine = self.pinned.index(head), self.fine.level(0)
             if (fine.query_block, fine.key_block) != (level.query_block, level.key_block):
@@ -97,27 +96,27 @@ class CallRecords:
             assert self.last is not None
             return _binned(self.last[head].reshape(-1), last_bin, np.maximum)
 
+        def keep(make: Callable[[], np.ndarray], code: str, *name: Any) -> str:
+            return add(self._pack((*name, head), make, code))
+
+        def listed(name: str, code: str) -> str | None:
+            """Keep a list of the largest weights, unless the page holds all weights."""
+            wanted = exact is None and (plan.top_k or detailed)
+            return keep(lambda: self._of(name, head), code, name) if wanted else None
+
         return record | {
             "levels": levels,
-            "row_stats": add(
-                self._pack(("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code)
-            ),
+            "row_stats": keep(lambda: self._rows(head, row_bin), row_code, "rows", row_bin),
             "row_bin": row_bin,
-            "key_mass": add(self._pack(("keys", key_bin, head), mass, "log8")),
+            "key_mass": keep(mass, "log8", "keys", key_bin),
             "key_bin": key_bin,
-            "distance_mass": add(self._pack(("far", head), lambda: self._of("distance_mass", head), "f16")),
-            "last_row": None
-            if self.last is None or not self.call.rows
-            else add(self._pack(("last", last_bin, head), last, "log8")),
+            "distance_mass": keep(lambda: self._of("distance_mass", head), "f16", "far"),
+            "last_row": keep(last, "log8", "last", last_bin)
+            if self.last is not None and self.call.rows
+            else None,
             "last_row_bin": last_bin,
-            "top_keys": add(self._pack(("top_keys", head), lambda: self._of("top_keys", head), "i32"))
-            if listed
-            else None,
-            "top_weights": add(
-                self._pack(("top_weights", head), lambda: self._of("top_weights", head), "log8")
-            )
-            if listed
-            else None,
+            "top_keys": listed("top_keys", "i32"),
+            "top_weights": listed("top_weights", "log8"),
         }
 
     def _of(self, name: str, head: int) -> np.ndarray:
@@ -154,11 +153,8 @@ class CallRecords:
     def _small_distances(self, head: int) -> bool:
         return bool(np.all(np.abs(self._of("distance", head)) < 60_000))
 
-    def _coverage(self) -> list[float | None]:
-        """Mean over rows of how many keys hold 90 % of the weight on keys; None where that is not known."""
-        return [self._cover(head) for head in range(self.call.heads)]
-
     def _cover(self, head: int) -> float | None:
+        """Average over rows how many keys hold 90 % of the weight on keys; None where that is not known."""
         alive = self.alive[head]
         if not alive.any():
             return None
@@ -177,7 +173,7 @@ class CallRecords:
 
 
 def number(value: Any) -> float | None:
-    """A number as JSON has it, to 6 digits; None for what is none."""
+    """Return a number with 6 digits for JSON, None for NaN and infinities."""
     return float(f"{float(value):.6g}") if np.isfinite(value) else None
 
 
@@ -196,7 +192,7 @@ def _fine_readout(call: Any, heads: list[int]) -> Any:
 
 
 def _binned(values: np.ndarray, size: int, combine: np.ufunc) -> np.ndarray:
-    """Neighbours by `size` joined to one; the last may be fewer."""
+    """Combine every `size` neighbours into one; the last may be fewer."""
     if not len(values):
         return values.astype(np.float64)
     return combine.reduceat(values.astype(np.float64), np.arange(0, len(values), size))

@@ -69,7 +69,7 @@ def write(
     """
     target = Path(path)
     _check_target(target)
-    payload, page = _make(
+    payload, page = fill_page(
         trace,
         compare=compare,
         title=title,
@@ -90,12 +90,11 @@ def write(
 
 
 def html(trace: Any, **settings: Any) -> str:
-    """The text of the page that `write` writes.
+    """Return the text of the page that `write` writes.
 
     Args:
         trace: as in `write`.
-        settings: as in `write`, all but the path; and served=True for a page that asks the server it comes
-            from for its chunks, and for what is finer than they are.
+        settings: as in `write`, all but the path.
 
     Returns:
         HTML.
@@ -103,11 +102,11 @@ def html(trace: Any, **settings: Any) -> str:
     Raises:
         ValueError: as `write`.
     """
-    return _make(trace, **settings)[1].decode()
+    return fill_page(trace, **settings)[1].decode()
 
 
 def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
-    """What a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
+    """Return what a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
 
     Args:
         trace: as in `write`.
@@ -131,39 +130,46 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
     return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
 
 
-def _make(
+def fill_page(
     trace: Any,
     *,
     compare: Any = None,
     title: str | None = None,
-    max_mb: float = 20,
-    pinned: int | Sequence[tuple[int, int]] = 8,
-    training: Mapping[str, Any] | None = None,
-    positions: Mapping[str, Any] | None = None,
+    max_mb: float | None = 20,
     served: bool = False,
+    **shown: Any,
 ) -> tuple[Payload, bytes]:
-    if not max_mb > 0:
+    """Return a page and its data.
+
+    Args:
+        trace: as in `write`.
+        compare: likewise.
+        title: likewise.
+        max_mb: likewise; None: the page may be of any size.
+        served: the page asks the server it comes from for its chunks, and for what is finer than they are.
+        shown: pinned, training and positions, as in `write`.
+
+    Returns:
+        The data, and the page.
+
+    Raises:
+        ValueError: as `write`.
+    """
+    if max_mb is not None and not max_mb > 0:
         raise ValueError(f"max_mb: expected more than 0, got {max_mb}")
     shell = load_shell()
     name = markup.escape(_plain(trace.title if title is None else title))
     connect = "'self'" if served else "'none'"
-    frame = shell.fill(title=name, document="", chunks="", connect=connect)
     payload = collect(
         [trace] if compare is None else [trace, compare],
         title=title,
-        max_bytes=None if served else int(max_mb * 1e6),
-        shell_bytes=len(frame.encode()),
-        pinned=pinned,
-        training=training,
-        positions=positions,
+        max_bytes=None if max_mb is None else int(max_mb * 1e6),
+        shell_bytes=len(shell.fill(title=name, document="", chunks="", connect=connect).encode()),
         served=served,
+        **shown,
     )
-    page = shell.fill(
-        title=name,
-        document=payload.json(),
-        chunks="" if served else "".join(payload.blocks()),
-        connect=connect,
-    )
+    chunks = "" if served else "".join(payload.blocks())
+    page = shell.fill(title=name, document=payload.json(), chunks=chunks, connect=connect)
     return payload, page.encode()
 
 
@@ -183,5 +189,5 @@ def _check_target(target: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
+    """Return text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
     return str(text).encode("utf-8", "replace").decode().replace("\0", "\ufffd")

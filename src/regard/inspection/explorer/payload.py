@@ -48,7 +48,13 @@ def collect(
     code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
     if served and code == "log8":
         code = None  # the server gives the weights themselves
-    records = [[_read(call, index, chosen, code) for index, call in enumerate(t.calls)] for t in traces]
+    records = [
+        [
+            CallRecords(call, [h for c, h in chosen if c == index and h < call.heads], code)
+            for index, call in enumerate(t.calls)
+        ]
+        for t in traces
+    ]
     exact = any(one.weights_code for calls in records for one in calls)
     writer = Writer(traces, records, chosen, title, training, positions, served)
     notes = _remarks(traces)
@@ -113,13 +119,8 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     return list(order)[:pinned]
 
 
-def _read(call: Any, index: int, chosen: list[tuple[int, int]], code: str | None) -> CallRecords:
-    heads = [head for where, head in chosen if where == index and head < call.heads]
-    return CallRecords(call, heads, code)
-
-
 def _remarks(traces: Sequence[Any]) -> list[str]:
-    """What the page should say of the numbers."""
+    """Collect the notes that a reader of the numbers needs."""
     remarks = [note for trace in traces for note in getattr(trace, "notes", ())]
     for trace in traces:
         if any(call.problem is None for call in trace.calls):

@@ -1,4 +1,4 @@
-"""What the page draws of positions: rotary kernels, biases by distance, tables, and what a bias adds."""
+"""Curves and tables of positions: rotary kernels, biases by distance, similarities, and what a bias adds."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def split_scores(
 
 
 def spaced(least: int, most: int) -> np.ndarray:
-    """Whole numbers between bounds, all or 512: each one near 0, geometrically spaced afar."""
+    """Return whole numbers between bounds, at most 512: each one near 0, geometrically spaced afar."""
     if most - least < MOST_POINTS:
         return np.arange(least, most + 1)
     half = MOST_POINTS // (2 if least < 0 < most else 1)

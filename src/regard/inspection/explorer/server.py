@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import html
 import re
 import secrets
 import threading
@@ -15,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard.inspection.explorer.payload import collect
+from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.tiles import Tiles
 
@@ -54,7 +53,7 @@ class Serving:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening; what is being answered is not waited for. Closing twice does nothing."""
+        """Stop listening, without waiting for answers under way. Closing twice does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -118,15 +117,18 @@ def serve(
     traces = [trace] if compare is None else [trace, compare]
     # Statistics alone are no finer on a server: such a page carries all there is.
     finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload = collect(
-        traces, title=title, pinned=pinned, training=training, positions=positions, served=finer
+    payload, page = fill_page(
+        trace,
+        compare=compare,
+        title=title,
+        max_mb=None,
+        served=finer,
+        pinned=pinned,
+        training=training,
+        positions=positions,
     )
-    name = str(payload.document["title"]).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    shell, connect = load_shell(), "'self'" if finer else "'none'"
-    chunks = "" if finer else "".join(payload.blocks())
-    page = shell.fill(title=html.escape(name), document=payload.json(), chunks=chunks, connect=connect)
-    policy = shell.policy(connect) + "; frame-ancestors 'none'"
-    return Serving(_Site(page.encode(), policy, payload.chunks, Tiles(traces)), port)
+    policy = load_shell().policy("'self'" if finer else "'none'") + "; frame-ancestors 'none'"
+    return Serving(_Site(page, policy, payload.chunks, Tiles(traces)), port)
 
 
 class _RefusalError(Exception):
@@ -138,14 +140,14 @@ class _RefusalError(Exception):
 
 
 class _Site:
-    """What there is behind the address."""
+    """The page, its chunks and its tiles behind a secret address."""
 
     def __init__(self, page: bytes, policy: str, chunks: Mapping[str, bytes], tiles: Tiles):
         self.token = secrets.token_urlsafe(24)
         self._page, self._policy, self._chunks, self._tiles = page, policy, chunks, tiles
 
     def answer(self, target: str) -> tuple[bytes, dict[str, str]]:
-        """The body and its headers, or a refusal."""
+        """Return the body and its headers, or raise a refusal."""
         path, _, query = target.partition("?")
         secret, _, rest = path.removeprefix("/").partition("/")
         if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
@@ -193,7 +195,7 @@ class _Server(ThreadingHTTPServer):
     site: _Site
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is no trouble of ours."""
+        """Ignore a browser that goes away in the middle of an answer."""
         # The default prints a traceback; what goes wrong in an answer is answered.
 
 
@@ -209,15 +211,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses by itself, as text; a method without a function here is not allowed."""
+        """Send refusals of http.server itself as plain text; methods without a function are not allowed."""
         self.close_connection = True
-        if code == HTTPStatus.NOT_IMPLEMENTED:
-            text = "only GET and HEAD are answered"
-            self._send(
-                HTTPStatus.METHOD_NOT_ALLOWED, text.encode(), {"Allow": "GET, HEAD", "Connection": "close"}
-            )
-        else:
-            self._send(HTTPStatus(code), HTTPStatus(code).phrase.encode(), {"Connection": "close"})
+        status, text, headers = HTTPStatus(code), HTTPStatus(code).phrase, {"Connection": "close"}
+        if status == HTTPStatus.NOT_IMPLEMENTED:
+            status, text = HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered"
+            headers["Allow"] = "GET, HEAD"
+        self._send(status, text.encode(), headers)
 
     def _respond(self) -> None:
         status, headers = HTTPStatus.OK, {}
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, headers)
 
     def _check_host(self) -> None:
-        """Under any other name, it is another site that asks, by way of a name that leads here."""
+        """Refuse requests under another host name: such a name may belong to a site that points it here."""
         port = self.server.server_address[1]
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
@@ -256,11 +256,10 @@ def _read_numbers(kind: str, words: list[str]) -> list[int]:
         raise _RefusalError(
             HTTPStatus.BAD_REQUEST, f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}"
         )
-    for word in words:
-        # Ten digits at most: longer ones are not worth turning into numbers.
-        if not re.fullmatch(r"[0-9]{1,10}", word) or int(word) > LARGEST_NUMBER:
-            raise _RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
-    numbers = [int(word) for word in words]
+    # Ten digits at most: longer ones are not worth turning into numbers.
+    numbers = [int(word) if re.fullmatch(r"[0-9]{1,10}", word) else LARGEST_NUMBER + 1 for word in words]
+    if max(numbers) > LARGEST_NUMBER:
+        raise _RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
     if kind == "tile" and 0 in numbers[3:5]:
         raise _RefusalError(HTTPStatus.BAD_REQUEST, "tile: expected blocks of at least one row and one key")
     return numbers

@@ -64,7 +64,7 @@ def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
 
 
 def write_png(pixels: np.ndarray) -> bytes:
-    """The bytes of a PNG file.
+    """Return the bytes of a PNG file.
 
     Args:
         pixels: uint8 (height, width, 3), neither of them 0.
@@ -90,7 +90,7 @@ def write_png(pixels: np.ndarray) -> bytes:
 
 
 def _blocks(call: Any, most: int) -> np.ndarray:
-    """(H, I, J) largest weights of blocks, neither axis above `most` where it can be."""
+    """Return the largest weights of blocks (H, I, J), neither axis above `most` where that is stored."""
     readout = call.readout(grid=64, top_k=8)
     number = 0
     while number + 1 < readout.num_levels and max(readout.level(number).max.shape[-2:]) > most:
@@ -99,25 +99,17 @@ def _blocks(call: Any, most: int) -> np.ndarray:
 
 
 def _resize(block: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The largest of the blocks under each cell."""
+    """Take the largest of the blocks under each cell."""
     if 0 in block.shape:
         return np.zeros((height, width))
     for axis, size in enumerate((height, width)):
-        have = block.shape[axis]
-        block = np.stack(
-            [
-                block.take(range(start * have // size, max(-(-(start + 1) * have // size), 1)), axis).max(
-                    axis
-                )
-                for start in range(size)
-            ],
-            axis,
-        )
+        ends = [(n * block.shape[axis] // size, -(-(n + 1) * block.shape[axis] // size)) for n in range(size)]
+        block = np.stack([block.take(range(*end), axis).max(axis) for end in ends], axis)
     return block
 
 
 def _depth(weights: np.ndarray) -> np.ndarray:
-    """0 for nothing .. 1 for a weight of 1, on a log scale."""
+    """Return 0 for no weight up to 1 for a weight of 1, on a log scale."""
     return np.clip(1 + np.log2(np.maximum(weights, 2.0**-60)) / _OCTAVES, 0, 1)
 
 

@@ -96,33 +96,28 @@ class Tiles:
         return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
 
     def row(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
-        """The weights of one query, float32 `(S,)`.
-
-        Raises:
-            LookupError: no such trace, call, head or row.
-            ValueError: queries and keys that are not kept.
-        """
-        of = self._find(trace, call, head)
-        _demand("row", index, of.rows)
-        name = (trace, call, head, "row", index)
-        return self._keep(name, lambda: _clean(of.window(rows=[index], heads=[head])[0, 0]))
+        """Return the weights of one query, float32 `(S,)`; raises as `column`."""
+        return self._line(trace, call, head, "row", index)
 
     def column(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
-        """The weights on one key, float32 `(T,)`.
+        """Return the weights on one key, float32 `(T,)`.
 
         Raises:
-            LookupError: no such trace, call, head or column.
+            LookupError: no such trace, call, head, row or column.
             ValueError: queries and keys that are not kept.
         """
+        return self._line(trace, call, head, "column", index)
+
+    def _line(self, trace: int, call: int, head: int, what: str, index: int) -> np.ndarray:
         of = self._find(trace, call, head)
-        _demand("column", index, of.keys)
-        name = (trace, call, head, "column", index)
-        return self._keep(name, lambda: _clean(of.window(columns=[index], heads=[head])[0, :, 0]))
+        _demand(what, index, of.rows if what == "row" else of.keys)
+        name = (trace, call, head, what, index)
+        return self._keep(name, lambda: _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1))
 
     def split(
         self, trace: int, call: int, head: int, rows: tuple[int, int], columns: tuple[int, int]
     ) -> np.ndarray:
-        """The scores of a window: what the features say, what positions add, and both together.
+        """Split the scores of a window: what the features say, what positions add, and both together.
 
         Args:
             trace: number of the trace.
@@ -161,7 +156,7 @@ class Tiles:
         return found
 
     def _keep(self, name: tuple[Any, ...], form: Callable[[], np.ndarray]) -> np.ndarray:
-        """What was formed lately, or is formed now: one at a time, as each keeps all cores busy."""
+        """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
         with self._lock:
             if name not in self._kept:
                 self._kept[name] = form()
@@ -197,7 +192,7 @@ class _Part:
 
 
 def _cut(call: Any, part: _Part) -> np.ndarray:
-    """Both channels of a tile, float32 (2, 256, 256); from the coarsest blocks that are as fine."""
+    """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
     tile = np.full((len(CHANNELS), SIDE, SIDE), np.nan, np.float32)
     exact = call.problem is not None and part.query_block == part.key_block == 1
     found = (None if exact else _join_blocks(call, part)) or _join_weights(call, part)
@@ -207,7 +202,7 @@ def _cut(call: Any, part: _Part) -> np.ndarray:
 
 
 def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mass and max from a readout's blocks; None where those are coarser, or weights take less time."""
+    """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
     head = part.head
     # A sweep over the whole head takes as long for each cell as four times forming it.
     few = part.cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
@@ -237,7 +232,7 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _join_weights(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray]:
-    """Mass and max from the weights themselves, formed a strip of rows at a time."""
+    """Compute mass and max from the weights themselves, a strip of rows at a time."""
     (top, bottom), (left, right) = part.rows, part.keys
     # Always as many, some of them twice at the edges: windows of one size share one compiled program.
     width = min(SIDE * part.key_block, call.keys)
@@ -258,7 +253,7 @@ def _join_weights(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _join(values: np.ndarray, steps: tuple[int, int], combine: np.ufunc) -> np.ndarray:
-    """Neighbours joined along both axes; the last may be fewer."""
+    """Combine neighbours along both axes; the last may be fewer."""
     for axis, size in enumerate(values.shape):
         step = min(steps[axis], size)
         if step > 1:
@@ -272,7 +267,7 @@ def _join(values: np.ndarray, steps: tuple[int, int], combine: np.ufunc) -> np.n
 
 
 def _clean(values: Any) -> np.ndarray:
-    """What is not a number is drawn as 0."""
+    """Replace NaN and infinities by 0, as they are drawn."""
     return np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -9,25 +9,8 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    Drawing,
-    add_colorbar,
-    fit_sheet,
-    new_panel,
-    new_sheet,
-    read_numbers,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import (
-    LONGEST_SIDE,
-    WEIGHT_LABEL,
-    mark_positions,
-    matrix_aspect,
-    name_axes,
-)
-from regard.inspection.figures.palette import KEPT, MASKED, weight_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
 
 THUMBNAIL, LARGEST = 0.62, 8.0  # inches
@@ -36,6 +19,9 @@ MOST_BLOCKS = 64  # along a side of a thumbnail
 SMALLEST = 1e-4  # where the logarithmic scale ends
 STRIP = 0.07  # share of the map's side
 BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
+
+# Where the colour bar ends in an arrow: weights below the last value of the logarithmic scale exist.
+ARROWS: dict[str, Literal["min", "neither"]] = {"log": "min", "linear": "neither"}
 
 Channel = Literal["mass", "max"]
 Scale = Literal["log", "linear"]
@@ -84,14 +70,12 @@ def head_atlas(
     grids = [_read_blocks(layer, channel) for layer in layers]
     if not grids:
         raise ValueError("readouts: expected at least one, got none")
-    names = list(range(len(grids))) if layer_labels is None else list(layer_labels)
-    if len(names) != len(grids):
-        raise ValueError(f"layer_labels: expected {len(grids)} labels, one a readout, got {len(names)}")
+    canvas.read_labels(layer_labels, "layer_labels", len(grids), "readout")
     across = max(len(grid) for grid in grids)
     side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
     # Long names of layers need room before the panel gets its size.
-    target = new_panel(new_sheet((panel[0] + 2.5, panel[1] + 1.5))) if ax is None else ax
+    target, panels = canvas.open_panel(ax, panel, room=(2.5, 1.5))
     norm, colors, half = _make_norm(scale), _block_colors(), (1 - GAP) / 2
     images = []
     for layer, grid in enumerate(grids):
@@ -100,16 +84,14 @@ def head_atlas(
             shared: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
             images.append(target.imshow(_hide_zeros(blocks), cmap=colors, norm=norm, extent=extent, **shared))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
-    mark_positions(target.xaxis, across)
-    mark_positions(target.yaxis, len(grids), None if layer_labels is None else names)
+    cells.mark_positions(target.xaxis, across)
+    cells.mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
     for spine in target.spines.values():
         spine.set_visible(False)
-    set_title(target, title)
-    bar = add_colorbar(images[0], [target], BLOCK_LABELS[channel], panel[1], *_arrows(scale))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), tuple(images), colorbar=bar)
+    canvas.set_title(target, title)
+    bar = panels.add_colorbar(images[0], BLOCK_LABELS[channel], ARROWS[scale])
+    return panels.finish(images=tuple(images), colorbar=bar)
 
 
 def head_map(
@@ -163,55 +145,54 @@ def head_map(
     entropy, mass, empty = _read_margins(readout, head)
     T, S = len(entropy), len(mass)
     if weights is None:
-        cells = _read_blocks(readout, channel, most=None)[head]
+        grid = _read_blocks(readout, channel, most=None)[head]
         rows, columns = (0, T), (0, S)
         label, block = BLOCK_LABELS[channel], (readout.query_block, readout.key_block)
     else:
-        cells = read_numbers(weights, "weights", "(R, C)", 2)
-        rows = (first_row, first_row + cells.shape[0])
-        columns = (first_column, first_column + cells.shape[1])
-        label, block = WEIGHT_LABEL, (1, 1)
+        grid = canvas.read_numbers(weights, "weights", "(R, C)", 2)
+        rows = (first_row, first_row + grid.shape[0])
+        columns = (first_column, first_column + grid.shape[1])
+        label, block = cells.WEIGHT_LABEL, (1, 1)
         if min(first_row, first_column) < 0 or rows[1] > T or columns[1] > S:
             raise ValueError(
                 f"weights: expected a window inside {T} x {S}, got rows {rows[0]}..{rows[1] - 1} and columns"
                 f" {columns[0]}..{columns[1] - 1}; pass first_row and first_column"
             )
     shape = rows[1] - rows[0], columns[1] - columns[0]
-    panel = _map_size(*shape)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    # A map is for looking closely, so it takes the page's width.
+    size = cells.scaled_size(*shape, cells.LONGEST_SIDE, cells.SHORTEST_SIDE)
+    target, panels = canvas.open_panel(ax, size)
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
     extent = (
         columns[0] - 0.5,
-        columns[0] + cells.shape[1] * block[1] - 0.5,
-        rows[0] + cells.shape[0] * block[0] - 0.5,
+        columns[0] + grid.shape[1] * block[1] - 0.5,
+        rows[0] + grid.shape[0] * block[0] - 0.5,
         rows[0] - 0.5,
     )
     image = target.imshow(
-        _hide_zeros(cells),
+        _hide_zeros(grid),
         cmap=_block_colors(),
         norm=_make_norm(scale),
         extent=extent,
         interpolation="nearest",
-        aspect=matrix_aspect(*shape),
+        aspect=cells.matrix_aspect(*shape),
     )
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
-    mark_positions(target.yaxis, shape[0], start=rows[0])
-    mark_positions(target.xaxis, shape[1], start=columns[0])
-    name_axes(target, None)
+    cells.mark_positions(target.yaxis, shape[0], start=rows[0])
+    cells.mark_positions(target.xaxis, shape[1], start=columns[0])
+    cells.name_axes(target, None)
     strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
-    set_title(strips[1].axes if title else target, title)
-    bar = add_colorbar(image, [target], label, panel[1], *_arrows(scale))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
+    canvas.set_title(strips[1].axes if title else target, title)
+    bar = panels.add_colorbar(image, label, ARROWS[scale])
     axes = (target, strips[0].axes, strips[1].axes)
-    return Drawing(whole_figure(target.figure), axes, (image,), lines=strips, colorbar=bar)
+    return panels.finish(axes=axes, images=(image,), lines=strips, colorbar=bar)
 
 
 def _draw_strips(
     ax: Axes, entropy: NDArray, mass: NDArray, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Any:
-    """Entropy on the right of the map and key mass above it, on the map's own positions."""
-    style: dict[str, Any] = {"color": KEPT, "linewidth": 0.8}
+    """Draw entropy on the right of the map and key mass above it, on the map's own positions."""
+    style: dict[str, Any] = {"color": palette.KEPT, "linewidth": 0.8}
     right = ax.inset_axes((1.02, 0.0, STRIP, 1.0))
     above = ax.inset_axes((0.0, 1.02, 1.0, STRIP))
     places = np.arange(*rows)
@@ -221,10 +202,10 @@ def _draw_strips(
     above.set(xlim=ax.get_xlim(), xticks=[], ylim=(0.0, None), ylabel="key\nmass")
     above.yaxis.label.set(rotation=0, horizontalalignment="right", verticalalignment="center")
     for strip in (right, above):
-        strip.tick_params(labelsize=TICK_SIZE - 2, length=2.0, width=0.6)
+        strip.tick_params(labelsize=canvas.TICK_SIZE - 2, length=2.0, width=0.6)
         strip.spines[["top", "right"]].set_visible(False)
         for axis in (strip.xaxis, strip.yaxis):
-            axis.label.set_fontsize(TICK_SIZE - 1)
+            axis.label.set_fontsize(canvas.TICK_SIZE - 1)
         for spine in strip.spines.values():
             spine.set_linewidth(0.6)
     # The 0 would run into the last number of the map's own axis.
@@ -234,7 +215,7 @@ def _draw_strips(
 
 
 def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS) -> NDArray[np.float64]:
-    """Blocks `(H, I, J)` of one channel, at most so many along a side; NaN where no row reads."""
+    """Return blocks `(H, I, J)` of one channel, at most `most` along a side; NaN where no row reads."""
     if channel not in BLOCK_LABELS:
         raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
     if readout.block_mass.ndim > 3:
@@ -254,36 +235,24 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 
 
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Entropy per row, mass per key, and which rows are empty, of one head."""
-    entropy, mass, empty = (np.asarray(array) for array in (readout.entropy, readout.key_mass, readout.empty))
-    if entropy.ndim > 2:
-        raise ValueError(f"readout: expected leading axes (H,) or none, got {entropy.shape[:-1]}")
-    heads = entropy.shape[0] if entropy.ndim == 2 else 1
-    if not 0 <= head < heads:
-        raise ValueError(f"head: expected a number in 0..{heads - 1}, got {head}")
-    return (entropy[head], mass[head], empty[head]) if entropy.ndim == 2 else (entropy, mass, empty)
+    """Return entropy per row, mass per key, and which rows are empty, of one head."""
+    arrays = (readout.entropy, readout.key_mass, readout.empty)
+    entropy, mass, empty = (cells.read_heads(array) for array in arrays)
+    if not 0 <= head < len(entropy):
+        raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
+    return entropy[head], mass[head], empty[head] > 0
 
 
 def _hide_zeros(blocks: NDArray) -> NDArray:
-    """Without weight is another thing than with little."""
+    """Replace zeros by NaN, which is drawn in grey: no weight looks unlike little weight."""
     return np.where(blocks > 0, blocks, np.nan)
 
 
 def _block_colors() -> Any:
-    return weight_colors().with_extremes(bad=MASKED)
+    return palette.weight_colors().with_extremes(bad=palette.MASKED)
 
 
 def _make_norm(scale: str) -> Normalize:
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
     return LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
-
-
-def _arrows(scale: str) -> tuple[Any]:
-    return ("min",) if scale == "log" else ("neither",)
-
-
-def _map_size(T: int, S: int) -> tuple[float, float]:
-    """Width and height in inches: a map is for looking closely, so it takes the page's width."""
-    scale = LONGEST_SIDE / max(T, S)
-    return max(S * scale, 1.2), max(T * scale, 1.2)

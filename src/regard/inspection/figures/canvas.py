@@ -1,9 +1,9 @@
-"""What every figure shares: reading arrays, axes in the house style, files that come out the same."""
+"""Common ground of the figures: arrays as they are read, axes in the house style, reproducible files."""
 
 import io
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ METADATA: dict[str, dict[str, str | None]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drawing:
-    """What a figure function drew: the figure to save and the artists to restyle.
+    """A finished figure: the figure to save and the artists to restyle.
 
     A figure made here is laid out once and then stays as it is, so that saving it twice gives the same file.
     After adding to it, `figure.set_layout_engine("constrained")` lays it out anew.
@@ -80,7 +80,7 @@ class Drawing:
         )
 
     def _repr_png_(self) -> bytes:
-        """The picture a notebook shows for this object."""
+        """Return the picture that a notebook shows for this object."""
         return render(self, "png")
 
 
@@ -154,13 +154,13 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
 
 
 def new_sheet(panel: tuple[float, float], rows: int = 1, columns: int = 1) -> Figure:
-    """A figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
+    """Make a figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
     size = (columns * panel[0] + 1.2, rows * (panel[1] + ROW_GAP) + 0.4)
     return Figure(figsize=size, dpi=DPI, layout="constrained")
 
 
 def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
-    """One axes of a grid (index from 1, as in `add_subplot`) in the house style."""
+    """Add one axes of a grid (index from 1, as in `add_subplot`) in the house style."""
     ax = sheet.add_subplot(rows, columns, index)
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(LABEL_SIZE)
@@ -191,6 +191,77 @@ def fit_sheet(axes: Sequence[Axes], rows: int, columns: int, panel: tuple[float,
     sheet.set_layout_engine("none")
 
 
+@dataclass(frozen=True)
+class Panels:
+    """The panels of one figure function: the caller's, or of a figure made here and fitted around them."""
+
+    axes: tuple[Axes, ...]
+    size: tuple[float, float]
+    """Width and height of each in inches."""
+    owned: bool
+    """Whether the figure was made here."""
+    rows: int = 1
+    columns: int = 1
+
+    @property
+    def figure(self) -> Figure:
+        """Return the whole figure."""
+        return whole_figure(self.axes[0].figure)
+
+    def add_colorbar(
+        self, mappable: ScalarMappable, label: str, extend: Literal["max", "min", "neither"] = "neither"
+    ) -> Colorbar:
+        """Add a thin colour bar beside the panels, as tall as they are."""
+        height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
+        bar = self.axes[0].figure.colorbar(
+            mappable, ax=list(self.axes), label=label, pad=0.02, aspect=height / BAR_WIDTH, extend=extend
+        )
+        bar.ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
+        bar.ax.yaxis.label.set_fontsize(LABEL_SIZE)
+        bar.outline.set_linewidth(0.6)  # pyright: ignore[reportCallIssue]
+        return bar
+
+    def fit(self) -> None:
+        """Lay out a figure that was made here; the caller's stays as it is."""
+        if self.owned:
+            fit_sheet(self.axes, self.rows, self.columns, self.size)
+
+    def finish(self, **drawn: Any) -> Drawing:
+        """Lay the figure out and return it with what was drawn."""
+        self.fit()
+        return Drawing(**{"figure": self.figure, "axes": self.axes, **drawn})
+
+
+def open_panel(
+    ax: Axes | None, size: tuple[float, float], room: tuple[float, float] = (0.0, 0.0)
+) -> tuple[Axes, Panels]:
+    """Return the caller's axes, or new ones with some more room around them until they are fitted."""
+    target = new_panel(new_sheet((size[0] + room[0], size[1] + room[1]))) if ax is None else ax
+    return target, Panels((target,), size, ax is None)
+
+
+def open_panels(
+    fig: Figure | SubFigure | None, size: tuple[float, float], count: int, rows: int, columns: int
+) -> Panels:
+    """Return panels row by row, in the caller's figure or a new one."""
+    sheet = fig or new_sheet(size, rows, columns)
+    axes = tuple(new_panel(sheet, rows, columns, index + 1) for index in range(count))
+    return Panels(axes, size, fig is None, rows, columns)
+
+
+def add_side_legend(ax: Axes, **settings: Any) -> Legend:
+    """Add a legend at the right of a panel."""
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+    return ax.legend(frameon=False, fontsize=TICK_SIZE, **{**place, **settings})
+
+
+def open_frame(ax: Axes) -> None:
+    """Give a panel of curves a grid, and leave out its frame above and at the right."""
+    ax.grid(color="0.88", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
 def set_title(ax: Axes, title: str | None, size: float = TITLE_SIZE, **style: Any) -> None:
     """Name a panel, on several lines where one would leave the figure."""
     if title:
@@ -204,34 +275,20 @@ def set_sheet_title(sheet: Figure | SubFigure, title: str | None) -> None:
 
 
 def whole_figure(sheet: Figure | SubFigure) -> Figure:
-    """The figure that owns a sub-figure, or the figure itself."""
+    """Return the figure that owns a sub-figure, or the figure itself."""
     while isinstance(sheet, SubFigure):
         sheet = sheet.figure
     return sheet
 
 
-def add_colorbar(
-    mappable: ScalarMappable,
-    axes: Sequence[Axes],
-    label: str,
-    height: float,
-    extend: Literal["max", "min", "neither"] = "neither",
-) -> Colorbar:
-    """A thin colour bar beside `axes`, as tall as they are: `height` inches."""
-    sheet = axes[0].figure
-    bar = sheet.colorbar(
-        mappable, ax=list(axes), label=label, pad=0.02, aspect=height / BAR_WIDTH, extend=extend
-    )
-    bar.ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
-    bar.ax.yaxis.label.set_fontsize(LABEL_SIZE)
-    bar.outline.set_linewidth(0.6)  # pyright: ignore[reportCallIssue]
-    return bar
-
-
 def read_numbers(
-    value: object, name: str, shape: str, rank: int, hint: Callable[[int], str] = lambda rank: ""
+    value: object, name: str, shape: str, rank: int, *, fewer: str = "", more: str = ""
 ) -> NDArray[np.float64]:
-    """`value` as a float64 array of this rank without empty axes, from what NumPy reads, bfloat16 too."""
+    """Read an array of this rank without empty axes as float64, from what NumPy reads, bfloat16 too.
+
+    The advice `fewer` is given where an axis is missing, `more` where there are too many; in it, {one} is an
+    index that leaves the axes wanted, {several} one that leaves one more.
+    """
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -239,18 +296,33 @@ def read_numbers(
     if array.dtype.kind in "OSUTcmM":
         raise TypeError(f"{name}: expected real numbers of shape {shape}, got {describe(value, array)}")
     if array.ndim != rank:
-        advice = hint(array.ndim)
+        one, several = (f"[{', '.join('0' * (array.ndim - left))}]" for left in (rank, rank + 1))
+        advice = fewer if array.ndim == rank - 1 else ""
+        if array.ndim > rank:
+            chosen = more or f"choose one, for example {name}{{one}}"
+            advice = chosen.format(one=one, several=several.replace("[]", ""))
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}{advice and '; ' + advice}")
     if array.size == 0:
         raise ValueError(f"{name}: expected shape {shape} with no axis of length 0, got {array.shape}")
     return array.astype(np.float64)
 
 
+def read_labels(
+    labels: Sequence[object] | None, name: str, count: int, what: str, counted: str = "{}"
+) -> list[str]:
+    """Return one text for each of `count` things; without labels, their numbers in the words of `counted`."""
+    if labels is None:
+        return [counted.format(index) for index in range(count)]
+    if len(labels) != count:
+        raise ValueError(f"{name}: expected {count} labels, one a {what}, got {len(labels)}")
+    return [literal(label) for label in labels]
+
+
 def describe(value: object, array: NDArray) -> str:
-    """What came, for an error: the type and, when it has them, dtype and shape."""
+    """Describe an argument for an error: its type, dtype and shape."""
     return f"{type(value).__name__} of dtype {array.dtype} and shape {array.shape}"
 
 
 def literal(text: object) -> str:
-    """`text` as it is: dollar signs start no formula, line breaks and tabs stay visible on one line."""
+    """Return `text` to be drawn as it is: no formula at dollar signs, line breaks and tabs visible."""
     return str(text).replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")

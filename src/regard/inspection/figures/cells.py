@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from regard.inspection.figures.canvas import literal, set_title
 
@@ -19,7 +20,7 @@ MOST_LABELS = 40
 def mark_positions(
     axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
 ) -> None:
-    """Whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
+    """Set whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
     if labels is None and size <= most:
         axis.set_ticks(range(start, start + size))
         return
@@ -30,32 +31,49 @@ def mark_positions(
     shown = range(0, size, -(-size // limit))
     axis.set_ticks(shown, [literal(labels[index]) for index in shown])
     if isinstance(axis, XAxis) and max(len(str(labels[index])) for index in shown) > 2:
-        for tick in axis.get_ticklabels():
-            tick.set(
-                rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
-            )
+        slant_labels(axis)
+
+
+def read_heads(values: object) -> NDArray[np.float64]:
+    """Read a statistic of a readout as `(H, n)`, with or without an axis of heads."""
+    array = np.asarray(values, np.float64)
+    if array.ndim > 2:
+        raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
+    return array if array.ndim == 2 else array[None]
+
+
+def slant_labels(axis: Axis) -> None:
+    """Turn tick labels below a panel so that long ones do not run into each other."""
+    for tick in axis.get_ticklabels():
+        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
 
 
 def name_axes(ax: Axes, title: str | None) -> None:
-    """Key position across, query position down, and the title if there is one."""
+    """Name key positions across, query positions down, and the panel if there is a title."""
     ax.set(xlabel=KEY_LABEL, ylabel=QUERY_LABEL)
     set_title(ax, title)
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:
-    """Thin white lines between neighbouring cells."""
+    """Draw thin white lines between neighbouring cells."""
     style: dict[str, Any] = {"colors": "white", "linewidths": 0.6}
     across = ax.hlines(np.arange(top, top + T - 1) + 0.5, -0.5, S - 0.5, **style)
     return across, ax.vlines(np.arange(S - 1) + 0.5, top - 0.5, top + T - 0.5, **style)
 
 
 def matrix_aspect(T: int, S: int) -> Literal["equal", "auto"]:
-    """Square cells, unless the matrix is so long that they would leave a thread of a picture."""
+    """Return the aspect of square cells, unless the matrix is so long that they would leave a thread."""
     return "equal" if max(T, S) <= 3 * min(T, S) else "auto"
 
 
+def scaled_size(height: float, width: float, longest: float, least: float = 0.0) -> tuple[float, float]:
+    """Return width and height in inches of a picture whose longest side is given."""
+    scale = longest / max(height, width)
+    return max(width * scale, least), max(height * scale, least)
+
+
 def matrix_size(T: int, S: int) -> tuple[float, float]:
-    """Width and height in inches of a (T, S) matrix on a page."""
+    """Return width and height in inches of a (T, S) matrix on a page."""
     cell = min(CELL, LONGEST_SIDE / max(T, S))
     if matrix_aspect(T, S) == "equal":
         cell = max(cell, SHORTEST_SIDE / min(T, S))
@@ -63,7 +81,7 @@ def matrix_size(T: int, S: int) -> tuple[float, float]:
 
 
 def grid_shape(count: int, columns: int | None) -> tuple[int, int]:
-    """Rows and columns that hold `count` panels: close to square, at most 4 wide."""
+    """Return rows and columns that hold `count` panels: close to square, at most 4 wide."""
     if columns is None:
         widest = min(4, count)
         columns = widest if count > 6 or count <= 3 else -(-count // 2)

@@ -10,20 +10,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from matplotlib.typing import ColorType
 from numpy.typing import NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    Drawing,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
-    set_sheet_title,
-    whole_figure,
-)
-from regard.inspection.figures.palette import QUIET, SERIES, series_colors
+from regard.inspection.figures import canvas, palette
+from regard.inspection.figures.canvas import Drawing
 
 Records = Sequence[Mapping[str, Any]]
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -77,29 +67,28 @@ def training_curves(
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
+        known = [prefix + metric for metric in PANELS for prefix in SPLITS]
         raise ValueError(
-            f"runs: expected records with any of {', '.join(_metric_names())}, got none in "
+            f"runs: expected records with any of {', '.join(known)}, got none in "
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
     looks = _looks(list(named), isinstance(runs, Mapping))
-    sheet = fig or new_sheet(PANEL_SIZE, 1, len(shown))
-    axes, lines = [], []
-    for index, metric in enumerate(shown):
-        ax = new_panel(sheet, 1, len(shown), index + 1)
+    panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown))
+    lines: list[Line2D] = []
+    for ax, metric in zip(panels.axes, shown, strict=True):
         for (name, run, split), (steps, values) in curves.items():
             if name == metric:
-                lines.append(_draw_curve(ax, steps, values, looks[run, split], metric == "accuracy"))
+                # Few points are marked, and a curve along the frame is drawn whole.
+                marker, clip = "o" if len(steps) <= SPARSE else "", metric != "accuracy"
+                style = {"linewidth": 1.2, "marker": marker, "markersize": 3.0, "clip_on": clip}
+                lines += ax.plot(steps, values, **style, **looks[run, split])
         _dress_panel(ax, metric, loss_scale)
-        axes.append(ax)
-    set_sheet_title(sheet, title)
-    legend = _add_legend(axes, lines, list(named))
-    if fig is None:
-        fit_sheet(axes, 1, len(shown), PANEL_SIZE)
-    return Drawing(whole_figure(sheet), tuple(axes), lines=tuple(lines), legend=legend)
+    canvas.set_sheet_title(panels.axes[0].figure, title)
+    return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
 
 
 def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
-    """Runs by name; a single run has the empty name."""
+    """Return runs by name; a single run has the empty name."""
     named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     for name, records in named.items():
         if isinstance(records, Mapping) or not isinstance(records, Iterable):
@@ -110,12 +99,8 @@ def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
     return {str(name): list(records) for name, records in named.items()}
 
 
-def _metric_names() -> list[str]:
-    return [prefix + metric for metric in PANELS for prefix in SPLITS]
-
-
 def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
-    """The curves that exist, by (metric, run, split), in drawing order."""
+    """Collect the curves that exist, by (metric, run, split), in drawing order."""
     curves = {}
     for metric in PANELS:
         for run, records in runs.items():
@@ -129,7 +114,7 @@ def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
 
 
 def _points(records: Records, metric: str, run: str) -> dict[float, float]:
-    """Step -> value of one metric; later records win, None is NaN."""
+    """Return one metric's values by step; later records win, None is NaN."""
     points: dict[float, float] = {}
     for index, record in enumerate(records):
         where = f"record {index}" + (f" of run {run!r}" if run else "")
@@ -149,7 +134,7 @@ def _points(records: Records, metric: str, run: str) -> dict[float, float]:
 
 
 def _number(value: Any, metric: str, where: str) -> float:
-    """A metric as a float; JSON's null is NaN."""
+    """Return a metric as a float; JSON's null is NaN."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError) as error:
@@ -157,41 +142,25 @@ def _number(value: Any, metric: str, where: str) -> float:
 
 
 def _looks(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """How each (run, split) is drawn: colours tell splits apart in one run, and runs apart in several."""
-    training, held_out = SPLITS.values()
-    prefixes = {name: f"{name}, " if named else "" for name in names}
-    if len(names) == 1:
-        colors: list[tuple[ColorType, ColorType]] = [(SERIES[0], SERIES[1])]
-    else:
-        colors = [(color, color) for color in series_colors(len(names))]
+    """Choose the style of each (run, split): colours tell splits apart in one run, runs in several."""
+    alone = len(names) == 1
     looks: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, (first, second) in zip(names, colors, strict=True):
-        looks[name, training] = {"color": first, "label": literal(prefixes[name] + training), "zorder": 2.0}
-        looks[name, held_out] = {
-            "color": second,
-            "label": literal(prefixes[name] + held_out),
-            "zorder": 2.5,
-            "linestyle": "-" if len(names) == 1 else "--",
-        }
+    for name, color in zip(names, palette.series_colors(len(names)), strict=True):
+        for place, split in enumerate(SPLITS.values()):
+            looks[name, split] = {
+                "color": palette.SERIES[place] if alone else color,
+                "label": canvas.literal(f"{name}, {split}" if named else split),
+                "linestyle": "--" if place and not alone else "-",
+                "zorder": 2.0 + place / 2,
+            }
     return looks
 
 
-def _draw_curve(
-    ax: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], look: dict[str, Any], whole: bool
-) -> Line2D:
-    """One curve; few points are marked, and a curve along the frame is drawn whole."""
-    marker = "o" if len(steps) <= SPARSE else ""
-    (line,) = ax.plot(steps, values, linewidth=1.2, marker=marker, markersize=3.0, clip_on=not whole, **look)
-    return line
-
-
 def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
-    """Labels, grid and limits of one panel."""
+    """Set labels, grid and limits of one panel."""
     ax.set(xlabel="Step", ylabel=PANELS[metric])
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    ax.grid(color="0.88", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    canvas.open_frame(ax)
     if metric == "accuracy":
         ax.set_ylim(0.0, 1.0)
     elif loss_scale == "log":
@@ -200,39 +169,33 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
         ax.set_ylim(bottom=0.0)
 
 
-def _add_legend(axes: list[Axes], lines: list[Line2D], names: list[str]) -> Legend:
-    """What the lines mean: inside the first panel for one run, beside the last for several."""
+def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> Legend:
+    """Add the legend: inside the first panel for one run, beside the last for several."""
     if len(names) == 1:
         keys = {str(line.get_label()): line for line in reversed(lines)}
         entries = [(label, keys[label]) for label in reversed(keys)]
         # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
         corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
-        place: dict[str, Any] = {"loc": corner}
+        place: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
     else:
-        entries = _comparison_keys(lines, names)
-        place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+        entries, place = _comparison_keys(lines, names), {}
     ax = axes[0] if len(names) == 1 else axes[-1]
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
-    legend = ax.legend(
-        [line for _, line in entries], ["name"] * len(entries), frameon=False, fontsize=TICK_SIZE, **place
-    )
+    handles = [line for _, line in entries]
+    legend = canvas.add_side_legend(ax, handles=handles, labels=["name"] * len(entries), **place)
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_text(label)
     return legend
 
 
 def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[tuple[str, Line2D]]:
-    """A solid key a run, then what the line styles mean when both occur."""
+    """Return a solid key a run, then what the line styles mean when both occur."""
     keys = [
-        (literal(name), Line2D([], [], color=color, linewidth=1.2))
-        for name, color in zip(names, series_colors(len(names)), strict=True)
+        (canvas.literal(name), Line2D([], [], color=color, linewidth=1.2))
+        for name, color in zip(names, palette.series_colors(len(names)), strict=True)
     ]
     styles = {str(line.get_linestyle()) for line in lines}
-    if len(styles) > 1:
-        keys += [
-            (split, Line2D([], [], color=QUIET, linewidth=1.2, linestyle=style))
-            for split, style in zip(SPLITS.values(), ("-", "--"), strict=True)
-        ]
-    elif styles == {"--"}:
-        keys += [("held out", Line2D([], [], color=QUIET, linewidth=1.2, linestyle="--"))]
+    for split, style in zip(SPLITS.values(), ("-", "--"), strict=True):
+        if style in styles and "--" in styles:
+            keys.append((split, Line2D([], [], color=palette.QUIET, linewidth=1.2, linestyle=style)))
     return keys

@@ -1,4 +1,4 @@
-"""What heads do by distance, by position and by training step."""
+"""Curves and histories of heads: by distance, by position and by training step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    Drawing,
-    add_colorbar,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
-    read_numbers,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import QUERY_LABEL, mark_positions
-from regard.inspection.figures.palette import QUIET, series_colors, weight_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
 
 PANEL_SIZE = (3.6, 2.3)  # inches
@@ -68,16 +56,15 @@ def distance_profile(
     found = np.flatnonzero((masses > 0).any(0))
     first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
     places = np.arange(first, last + 1) - middle
-    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, PANEL_SIZE)
     lines = tuple(
         target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in zip(masses[chosen], names, series_colors(len(chosen)), strict=True)
+        for mass, name, color in zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
     )
     target.set_xticks(places, [_name_distance(int(place)) for place in places])
-    for tick in target.get_xticklabels():
-        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
+    cells.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
-    return _finish(target, lines, title, len(chosen) <= MOST_NAMED, own=ax is None)
+    return _finish(panels, lines, title, len(chosen) <= MOST_NAMED)
 
 
 def entropy_profile(
@@ -124,19 +111,21 @@ def entropy_profile(
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
     places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
-    target = new_panel(new_sheet(PANEL_SIZE)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, PANEL_SIZE)
     lines = [
         target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
         for entropy, count, name, color in zip(
-            entropies[chosen], keys[chosen], names, series_colors(len(chosen)), strict=True
+            entropies[chosen], keys[chosen], names, palette.series_colors(len(chosen)), strict=True
         )
     ]
     most = np.log(np.maximum(keys[chosen].max(0, initial=0), 1))
     bound = _average(most, keys[chosen].max(0, initial=0) > 0, size)
-    lines += target.plot(places, bound, color=QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)")
+    lines += target.plot(
+        places, bound, color=palette.QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)"
+    )
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    target.set(xlabel=QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
-    return _finish(target, tuple(lines), title, len(chosen) <= MOST_NAMED, own=ax is None)
+    target.set(xlabel=cells.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
+    return _finish(panels, tuple(lines), title, len(chosen) <= MOST_NAMED)
 
 
 def head_history(
@@ -171,52 +160,44 @@ def head_history(
         >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         ['0', '20']
     """
-    matrix = read_numbers(values, "values", "(heads, steps)", 2)
+    matrix = canvas.read_numbers(values, "values", "(heads, steps)", 2)
     if matrix.shape != (len(names), len(steps)):
         raise ValueError(
             f"values: expected shape {(len(names), len(steps))}, a row a name and a column a step, got"
             f" {matrix.shape}"
         )
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, panel)
     image = target.imshow(
         np.where(np.isfinite(matrix), matrix, np.nan),
-        cmap=weight_colors(),
+        cmap=palette.weight_colors(),
         aspect="auto",
         interpolation="nearest",
     )
     shown = range(0, len(steps), -(-len(steps) // 8))
     target.set_xticks(shown, [str(steps[place]) for place in shown])
-    mark_positions(target.yaxis, len(names), names)
-    target.tick_params(axis="y", labelsize=TICK_SIZE - 1)
+    cells.mark_positions(target.yaxis, len(names), names)
+    target.tick_params(axis="y", labelsize=canvas.TICK_SIZE - 1)
     target.set(xlabel="Step")
-    set_title(target, title)
-    bar = add_colorbar(image, [target], label, panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    canvas.set_title(target, title)
+    return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, label))
 
 
 def _choose(
     readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
-    """A statistic `(H, n)`, which heads to draw, and their names."""
-    array = np.asarray(values, np.float64)
-    if array.ndim > 2:
-        raise ValueError(f"readout: expected leading axes (H,) or none, got {array.shape[:-1]}")
-    array = array if array.ndim == 2 else array[None]
+    """Return a statistic `(H, n)`, which heads to draw, and their names."""
+    array = cells.read_heads(values)
     chosen = list(range(len(array))) if heads is None else list(heads)
     wrong = [head for head in chosen if not 0 <= head < len(array)]
     if wrong or not chosen:
         raise ValueError(f"heads: expected numbers in 0..{len(array) - 1}, got {wrong or chosen}")
-    labels = [f"head {head}" for head in chosen] if head_labels is None else list(head_labels)
-    if len(labels) != len(chosen):
-        raise ValueError(f"head_labels: expected {len(chosen)} labels, one a head, got {len(labels)}")
-    return array, chosen, [literal(label) for label in labels]
+    labels = [f"head {head}" for head in chosen] if head_labels is None else head_labels
+    return array, chosen, canvas.read_labels(labels, "head_labels", len(chosen), "head")
 
 
 def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
-    """Means of `size` neighbours each, over those that are known; NaN where none is."""
+    """Average every `size` neighbours, over those that are known; NaN where none is."""
     missing = -len(values) % size
     sums = np.pad(np.where(known, values, 0.0), (0, missing)).reshape(-1, size).sum(1)
     counts = np.pad(known, (0, missing)).reshape(-1, size).sum(1)
@@ -224,29 +205,17 @@ def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
 
 
 def _name_distance(place: int) -> str:
-    """The distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
+    """Name the distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
     if place == 0:
         return "0"
-    first, last = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
-    first, last = (_shorten(number) for number in (first, last))
+    ends = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
+    first, last = (str(end) if end < 1024 else f"{(end + 1) // 1024}k" for end in ends)
     return ("\N{MINUS SIGN}" if place < 0 else "") + (first if first == last else f"{first}-{last}")
 
 
-def _shorten(number: int) -> str:
-    return str(number) if number < 1024 else f"{(number + 1) // 1024}k"
-
-
-def _finish(ax: Axes, lines: tuple, title: str | None, named: bool, *, own: bool) -> Drawing:
-    """Grid, title, and a legend beside the panel where names are wanted."""
-    ax.grid(color="0.88", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    set_title(ax, title)
-    legend = None
-    if named:
-        legend = ax.legend(
-            frameon=False, fontsize=TICK_SIZE, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0
-        )
-    if own:
-        fit_sheet([ax], 1, 1, PANEL_SIZE)
-    return Drawing(whole_figure(ax.figure), (ax,), lines=lines, legend=legend)
+def _finish(panels: canvas.Panels, lines: tuple, title: str | None, named: bool) -> Drawing:
+    """Add the grid, the title, and a legend beside the panel where names are wanted."""
+    (ax,) = panels.axes
+    canvas.open_frame(ax)
+    canvas.set_title(ax, title)
+    return panels.finish(lines=lines, legend=canvas.add_side_legend(ax) if named else None)

@@ -10,33 +10,8 @@ from matplotlib.image import AxesImage
 from matplotlib.text import Text
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    LABEL_SIZE,
-    ROW_GAP,
-    TICK_SIZE,
-    Drawing,
-    add_colorbar,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
-    read_numbers,
-    set_sheet_title,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import (
-    KEY_LABEL,
-    QUERY_LABEL,
-    WEIGHT_LABEL,
-    grid_shape,
-    mark_positions,
-    matrix_aspect,
-    matrix_size,
-    name_axes,
-    separate_cells,
-)
-from regard.inspection.figures.palette import readable_ink, weight_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 
 ANNOTATED = 16  # numbers are written into matrices up to this many rows and columns
 SMALLEST_NUMBER = 4.5  # points; smaller ones are left out
@@ -85,24 +60,27 @@ def attention_heatmap(
         >>> drawing.images[0].get_clim()
         (0.0, 1.0)
     """
-    matrix = read_numbers(weights, "weights", "(T, S)", 2, _matrix_hint)
+    matrix = canvas.read_numbers(
+        weights,
+        "weights",
+        "(T, S)",
+        2,
+        fewer="one query is the matrix weights[None, :]",
+        more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
+    )
     _check_weights(matrix, vmax)
     labels = _check_labels(matrix.shape, query_labels, key_labels)
-    panel = matrix_size(*matrix.shape)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape))
     image = show_matrix(target, matrix, labels, vmax=vmax)
-    name_axes(target, title)
-    bar = add_colorbar(image, [target], WEIGHT_LABEL, panel[1], _overflow(matrix, vmax))
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
+    cells.name_axes(target, title)
+    bar = panels.add_colorbar(image, cells.WEIGHT_LABEL, _overflow(matrix, vmax))
+    panels.fit()
     size = _number_size(target, matrix.shape)
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
-    outlines = separate_cells(target, *matrix.shape) if small else ()
-    return Drawing(
-        whole_figure(target.figure), (target,), (image,), texts=texts, outlines=outlines, colorbar=bar
-    )
+    outlines = cells.separate_cells(target, *matrix.shape) if small else ()
+    return Drawing(panels.figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
 
 def head_grid(
@@ -143,31 +121,25 @@ def head_grid(
         >>> [ax.get_title() for ax in drawing.axes]
         ['Head 0', 'Head 1', 'Head 2']
     """
-    stack = read_numbers(weights, "weights", "(H, T, S)", 3, _stack_hint)
+    alone = "one head is the stack weights[None], or draw it with attention_heatmap(weights)"
+    stack = canvas.read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
     _check_weights(stack, vmax)
     labels = _check_labels(stack.shape[1:], query_labels, key_labels)
     heads, T, S = stack.shape
-    names = _head_names(head_labels, heads)
-    rows, columns = grid_shape(heads, columns)
-    panel = _panel_size(T, S, columns)
-    sheet = fig or new_sheet(panel, rows, columns)
-    axes = []
-    for index in range(heads):
-        ax = new_panel(sheet, rows, columns, index + 1)
+    names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
+    rows, columns = cells.grid_shape(heads, columns)
+    panels = canvas.open_panels(fig, _panel_size(T, S, columns), heads, rows, columns)
+    for index, ax in enumerate(panels.axes):
         show_matrix(ax, stack[index], labels, vmax=vmax, most_ticks=5)
-        set_title(ax, names[index], LABEL_SIZE)
+        canvas.set_title(ax, names[index], canvas.LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
-        ax.set_ylabel(QUERY_LABEL if index % columns == 0 else "")
-        ax.set_xlabel(KEY_LABEL if index // columns == rows - 1 else "")
-        axes.append(ax)
-    set_sheet_title(sheet, title)
-    images = tuple(ax.images[0] for ax in axes)
-    bar = add_colorbar(
-        images[0], axes, WEIGHT_LABEL, rows * (panel[1] + ROW_GAP) - ROW_GAP, _overflow(stack, vmax)
+        ax.set_ylabel(cells.QUERY_LABEL if index % columns == 0 else "")
+        ax.set_xlabel(cells.KEY_LABEL if index // columns == rows - 1 else "")
+    canvas.set_sheet_title(panels.axes[0].figure, title)
+    images = tuple(ax.images[0] for ax in panels.axes)
+    return panels.finish(
+        images=images, colorbar=panels.add_colorbar(images[0], cells.WEIGHT_LABEL, _overflow(stack, vmax))
     )
-    if fig is None:
-        fit_sheet(axes, rows, columns, panel)
-    return Drawing(whole_figure(sheet), tuple(axes), images, colorbar=bar)
 
 
 def show_matrix(
@@ -179,30 +151,12 @@ def show_matrix(
     most_ticks: int = 12,
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""
-    image = ax.imshow(matrix, cmap=weight_colors(), vmin=0.0, vmax=vmax, aspect=matrix_aspect(*matrix.shape))
-    mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
-    mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
-    return image
-
-
-def _matrix_hint(rank: int) -> str:
-    """How to get one matrix from weights of another rank."""
-    if rank >= 4:
-        index = ", ".join("0" * (rank - 2))
-        row = ", ".join("0" * (rank - 3))
-        return f"choose one head, for example weights[{index}], or draw all with head_grid(weights[{row}])"
-    if rank == 3:
-        return "choose one matrix, for example weights[0], or draw all with head_grid(weights)"
-    return "one query is the matrix weights[None, :]" if rank == 1 else ""
-
-
-def _stack_hint(rank: int) -> str:
-    """How to get one stack of heads from weights of another rank."""
-    if rank >= 4:
-        return f"choose one batch row, for example weights[{', '.join('0' * (rank - 3))}]"
-    return (
-        "one head is the stack weights[None], or draw it with attention_heatmap(weights)" if rank == 2 else ""
+    image = ax.imshow(
+        matrix, cmap=palette.weight_colors(), vmin=0.0, vmax=vmax, aspect=cells.matrix_aspect(*matrix.shape)
     )
+    cells.mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
+    cells.mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
+    return image
 
 
 def _check_weights(weights: NDArray, vmax: float) -> None:
@@ -220,11 +174,9 @@ def _check_weights(weights: NDArray, vmax: float) -> None:
 def _check_labels(
     shape: tuple[int, ...], query_labels: Sequence[object] | None, key_labels: Sequence[object] | None
 ) -> tuple[Sequence[object] | None, Sequence[object] | None]:
-    """Both label lists, once they fit (T, S)."""
-    for name, labels, size in (
-        ("query_labels", query_labels, shape[0]),
-        ("key_labels", key_labels, shape[1]),
-    ):
+    """Return both label lists, once they fit (T, S)."""
+    both = {"query_labels": (query_labels, shape[0]), "key_labels": (key_labels, shape[1])}
+    for name, (labels, size) in both.items():
         if labels is not None and len(labels) != size:
             raise ValueError(
                 f"{name}: expected {size} labels for weights of shape {shape}, got {len(labels)}"
@@ -232,41 +184,32 @@ def _check_labels(
     return query_labels, key_labels
 
 
-def _head_names(head_labels: Sequence[object] | None, heads: int) -> list[str]:
-    """One panel title a head."""
-    if head_labels is None:
-        return [f"Head {index}" for index in range(heads)]
-    if len(head_labels) != heads:
-        raise ValueError(f"head_labels: expected {heads} labels, one a head, got {len(head_labels)}")
-    return [literal(label) for label in head_labels]
-
-
 def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
-    """Width and height in inches of one head among others: long enough for its axis labels."""
-    width, height = matrix_size(T, S)
+    """Return width and height in inches of one head among others: long enough for its axis labels."""
+    width, height = cells.matrix_size(T, S)
     scale = (1.9 if columns <= 3 else 1.55) / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)
 
 
 def _number_size(ax: Axes, shape: tuple[int, ...]) -> float:
-    """Font size in points at which "0.00" fits a cell."""
+    """Return the font size in points at which "0.00" fits a cell."""
     box = ax.get_window_extent()
-    points = 72.0 / whole_figure(ax.figure).dpi
-    return min(TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
+    points = 72.0 / canvas.whole_figure(ax.figure).dpi
+    return min(canvas.TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
 
 
 def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> tuple[Text, ...]:
-    """Each weight in its cell, in the ink that reads on the cell's colour."""
+    """Write each weight into its cell, in the ink that reads on the cell's colour."""
     style: dict[str, Any] = {"fontsize": size, "ha": "center", "va": "center"}
     colors = image.to_rgba(np.ma.masked_invalid(matrix))
     texts = []
     for (row, column), weight in np.ndenumerate(np.clip(matrix, 0.0, 1.0)):  # no "-0.00" from rounding
-        ink = readable_ink(tuple(colors[row, column, :3]))
+        ink = palette.readable_ink(tuple(colors[row, column, :3]))
         number = "NaN" if np.isnan(weight) else f"{weight:.2f}"
         texts.append(ax.text(column, row, number, color=ink, **style))
     return tuple(texts)
 
 
 def _overflow(weights: NDArray, vmax: float) -> Literal["max", "neither"]:
-    """Whether the colour bar ends in an arrow: weights above its last value exist."""
+    """Return "max", an arrow at the colour bar's end, where weights above its last value exist."""
     return "max" if np.nanmax(weights, initial=0.0) > vmax + ROUNDING else "neither"

@@ -1,32 +1,16 @@
 """Pictures of what goes into attention: position tables and masks."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    TICK_SIZE,
-    Drawing,
-    add_colorbar,
-    describe,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
-    read_numbers,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import (
-    mark_positions,
-    matrix_aspect,
-    matrix_size,
-    name_axes,
-    separate_cells,
-)
-from regard.inspection.figures.palette import KEPT, MASKED, signed_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 from regard.masks import Mask
 
 TABLE_SIZE = (5.2, 2.3)  # inches; tables are of any shape, so the picture's is fixed
@@ -59,19 +43,12 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
     values = _read_table(table)
     known = np.abs(values[~np.isnan(values)])
     limit = float(known.max(initial=0.0)) or 1.0
-    target = new_panel(new_sheet(TABLE_SIZE)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, TABLE_SIZE)
     # Columns are positions, so a dimension reads as a wave from left to right.
-    image = target.imshow(
-        values.T, cmap=signed_colors(), vmin=-limit, vmax=limit, aspect="auto", origin="lower"
-    )
-    mark_positions(target.xaxis, values.shape[0])
-    mark_positions(target.yaxis, values.shape[1], most=8)
-    target.set(xlabel="Position", ylabel="Dimension")
-    set_title(target, title)
-    bar = add_colorbar(image, [target], "Value", TABLE_SIZE[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, TABLE_SIZE)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    shared: dict[str, Any] = {"aspect": "auto", "origin": "lower"}
+    image = target.imshow(values.T, cmap=palette.signed_colors(), vmin=-limit, vmax=limit, **shared)
+    cells.mark_positions(target.yaxis, values.shape[1], most=8)
+    return _finish_table(panels, image, len(values), "Dimension", "Value", title)
 
 
 def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Drawing:
@@ -104,17 +81,10 @@ def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str 
     length = len(values)
     norms = np.linalg.norm(values, axis=1, keepdims=True)
     directions = np.divide(values, norms, out=np.full_like(values, np.nan), where=norms > 0.0)
-    panel = matrix_size(length, length)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
-    image = target.imshow(directions @ directions.T, cmap=signed_colors(), vmin=-1.0, vmax=1.0)
-    mark_positions(target.xaxis, length)
-    mark_positions(target.yaxis, length)
-    target.set(xlabel="Position", ylabel="Position")
-    set_title(target, title)
-    bar = add_colorbar(image, [target], "Cosine similarity", panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), colorbar=bar)
+    target, panels = canvas.open_panel(ax, cells.matrix_size(length, length))
+    image = target.imshow(directions @ directions.T, cmap=palette.signed_colors(), vmin=-1.0, vmax=1.0)
+    cells.mark_positions(target.yaxis, length)
+    return _finish_table(panels, image, length, "Position", "Cosine similarity", title)
 
 
 def mask_picture(
@@ -154,58 +124,53 @@ def mask_picture(
     kept = _read_mask(mask, T, S, query_offset)
     rows, columns = kept.shape
     top = 0 if query_offset is None else int(query_offset)
-    panel = matrix_size(rows, columns)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
+    target, panels = canvas.open_panel(ax, cells.matrix_size(rows, columns))
     image = target.imshow(
         kept.astype(np.uint8),
-        cmap=ListedColormap([MASKED, KEPT]),
+        cmap=ListedColormap([palette.MASKED, palette.KEPT]),
         vmin=0,
         vmax=1,
-        aspect=matrix_aspect(rows, columns),
+        aspect=cells.matrix_aspect(rows, columns),
         extent=(-0.5, columns - 0.5, top + rows - 0.5, top - 0.5),
         # Cells smaller than pixels are shaded by the share that is kept; larger ones have no third colour.
         interpolation="nearest" if max(rows, columns) <= LARGEST_SHARP else "antialiased",
         interpolation_stage="rgba",
     )
-    mark_positions(target.yaxis, rows, start=top)
-    mark_positions(target.xaxis, columns)
-    outlines = separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
-    name_axes(target, _mask_name(mask) if title is None else title)
-    legend = target.legend(
-        handles=[
-            Patch(facecolor=KEPT, label="may attend"),
-            Patch(facecolor=MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
-        ],
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1.0),
-        borderaxespad=0.0,
-        frameon=False,
-        fontsize=TICK_SIZE,
-        handlelength=1.0,
-        handleheight=1.0,
-    )
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), (image,), outlines=outlines, legend=legend)
+    cells.mark_positions(target.yaxis, rows, start=top)
+    cells.mark_positions(target.xaxis, columns)
+    outlines = cells.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
+    cells.name_axes(target, _mask_name(mask) if title is None else title)
+    patches = [
+        Patch(facecolor=palette.KEPT, label="may attend"),
+        Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
+    ]
+    legend = canvas.add_side_legend(target, handles=patches, handlelength=1.0, handleheight=1.0)
+    return panels.finish(images=(image,), outlines=outlines, legend=legend)
+
+
+def _finish_table(
+    panels: canvas.Panels, image: AxesImage, length: int, down: str, value: str, title: str | None
+) -> Drawing:
+    """Name the axes, with positions across, and add title and colour bar."""
+    (ax,) = panels.axes
+    cells.mark_positions(ax.xaxis, length)
+    ax.set(xlabel="Position", ylabel=down)
+    canvas.set_title(ax, title)
+    return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, value))
 
 
 def _read_table(table: ArrayLike) -> NDArray[np.float64]:
-    """A position table as float64 without infinities."""
-    values = read_numbers(table, "table", "(length, d_model)", 2, _table_hint)
+    """Read a position table as float64 without infinities."""
+    values = canvas.read_numbers(table, "table", "(length, d_model)", 2)
     if np.isinf(values).any():
         raise ValueError(f"table: expected finite values, got {int(np.isinf(values).sum())} infinite ones")
     return values
 
 
-def _table_hint(rank: int) -> str:
-    """How to get one table from an array of another rank."""
-    return f"choose one table, for example table[{', '.join('0' * (rank - 2))}]" if rank > 2 else ""
-
-
 def _read_mask(
     mask: Mask | ArrayLike, T: int | None, S: int | None, query_offset: int | None
 ) -> NDArray[np.bool_]:
-    """The mask as a boolean (T, S) matrix."""
+    """Read the mask as a boolean (T, S) matrix."""
     if isinstance(mask, Mask):
         if T is None:
             raise ValueError("T: a Mask has no size of its own; call mask_picture(mask, T, S)")
@@ -214,8 +179,8 @@ def _read_mask(
         kept, source = np.asarray(mask), "mask"
     if kept.dtype.kind not in "bui":
         raise TypeError(
-            f"mask: expected a Mask, or booleans or integers of shape (T, S), got {describe(mask, kept)}; "
-            "an additive mask is no mask but a bias"
+            "mask: expected a Mask, or booleans or integers of shape (T, S), got "
+            f"{canvas.describe(mask, kept)}; an additive mask is no mask but a bias"
         )
     if kept.ndim != 2 or kept.size == 0:
         index = ", ".join("0" * (kept.ndim - 2))
@@ -228,6 +193,6 @@ def _read_mask(
 
 
 def _mask_name(mask: Mask | ArrayLike) -> str | None:
-    """A mask's expression, when it is one and short enough for a title."""
-    name = literal(repr(mask)) if isinstance(mask, Mask) else ""
+    """Return a mask's expression, when it is one and short enough for a title."""
+    name = canvas.literal(repr(mask)) if isinstance(mask, Mask) else ""
     return name if 0 < len(name) <= 60 else None

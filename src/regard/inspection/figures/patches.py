@@ -11,23 +11,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures.canvas import (
-    ROW_GAP,
-    TICK_SIZE,
-    TITLE_SIZE,
-    Drawing,
-    add_colorbar,
-    fit_sheet,
-    literal,
-    new_panel,
-    new_sheet,
-    read_numbers,
-    set_sheet_title,
-    set_title,
-    whole_figure,
-)
-from regard.inspection.figures.cells import WEIGHT_LABEL, grid_shape
-from regard.inspection.figures.palette import scan_greys, veil_colors
+from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures.canvas import Drawing
 
 PatchGrid = tuple[int, int]
 
@@ -77,21 +62,21 @@ def scan_attention(
         >>> drawing.images[1].get_array().shape, drawing.axes[0].get_title()
         ((4, 4), 'predicted 3')
     """
-    scan = read_numbers(image, "image", "(height, width)", 2, _scan_hint)
-    flat = read_numbers(weights, "weights", "(num_patches,)", 1, _patches_hint)
+    scan = canvas.read_numbers(image, "image", "(height, width)", 2)
+    pooled = "the pooled query is row 0: weights[example, head, 0]"
+    flat = canvas.read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
-    panel = _scan_size(scan.shape, 2.2)
-    target = new_panel(new_sheet(panel)) if ax is None else ax
-    images, outlines = _draw_scan(target, scan, flat.reshape(patch_grid), vmax, scan_greys(large_is_dark))
+    target, panels = canvas.open_panel(ax, cells.scaled_size(*scan.shape, longest=2.2))
+    images, outlines = _draw_scan(
+        target, scan, flat.reshape(patch_grid), vmax, palette.scan_greys(large_is_dark)
+    )
     if title is not None:
-        set_title(target, title)
+        canvas.set_title(target, title)
     else:
         _set_verdict(target, predicted_label, true_label)
-    bar = add_colorbar(images[1], [target], WEIGHT_LABEL, panel[1])
-    if ax is None:
-        fit_sheet([target], 1, 1, panel)
-    return Drawing(whole_figure(target.figure), (target,), images, outlines=outlines, colorbar=bar)
+    bar = panels.add_colorbar(images[1], cells.WEIGHT_LABEL)
+    return panels.finish(images=images, outlines=outlines, colorbar=bar)
 
 
 def scan_attention_grid(
@@ -139,30 +124,33 @@ def scan_attention_grid(
         >>> [ax.get_title() for ax in drawing.axes]
         ['true 5', 'true 7', 'true 9']
     """
-    scans = read_numbers(images, "images", "(num_scans, height, width)", 3, _scans_hint)
-    stack = read_numbers(weights, "weights", "(num_scans, num_patches)", 2, _pooled_hint)
+    shape = "(num_scans, height, width)"
+    scans = canvas.read_numbers(images, "images", shape, 3, fewer="one scan is the stack images[None]")
+    stack = canvas.read_numbers(
+        weights,
+        "weights",
+        "(num_scans, num_patches)",
+        2,
+        fewer="one scan is the stack weights[None]",
+        more="choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)",
+    )
     _check_patches(scans, stack, patch_grid)
     count = len(scans)
     predicted = _labels(predicted_labels, "predicted_labels", count)
     true = _labels(true_labels, "true_labels", count)
     vmax = _strongest(stack, vmax)
-    rows, columns = grid_shape(count, min(6, count) if columns is None else columns)
-    panel = _scan_size(scans.shape[1:], 1.25)
-    sheet = fig or new_sheet(panel, rows, columns)
-    greys, limits = scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
-    axes, shown, outlines = [], [], []
-    for index in range(count):
-        ax = new_panel(sheet, rows, columns, index + 1)
+    rows, columns = cells.grid_shape(count, min(6, count) if columns is None else columns)
+    panels = canvas.open_panels(fig, cells.scaled_size(*scans.shape[1:], longest=1.25), count, rows, columns)
+    greys, limits = palette.scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
+    shown, outlines = [], []
+    for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
-        _set_verdict(ax, predicted[index], true[index], TICK_SIZE)
-        axes.append(ax)
+        _set_verdict(ax, predicted[index], true[index], canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
-    set_sheet_title(sheet, title)
-    bar = add_colorbar(shown[1], axes, WEIGHT_LABEL, rows * (panel[1] + ROW_GAP) - ROW_GAP)
-    if fig is None:
-        fit_sheet(axes, rows, columns, panel)
-    return Drawing(whole_figure(sheet), tuple(axes), tuple(shown), outlines=tuple(outlines), colorbar=bar)
+    canvas.set_sheet_title(panels.axes[0].figure, title)
+    bar = panels.add_colorbar(shown[1], cells.WEIGHT_LABEL)
+    return panels.finish(images=tuple(shown), outlines=tuple(outlines), colorbar=bar)
 
 
 def _draw_scan(
@@ -173,12 +161,12 @@ def _draw_scan(
     greys: Colormap,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> tuple[tuple[AxesImage, AxesImage], tuple[LineCollection, LineCollection]]:
-    """The scan, the veil over it and the lines between patches, in pixel coordinates."""
+    """Draw the scan, the veil over it and the lines between patches, in pixel coordinates."""
     height, width = scan.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     shared: dict[str, Any] = {"extent": extent, "interpolation": "nearest", "aspect": "equal"}
     below = ax.imshow(scan, cmap=greys, vmin=limits[0], vmax=limits[1], **shared)
-    veil = ax.imshow(patches, cmap=veil_colors(), vmin=0.0, vmax=vmax, **shared)
+    veil = ax.imshow(patches, cmap=palette.veil_colors(), vmin=0.0, vmax=vmax, **shared)
     rows, columns = patches.shape
     style: dict[str, Any] = {"colors": "0.6", "linewidths": 0.5}
     across = ax.hlines(np.arange(1, rows) * (height / rows) - 0.5, -0.5, width - 0.5, **style)
@@ -187,15 +175,17 @@ def _draw_scan(
     return (below, veil), (across, down)
 
 
-def _set_verdict(ax: Axes, predicted: object | None, true: object | None, size: float = TITLE_SIZE) -> None:
-    """What the model said and what is true, bold where they differ."""
+def _set_verdict(
+    ax: Axes, predicted: object | None, true: object | None, size: float = canvas.TITLE_SIZE
+) -> None:
+    """Write the predicted and the true label as the title, bold where they differ."""
     parts = [
-        f"{word} {literal(label)}"
+        f"{word} {canvas.literal(label)}"
         for word, label in (("predicted", predicted), ("true", true))
         if label is not None
     ]
     wrong = len(parts) == 2 and str(predicted) != str(true)
-    set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
+    canvas.set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
 
 
 def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> None:
@@ -224,7 +214,7 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
 
 
 def _strongest(weights: NDArray, vmax: float | None) -> float:
-    """The weight at the end of the scale."""
+    """Return the weight at the end of the scale."""
     if vmax is None:
         return float(np.nanmax(weights, initial=0.0)) or 1.0
     if not vmax > 0.0:
@@ -232,38 +222,7 @@ def _strongest(weights: NDArray, vmax: float | None) -> float:
     return vmax
 
 
-def _scan_hint(rank: int) -> str:
-    """How to get one scan from images of another rank."""
-    return "choose one scan, for example image[0]" if rank == 3 else ""
-
-
-def _scans_hint(rank: int) -> str:
-    """How to get a stack of scans from images of another rank."""
-    return "one scan is the stack images[None]" if rank == 2 else ""
-
-
-def _patches_hint(rank: int) -> str:
-    """How to get one weight a patch from attention of another rank."""
-    return "the pooled query is row 0: weights[example, head, 0]" if rank == 4 else ""
-
-
-def _pooled_hint(rank: int) -> str:
-    """How to get the weights of several scans from attention of another rank."""
-    if rank == 4:
-        return "choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)"
-    return "one scan is the stack weights[None]" if rank == 1 else ""
-
-
 def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
-    """One label a scan."""
-    if labels is None:
-        return [None] * count
-    if len(labels) != count:
-        raise ValueError(f"{name}: expected {count} labels, one a scan, got {len(labels)}")
-    return labels
-
-
-def _scan_size(shape: tuple[int, ...], longest: float) -> tuple[float, float]:
-    """Width and height in inches of a scan."""
-    height, width = (longest * side / max(shape) for side in shape)
-    return width, height
+    """Return one label a scan."""
+    canvas.read_labels(labels, name, count, "scan")
+    return [None] * count if labels is None else labels

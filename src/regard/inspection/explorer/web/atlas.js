@@ -1,23 +1,41 @@
-import { button, chooser, clear, element, figures, tickbox } from "./dom.js";
-import { headDivergences } from "./divergences.js";
-import { headSentence, numberNames, numberOf, sortHeads } from "./heads.js";
-import { mountScatter } from "./scatter.js";
 import { AtlasPicture } from "./atlas_picture.js";
+import { headDivergences } from "./divergences.js";
+import { button, chooser, clear, element, oncePerFrame, partOf, pointIn, tickbox } from "./dom.js";
+import { headSentence, numberNames, numberOf, sortHeads } from "./heads.js";
+import { formatNumber } from "./scales.js";
+import { mountScatter } from "./scatter.js";
 
 /**
  * All heads as small multiples or as one number in colour: choose, add, sort, filter.
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountAtlas(host, source, state) {
   new Atlas(host, source, state).mount();
 }
 
 class Atlas extends AtlasPicture {
+  /** The head that has the focus, by its place in the order. */
+  active = 0;
+  plan = oncePerFrame(() => {
+    this.draw();
+    this.cells(false);
+  });
+  /** Whether divergences are on their way. */
+  asked = false;
+  cellsOf = "";
+  controls = element("div", { class: "rg-controls" });
+  shows = element("label");
+  sorts = element("label");
+  turn = element("button");
+  /** @type {HTMLElement|null} */
+  versus = null;
+
+  /** @param {HTMLElement} host @param {Source} source @param {State} state */
   constructor(host, source, state) {
     super(source, state, () => this.plan());
-    Object.assign(this, { host, active: 0, planned: false });
+    this.host = host;
     this.rows = element("div", { role: "presentation" });
     this.grid = element(
       "div",
@@ -25,14 +43,13 @@ class Atlas extends AtlasPicture {
       this.canvas,
       this.rows,
     );
-    this.scroll = element("div", { class: "rg-atlas-scroll" }, this.grid);
+    this.scroll.append(this.grid);
     this.about = element("p", { class: "rg-head-line" });
     this.labels = element("div", { class: "rg-labels" });
   }
 
   mount() {
     const { host, state } = this;
-    this.controls = element("div", { class: "rg-controls" });
     const filter = element("div");
     const details = element(
       "details",
@@ -63,15 +80,15 @@ class Atlas extends AtlasPicture {
 
   buildControls() {
     const { state } = this;
+    /** @type {[string, string][]} */
     const names = numberNames(this.trace()).map((name) => [name, numberOf(name).title]);
     const two = Boolean(this.other());
+    /** @type {[string, string][]} */
     const shows = [["mass", "pictures: mass"], ["max", "pictures: largest"], ...names];
     if (two) shows.push(["divergence", "divergence from B"]);
-    const sorts = [
-      ["model", "layer and head"],
-      ...names,
-      ...(two ? [["divergence", "divergence from B"]] : []),
-    ];
+    /** @type {[string, string][]} */
+    const sorts = [["model", "layer and head"], ...names];
+    if (two) sorts.push(["divergence", "divergence from B"]);
     if (!shows.some(([name]) => name === state.show)) state.set({ show: "mass" });
     if (!sorts.some(([name]) => name === state.sort.replace(/^-/, ""))) state.set({ sort: "model" });
     this.shows = chooser("Show", shows, state.show, (show) => state.set({ show }));
@@ -85,14 +102,14 @@ class Atlas extends AtlasPicture {
     });
     this.versus = two ? tickbox("difference A − B", state.versus, (versus) => state.set({ versus })) : null;
     const sorting = element("span", { class: "rg-row" }, this.sorts, this.turn);
-    clear(this.controls).append(...[this.shows, sorting, this.versus].filter(Boolean));
+    clear(this.controls).append(this.shows, sorting, ...(this.versus ? [this.versus] : []));
   }
 
   arrange() {
     const { state } = this;
     const wanted = [state.show, state.sort.replace(/^-/, "")].includes("divergence");
-    if (wanted && !this.divergences && this.other()) {
-      this.divergences = [];
+    if (wanted && !this.asked && this.other()) {
+      this.asked = true;
       headDivergences(this.source, 0, 1).then((values) => {
         this.divergences = values;
         this.arrange();
@@ -103,22 +120,13 @@ class Atlas extends AtlasPicture {
       0,
       this.order.findIndex(([c, h]) => c === state.c && h === state.h),
     );
-    this.shows.querySelector("select").value = state.show;
-    this.sorts.querySelector("select").value = state.sort.replace(/^-/, "");
+    partOf(this.shows, "select").value = state.show;
+    partOf(this.sorts, "select").value = state.sort.replace(/^-/, "");
     this.turn.disabled = state.sort === "model";
     this.turn.textContent = state.sort.startsWith("-") ? "↑" : "↓";
-    if (this.versus) this.versus.querySelector("input").checked = state.versus;
+    if (this.versus) partOf(this.versus, "input").checked = state.versus;
     this.describe();
     this.plan();
-  }
-
-  plan() {
-    if (this.planned) return;
-    this.planned = true;
-    requestAnimationFrame(() => {
-      this.planned = false;
-      this.draw();
-    });
   }
 
   describe() {
@@ -150,10 +158,10 @@ class Atlas extends AtlasPicture {
           "span",
           {
             class: "rg-label",
-            title: `${name}: mean share ${figures(value)}; named so from ${figures(threshold)} on`,
+            title: `${name}: mean share ${formatNumber(value)}; named so from ${formatNumber(threshold)} on`,
             text: `${name} ${value.toFixed(2)}`,
           },
-          element("span", { class: "rg-voice", text: `, threshold ${figures(threshold)}` }),
+          element("span", { class: "rg-voice", text: `, threshold ${formatNumber(threshold)}` }),
         ),
       ),
     );
@@ -163,7 +171,10 @@ class Atlas extends AtlasPicture {
       );
   }
 
-  /** Cells for keyboard and screen reader: the row of the active one and its neighbours, over the picture. */
+  /**
+   * Cells for keyboard and screen reader: the row of the active one and its neighbours, over the picture.
+   * @param {boolean} focus
+   */
   cells(focus) {
     const layout = this.laid;
     if (!layout || !this.order.length) {
@@ -171,7 +182,7 @@ class Atlas extends AtlasPicture {
       return;
     }
     this.active = Math.min(this.active, this.order.length - 1);
-    const [row, column] = this.placeOf(this.active, layout);
+    const [row] = this.placeOf(this.active, layout);
     this.grid.setAttribute("aria-rowcount", String(layout.rows));
     this.grid.setAttribute("aria-colcount", String(layout.columns));
     const had = focus || this.rows.contains(document.activeElement);
@@ -216,7 +227,9 @@ class Atlas extends AtlasPicture {
           }),
       );
     }
-    for (const cell of this.rows.querySelectorAll("[role=gridcell]")) {
+    for (const cell of /** @type {NodeListOf<HTMLElement>} */ (
+      this.rows.querySelectorAll("[role=gridcell]")
+    )) {
       const n = Number(cell.dataset.n);
       const [c, h] = this.order[n];
       cell.tabIndex = n === this.active ? 0 : -1;
@@ -228,6 +241,7 @@ class Atlas extends AtlasPicture {
     }
   }
 
+  /** @param {number} n @param {boolean} add */
   choose(n, add) {
     const { state } = this;
     const [c, h] = this.order[n];
@@ -239,19 +253,19 @@ class Atlas extends AtlasPicture {
     const without = state.selection.filter(([sc, sh]) => sc !== c || sh !== h);
     if (without.length === state.selection.length)
       state.set({ c, h, selection: [...state.selection, [c, h]] });
-    else if (without.length) state.set({ c: without.at(-1)[0], h: without.at(-1)[1], selection: without });
+    else if (without.length) {
+      const [last, head] = without[without.length - 1];
+      state.set({ c: last, h: head, selection: without });
+    }
   }
 
   follow() {
+    /** @param {MouseEvent} event */
     const hit = (event) => {
       if (!this.laid) return -1;
-      const box = this.canvas.getBoundingClientRect();
+      const { x, y } = pointIn(this.canvas, event);
       const { left, top, size } = this.laid;
-      return this.indexOf(
-        Math.floor((event.clientY - box.top - top) / size),
-        Math.floor((event.clientX - box.left - left) / size),
-        this.laid,
-      );
+      return this.indexOf(Math.floor((y - top) / size), Math.floor((x - left) / size), this.laid);
     };
     this.canvas.addEventListener("click", (event) => {
       const n = hit(event);
@@ -270,14 +284,16 @@ class Atlas extends AtlasPicture {
       if (event.altKey || event.metaKey || !this.laid || !this.order.length) return;
       const layout = this.laid;
       const [row, column] = this.placeOf(this.active, layout);
-      const to = {
+      /** @type {Record<string, [row: number, column: number]>} */
+      const steps = {
         ArrowLeft: [row, column - 1],
         ArrowRight: [row, column + 1],
         ArrowUp: [row - 1, column],
         ArrowDown: [row + 1, column],
         PageUp: [Math.max(0, row - 5), column],
         PageDown: [Math.min(layout.rows - 1, row + 5), column],
-      }[event.key];
+      };
+      const to = steps[event.key];
       let next = -1;
       if (to) next = this.indexOf(...to, layout);
       else if (event.key === "Home") next = event.ctrlKey ? 0 : this.indexOf(row, 0, layout);

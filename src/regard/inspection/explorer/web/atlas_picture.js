@@ -1,12 +1,24 @@
 import { colourOf, cssOf, isDark, limitsFor, missing, tableFor, toUnit } from "./colours.js";
-import { clear, element, figures } from "./dom.js";
+import { clear, element, penOf, pixelRatio } from "./dom.js";
 import { insideBrush, numberOf, numberRange, readNumber } from "./heads.js";
+import { formatNumber } from "./scales.js";
 import { Thumbnails } from "./thumbnails.js";
 
 /** The heads as cells of one picture. */
 export class AtlasPicture {
+  /** The heads as they are sorted. @type {Head[]} */
+  order = [];
+  /** By call and head; null: not asked for. @type {ArrayLike<number>[]|null} */
+  divergences = null;
+  /** As it was drawn. @type {AtlasLayout|null} */
+  laid = null;
+  legendOf = "";
+  scroll = element("div", { class: "rg-atlas-scroll" });
+
+  /** @param {Source} source @param {State} state @param {() => void} arrived */
   constructor(source, state, arrived) {
-    Object.assign(this, { source, state, order: [], divergences: null });
+    this.source = source;
+    this.state = state;
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.legend = element("div", { class: "rg-legend" });
     this.thumbnails = new Thumbnails(source, arrived);
@@ -22,10 +34,14 @@ export class AtlasPicture {
     return traces.length > 1 ? traces[this.state.t === 0 ? 1 : 0] : null;
   }
 
+  /** @returns {Head[]} */
   all() {
-    return this.trace().calls.flatMap((call, c) => Array.from({ length: call.heads }, (_, h) => [c, h]));
+    return this.trace().calls.flatMap(({ heads }, c) =>
+      Array.from({ length: heads }, (_, h) => /** @type {Head} */ ([c, h])),
+    );
   }
 
+  /** @param {string} name @param {number} c @param {number} h */
   read(name, c, h) {
     if (name === "divergence") return this.divergences?.[c]?.[h] ?? NaN;
     const { versus, t } = this.state;
@@ -33,7 +49,10 @@ export class AtlasPicture {
     return versus && t === 1 ? -number : number;
   }
 
-  /** Where the cells lie: in the model's order a row is a layer. */
+  /**
+   * Where the cells lie: in the model's order a row is a layer.
+   * @returns {AtlasLayout}
+   */
   layout() {
     const calls = this.trace().calls;
     const model = this.state.sort === "model";
@@ -59,10 +78,15 @@ export class AtlasPicture {
     };
   }
 
+  /**
+   * @param {number} n @param {AtlasLayout} options
+   * @returns {[row: number, column: number]}
+   */
   placeOf(n, { columns, model }) {
     return model ? [this.order[n][0], this.order[n][1]] : [Math.floor(n / columns), n % columns];
   }
 
+  /** @param {number} row @param {number} column @param {AtlasLayout} options */
   indexOf(row, column, { columns, model }) {
     if (model) return this.order.findIndex(([c, h]) => c === row && h === column);
     const n = row * columns + column;
@@ -74,7 +98,7 @@ export class AtlasPicture {
     if (!this.scroll.clientWidth) return;
     const layout = this.layout();
     const { left, top, size, gap } = layout;
-    const ratio = Math.min(3, globalThis.devicePixelRatio || 1);
+    const ratio = pixelRatio();
     const [w, h] = [
       Math.round(Math.max(layout.width, left + layout.columns * size) * ratio),
       Math.round(layout.height * ratio),
@@ -82,10 +106,11 @@ export class AtlasPicture {
     if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
     canvas.style.width = `${w / ratio}px`;
     canvas.style.height = `${h / ratio}px`;
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, w, h);
     const style = getComputedStyle(canvas);
+    /** @param {string} name */
     const colour = (name) => style.getPropertyValue(name).trim() || "#888";
     const [well, muted, accent, cross] = ["--well", "--muted", "--accent", "--cross"].map(colour);
     pen.font = "10.5px system-ui, sans-serif";
@@ -100,10 +125,10 @@ export class AtlasPicture {
         pen.fillText(String(n), left - 5, top + (n + 0.5) * size);
     }
     const dark = isDark(canvas);
-    const picture = state.show === "mass" || state.show === "max";
     const look = { table: tableFor("sequential", dark), none: dark ? missing.dark : missing.light, dark };
-    const ends = picture ? null : this.ends();
+    const ends = this.ends();
     const trace = this.trace();
+    const channel = state.show === "max" ? "max" : "mass";
     for (let n = 0; n < this.order.length; n += 1) {
       const [c, head] = this.order[n];
       const [row, column] = this.placeOf(n, layout);
@@ -114,10 +139,10 @@ export class AtlasPicture {
         Math.abs(readNumber(trace, c, head, "distance")),
       );
       pen.globalAlpha = kept ? 1 : 0.16;
-      if (picture) {
+      if (!ends) {
         pen.fillStyle = well;
         pen.fillRect(x, y, side, side);
-        const thumb = this.thumbnails.get(state.t, c, head, state.show, side * ratio, look);
+        const thumb = this.thumbnails.get(state.t, c, head, channel, side * ratio, look);
         if (thumb) {
           pen.imageSmoothingEnabled = thumb.width > side * ratio;
           pen.imageSmoothingQuality = "high";
@@ -138,14 +163,16 @@ export class AtlasPicture {
       }
     }
     this.laid = layout;
-    this.cells(false);
     this.drawLegend(ends, look);
   }
 
+  /** The colours of a number; null: pictures are shown. */
   ends() {
     const { state } = this;
+    if (state.show === "mass" || state.show === "max") return null;
     const signed = state.versus && state.show !== "divergence" && Boolean(this.other());
     const values = this.order.map(([c, h]) => this.read(state.show, c, h));
+    /** @type {Limits} */
     const range =
       state.show === "divergence"
         ? [0, Math.max(1e-6, ...values.filter(Number.isFinite))]
@@ -153,6 +180,7 @@ export class AtlasPicture {
     return { range, table: tableFor(signed ? "diverging" : "sequential", isDark(this.canvas)), signed };
   }
 
+  /** @param {ReturnType<AtlasPicture["ends"]>} ends @param {Paper} look */
   drawLegend(ends, look) {
     const { state } = this;
     const sign = [state.show, state.versus, ends?.range, look.dark, state.t, state.c].join(" ");
@@ -163,7 +191,7 @@ export class AtlasPicture {
     const image = new ImageData(256, 1);
     for (let code = 0; code < 256; code += 1)
       image.data.set([...table.subarray(3 * code, 3 * code + 3), 255], 4 * code);
-    bar.getContext("2d").putImageData(image, 0, 0);
+    penOf(bar).putImageData(image, 0, 0);
     const [low, high] = ends?.range ?? limitsFor("log", state.shape().keys, 1);
     const { title, unit } =
       state.show === "divergence"
@@ -173,9 +201,9 @@ export class AtlasPicture {
       ? `${title}${ends.signed ? ", A − B" : ""}${unit ? `, ${unit}` : ""}`
       : `${state.show === "max" ? "largest weight" : "mass"} of blocks, log scale`;
     clear(this.legend).append(
-      element("span", { text: figures(low, 2) }),
+      element("span", { text: formatNumber(low, 2) }),
       bar,
-      element("span", { text: figures(high, 2) }),
+      element("span", { text: formatNumber(high, 2) }),
       element("span", { text: words }),
     );
   }

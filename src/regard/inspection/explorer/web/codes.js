@@ -4,28 +4,15 @@ const CODES_OCTAVES = 24;
 const CODES_STEPS = 254;
 
 /**
- * The number that each log8 code stands for, times the unit.
- * @param {number} [unit]
+ * The number that each log8 code stands for.
  * @returns {Float32Array} 256 numbers
  */
-export function log8Table(unit = 1) {
+export function log8Table() {
   const table = new Float32Array(256);
   for (let code = 1; code < 256; code += 1) {
-    table[code] = unit * 2 ** ((CODES_OCTAVES * (code - 255)) / CODES_STEPS);
+    table[code] = 2 ** ((CODES_OCTAVES * (code - 255)) / CODES_STEPS);
   }
   return table;
-}
-
-/**
- * The log8 code of a number: 0 for 0 and what is no number, else 1..255.
- * @param {number} x
- * @param {number} [unit]
- * @returns {number}
- */
-export function encodeLog8(x, unit = 1) {
-  if (!(x > 0)) return 0;
-  const step = codesRound(255 + (CODES_STEPS / CODES_OCTAVES) * Math.log2(x / unit));
-  return Math.min(255, Math.max(1, step));
 }
 
 /**
@@ -34,7 +21,9 @@ export function encodeLog8(x, unit = 1) {
  * @returns {Promise<Uint8Array>}
  */
 export async function inflate(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([/** @type {BlobPart} */ (bytes)])
+    .stream()
+    .pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -70,7 +59,7 @@ export function decodeHalf(bits) {
 
 /**
  * Read a chunk: an array, or what JSON holds.
- * @param {object} entry of the document's chunks
+ * @param {ChunkEntry} entry of the document's chunks
  * @param {Uint8Array} bytes
  * @returns {Promise<any>} {shape, values: Float32Array|Int32Array|Uint8Array}; of dtype json, its value
  */
@@ -82,7 +71,7 @@ export async function decodeChunk(entry, bytes) {
   if (entry.dtype !== "u8") return { shape, values: codesWords(entry.dtype, raw) };
   const codes = entry.delta ? codesSummed(raw, shape[shape.length - 1]) : raw;
   if (entry.code === "log8") {
-    const table = log8Table(entry.unit ?? 1);
+    const table = log8Table();
     const values = new Float32Array(codes.length);
     for (let i = 0; i < codes.length; i += 1) values[i] = table[codes[i]];
     return { shape, values };
@@ -91,14 +80,10 @@ export async function decodeChunk(entry, bytes) {
   return { shape, values: codes };
 }
 
-/** Half a step up or down to the even one, as NumPy rounds. */
-function codesRound(x) {
-  const below = Math.floor(x);
-  if (x - below !== 0.5) return Math.round(x);
-  return below % 2 === 0 ? below : below + 1;
-}
-
-/** Rows of sums modulo 256. */
+/**
+ * Rows of sums modulo 256.
+ * @param {Uint8Array} bytes @param {number} width
+ */
 function codesSummed(bytes, width) {
   const codes = new Uint8Array(bytes.length);
   let sum = 0;
@@ -109,10 +94,12 @@ function codesSummed(bytes, width) {
   return codes;
 }
 
-/** Each row between its own bounds. */
+/**
+ * Each row between its own bounds.
+ * @param {ChunkEntry} entry @param {Uint8Array} codes
+ */
 function codesLinear(entry, codes) {
-  const lows = [entry.low].flat(Infinity);
-  const highs = [entry.high].flat(Infinity);
+  const [lows, highs] = [entry.low, entry.high].map((ends) => [ends ?? []].flat());
   const width = entry.shape[entry.shape.length - 1] || 1;
   const values = new Float32Array(codes.length);
   for (let i = 0; i < codes.length; i += 1) {
@@ -123,7 +110,10 @@ function codesLinear(entry, codes) {
   return values;
 }
 
-/** Little-endian words, as every browser's machine has them; whole numbers stay whole. */
+/**
+ * Little-endian words, as every browser's machine has them; whole numbers stay whole.
+ * @param {string} dtype @param {Uint8Array} raw
+ */
 function codesWords(dtype, raw) {
   const aligned = raw.slice().buffer;
   if (dtype === "f16") return decodeHalf(new Uint16Array(aligned));

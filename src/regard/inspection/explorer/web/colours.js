@@ -2,6 +2,7 @@
 
 /** @param {number} part sRGB 0..1 @returns {number} linear light */
 const linearLight = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+/** @param {number} part */
 const displayLight = (part) => (part <= 0.0031308 ? 12.92 * part : 1.055 * part ** (1 / 2.4) - 0.055);
 
 /** @param {string} hex "#rrggbb" @returns {number[]} red, green, blue in 0..255 */
@@ -89,7 +90,15 @@ export const sequentialDark = ramp([
   "#fffaf0",
 ]);
 /** Signed numbers: blue below 0, paper at 0, orange above. */
-export const diverging = signedRamp(["#0b3c78", "#3f83c4", "#a9cbe6", "#f6f4f0", "#f2c08c", "#cf7422", "#7a3403"]);
+export const diverging = signedRamp([
+  "#0b3c78",
+  "#3f83c4",
+  "#a9cbe6",
+  "#f6f4f0",
+  "#f2c08c",
+  "#cf7422",
+  "#7a3403",
+]);
 export const divergingDark = signedRamp([
   "#9fd0ff",
   "#4f90d0",
@@ -105,7 +114,7 @@ export const missing = { light: [158, 163, 160], dark: [98, 104, 101] };
 
 /** @param {Element} [node] @returns {boolean} whether the explorer around it is dark now */
 export function isDark(node) {
-  const theme = node?.closest?.(".regard")?.dataset.theme ?? "";
+  const theme = /** @type {HTMLElement|null|undefined} */ (node?.closest?.(".regard"))?.dataset.theme;
   if (theme) return theme === "dark";
   return typeof matchMedia === "function" && matchMedia("(prefers-color-scheme: dark)").matches;
 }
@@ -119,7 +128,7 @@ export function tableFor(kind, dark) {
 /**
  * Where a value lies on the colour bar.
  * @param {number} value
- * @param {"log"|"linear"|"power"|"rank"} scale "power" is the root that shows weak weights; "rank" takes ranks in 0..1
+ * @param {Scale} scale "power" is the root that shows weak weights; "rank" takes ranks in 0..1
  * @param {number} low value of the bar's lower end; "log" needs it above 0
  * @param {number} high value of its upper end
  * @returns {number} 0..1, clamped; NaN for NaN
@@ -137,6 +146,7 @@ export function toUnit(value, scale, low, high) {
 /**
  * The value at a place of the colour bar: the inverse of `toUnit` inside the bar.
  * @param {number} unit 0..1
+ * @param {Scale} scale @param {number} low @param {number} high
  */
 export function fromUnit(unit, scale, low, high) {
   if (scale === "log") return low * (high / low) ** unit;
@@ -182,7 +192,7 @@ export function unitOf(rgb, table = sequential) {
 
 /**
  * Ends of a colour bar that hold for every head: fixed, not stretched to what one head happens to hold.
- * @param {"log"|"linear"|"power"|"rank"} scale
+ * @param {Scale} scale
  * @param {number} keys keys of the call: the weakest colour is a sixteenth of an even share of them
  * @param {number} largest largest value drawn, for the scales that start at 0
  * @returns {[number, number]}

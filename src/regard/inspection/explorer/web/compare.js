@@ -1,8 +1,8 @@
-import { button, chooser, clear, element } from "./dom.js";
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
-import { chooseLevel, readBlocks } from "./excerpts.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
+import { button, chooser, clear, element, emptyState, oncePerFrame, partOf } from "./dom.js";
+import { chooseLevel, readBlocks } from "./excerpts.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
@@ -11,6 +11,7 @@ const COMPARE_BLOCKS = 512;
 
 /**
  * How many tokens of two sequences differ, place by place; the length of the longer when the lengths differ.
+ * @param {string[] | null} one @param {string[] | null} other
  */
 export function tokensApart(one, other) {
   if (!one || !other || one === other) return 0;
@@ -20,24 +21,18 @@ export function tokensApart(one, other) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountCompare(host, source, state) {
   const traces = source.document.traces;
   host.classList.add("compare");
   if (traces.length < 2) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "One trace only"),
-        element(
-          "p",
-          {},
-          "Two checkpoints, prompts, masks or kernels lie side by side here when a page has a second trace:",
-        ),
-        element("pre", {}, 'trace.explore("page.html", compare=other)'),
+      emptyState(
+        "One trace only",
+        "Two checkpoints, prompts, masks or kernels lie side by side here when a page has a second trace:",
+        'trace.explore("page.html", compare=other)',
       ),
     );
     return;
@@ -45,18 +40,14 @@ export function mountCompare(host, source, state) {
   compareBuild(host, source, state);
 }
 
+/** @param {HTMLElement} host @param {Source} source @param {State} state */
 function compareBuild(host, source, state) {
   const traces = source.document.traces,
-    most = traces.length - 1,
-    number = (text) => (/^\d+$/.test(String(text)) && Number(text) <= most ? Number(text) : undefined);
-  state.declare("other", { initial: 1, hash: "b", clean: number });
-  state.declare("compareMode", {
-    initial: "swipe",
-    hash: "cmp",
-    clean: (mode) => (["swipe", "side", "difference"].includes(mode) ? mode : undefined),
-  });
-  const name = (n) => traces[n].title || `trace ${n + 1}`,
-    letters = traces.map((_, n) => [String(n), name(n)]);
+    most = traces.length - 1;
+  /** @param {number} n */
+  const name = (n) => traces[n].title || `trace ${n + 1}`;
+  /** @type {[string, string][]} */
+  const letters = traces.map((_, n) => [String(n), name(n)]);
   const first = () => (state.other === state.t ? (state.other === 0 ? 1 : 0) : state.t);
   const modes = [
     ["swipe", "swipe"],
@@ -110,12 +101,14 @@ function compareBuild(host, source, state) {
   host.append(bar, told, legend, row);
   const panes = [comparePane(row, state, "A"), comparePane(row, state, "B")];
   row.append(heads);
+  /** @type {PlotFrame<HeatSpec>|null} */
+  let headPlot = null;
   let now = 0,
-    headPlot = null,
     headsOf = "";
 
+  /** @param {HTMLElement} field @param {string[]} texts @param {number} value */
   const optionsOf = (field, texts, value) => {
-    const select = field.querySelector("select");
+    const select = partOf(field, "select");
     if (select.length !== texts.length)
       clear(select).append(...texts.map((text, n) => element("option", { value: String(n), text })));
     select.value = String(value);
@@ -124,8 +117,9 @@ function compareBuild(host, source, state) {
     const mine = ++now,
       { c, h, view, other: b, compareMode: mode } = state,
       a = first(),
-      pair = [a, b],
       calls = traces[a].calls;
+    /** @type {[number, number]} */
+    const pair = [a, b];
     optionsOf(
       layer,
       calls.map((call, n) => `${n} · ${call.name}`),
@@ -136,12 +130,13 @@ function compareBuild(host, source, state) {
       Array.from({ length: calls[c]?.heads ?? 0 }, (_, n) => String(n)),
       h,
     );
-    pickA.querySelector("select").value = String(a);
-    pickB.querySelector("select").value = steps.value = String(b);
-    channel.querySelector("select").value = state.channel;
+    partOf(pickA, "select").value = String(a);
+    partOf(pickB, "select").value = steps.value = String(b);
+    partOf(channel, "select").value = state.channel;
     const apart = reasonApart(source, pair, c, h),
       known = pair.map((t) => h < (traces[t].calls[c]?.heads ?? 0));
     const levels = apart ? [] : commonLevels(source, pair, c, h, state.channel);
+    /** @param {number} t @param {View} wanted */
     const read = (t, wanted) => {
       const list = apart ? source.levels(t, c, h, state.channel) : levels;
       const { rows, keys } = traces[t].calls[c],
@@ -161,18 +156,18 @@ function compareBuild(host, source, state) {
       ? null
       : await Promise.all(pair.map((t) => read(t, { q0: 0, q1: calls[c].rows, k0: 0, k1: calls[c].keys })));
     if (mine !== now) return;
-    const linked = !apart && parts[0] && parts[1],
-      difference = linked ? differenceOf(parts[0].values, parts[1].values) : null;
+    const [one, other] = parts;
+    const linked = !apart && one && other ? { one, other, ...differenceOf(one.values, other.values) } : null;
     const all =
       whole?.[0] && whole[1]
         ? { ...differenceOf(whole[0].values, whole[1].values), ...{ whole: whole[0] } }
         : null;
-    const texts = tokensApart(...tokens),
+    const texts = tokensApart(tokens[0], tokens[1]),
       dark = isDark(host);
     told.textContent = [
       apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
       all && compareSentence(all, calls[c]),
-      texts && !apart ? `The texts differ at ${texts} of ${tokens[0].length} tokens.` : "",
+      texts && !apart ? `The texts differ at ${texts} of ${tokens[0]?.length} tokens.` : "",
     ]
       .filter(Boolean)
       .join(" ");
@@ -183,23 +178,28 @@ function compareBuild(host, source, state) {
       Math.max(...pair.map((t) => traces[t].calls[c]?.keys ?? 1)),
       largest,
     );
+    /** @type {HeatLook} */
     const look = { low: limits[0], high: limits[1], scale: state.scale, dark };
-    const bound = difference?.largest || 1e-6,
-      signed = { kind: "diverging", low: -bound, high: bound, dark };
+    const bound = linked?.largest || 1e-6;
+    /** @type {HeatLook} */
+    const signed = { kind: "diverging", low: -bound, high: bound, dark };
+    /** @param {number} n */
     const shapeOf = (n) => {
       const call = traces[pair[n]].calls[c];
       return {
         rows: call.rows,
         keys: call.keys,
-        queryOffset: call.query_offset ?? 0,
-        keyOffset: call.key_offset ?? 0,
+        queryOffset: call.query_offset,
+        keyOffset: call.key_offset,
       };
     };
+    /** @param {Excerpt} part @param {Cell} cell */
     const at = (part, cell) => {
       const i = Math.floor(cell.row / part.queryBlock) - part.row0,
         j = Math.floor(cell.key / part.keyBlock) - part.column0;
       return i >= 0 && j >= 0 && i < part.rows && j < part.columns ? part.values[i * part.columns + j] : NaN;
     };
+    /** @param {Cell} cell */
     const tell = (cell) =>
       parts.every((part) => !part || Number.isNaN(at(part, cell)))
         ? ""
@@ -208,13 +208,14 @@ function compareBuild(host, source, state) {
             .map((part, n) => (part ? `${"AB"[n]} ${formatNumber(at(part, cell), 4)}` : ""))
             .filter(Boolean)
             .join(", ") +
-          (linked ? `, A − B ${formatNumber(at(parts[0], cell) - at(parts[1], cell), 3)}` : "");
-    const layerOf = (n, place = {}) => ({
-      excerpt: parts[n],
-      picture: heatCanvas(parts[n].values, parts[n].rows, parts[n].columns, look),
+          (linked ? `, A − B ${formatNumber(at(linked.one, cell) - at(linked.other, cell), 3)}` : "");
+    /** @param {Excerpt} part @param {{from?: number, to?: number}} [place] */
+    const layerOf = (part, place = {}) => ({
+      excerpt: part,
+      picture: heatCanvas(part.values, part.rows, part.columns, look),
       ...place,
     });
-    const single = mode !== "side" && linked;
+    const single = mode === "side" ? null : linked;
     modes.forEach((one, n) => {
       one.disabled = n !== 1 && !linked;
       one.setAttribute(
@@ -229,16 +230,16 @@ function compareBuild(host, source, state) {
         single && mode === "difference" ? "A − B" : `weight, ${state.scale} scale`,
       ),
     );
-    panes.forEach((pane, n) => (pane.box.hidden = single ? n === 1 : !parts[n]));
+    for (const [n, pane] of panes.entries()) pane.box.hidden = single ? n === 1 : !parts[n];
     if (single) {
       const share = Number(swipe.value) / 100;
       const layers =
         mode === "swipe"
-          ? [layerOf(0, { to: share }), layerOf(1, { from: share })]
+          ? [layerOf(single.one, { to: share }), layerOf(single.other, { from: share })]
           : [
               {
-                excerpt: parts[0],
-                picture: heatCanvas(difference.values, parts[0].rows, parts[0].columns, signed),
+                excerpt: single.one,
+                picture: heatCanvas(single.values, single.one.rows, single.one.columns, signed),
               },
             ];
       panes[0].show(
@@ -246,13 +247,15 @@ function compareBuild(host, source, state) {
         mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
       );
     } else
-      panes.forEach(
-        (pane, n) =>
-          parts[n] &&
-          pane.show({ layers: [layerOf(n)], shape: shapeOf(n), read: tell }, `${"AB"[n]} ${name(pair[n])}`),
-      );
+      for (const [n, part] of parts.entries())
+        if (part)
+          panes[n].show(
+            { layers: [layerOf(part)], shape: shapeOf(n), read: tell },
+            `${"AB"[n]} ${name(pair[n])}`,
+          );
     drawHeads(a, b);
   };
+  /** @param {number} a @param {number} b */
   const drawHeads = async (a, b) => {
     if (headsOf === `${a},${b}`) return;
     headsOf = `${a},${b}`;
@@ -260,7 +263,7 @@ function compareBuild(host, source, state) {
       columns = Math.max(1, ...found.map((one) => one.length));
     if (headsOf !== `${a},${b}`) return;
     const values = new Float32Array(found.length * columns).fill(NaN);
-    found.forEach((one, c) => values.set(one, c * columns));
+    for (const [c, one] of found.entries()) values.set(one, c * columns);
     heads.hidden = !values.some(Number.isFinite);
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
     const spec = {
@@ -273,10 +276,13 @@ function compareBuild(host, source, state) {
       unit: "bits",
       xLabel: "head",
       yLabel: "layer",
+      /** @param {number} n */
       xText: (n) => String(n),
+      /** @param {number} n */
       yText: (n) => String(n),
       height: Math.min(320, Math.max(60, 22 * found.length)),
       note: "Mean over rows, on at most 64 × 64 blocks; a click opens the head. Grey: nothing to compare.",
+      /** @param {number} c @param {number} h */
       onPick: (c, h) => state.set({ c, h }),
       table: {
         head: ["head", "bits"],
@@ -286,22 +292,20 @@ function compareBuild(host, source, state) {
     if (headPlot) headPlot.update(spec);
     else headPlot = heatPlot(heads, spec, state);
   };
-  let planned = false;
-  const plan = () => {
-    if (!planned)
-      requestAnimationFrame(() => {
-        planned = false;
-        if (state.tab === "compare") draw();
-      });
-    planned = true;
-  };
+  const plan = oncePerFrame(() => {
+    if (state.tab === "compare") draw();
+  });
   swipe.addEventListener("input", plan);
   state.on(["t", "c", "h", "view", "channel", "scale", "other", "compareMode", "row", "key", "tab"], plan);
   state.addEventListener("recolour", plan);
   draw();
 }
 
-/** The largest difference of a head in words: where, and between what. */
+/**
+ * The largest difference of a head in words: where, and between what.
+ * @param {ReturnType<typeof differenceOf> & { whole: Excerpt }} what
+ * @param {Call} call
+ */
 function compareSentence({ largest, at, whole }, call) {
   const { queryBlock, keyBlock, columns } = whole,
     cells = queryBlock === 1 && keyBlock === 1;
@@ -309,8 +313,8 @@ function compareSentence({ largest, at, whole }, call) {
     return cells
       ? "A and B are equal in every cell."
       : `A and B are equal in blocks of ${queryBlock} × ${keyBlock}.`;
-  const row = Math.floor(at / columns) * queryBlock + (call.query_offset ?? 0),
-    key = (at % columns) * keyBlock + (call.key_offset ?? 0);
+  const row = Math.floor(at / columns) * queryBlock + call.query_offset,
+    key = (at % columns) * keyBlock + call.key_offset;
   const blocks = cells ? "" : `, in blocks of ${queryBlock} × ${keyBlock}`;
   return `Largest |A − B| of the head: ${formatNumber(largest)} at query ${row}, key ${key}${blocks}.`;
 }

@@ -1,5 +1,5 @@
 // A picture of blocks that follows the view of the map: one of A, one of B, or both in one.
-import { clear, element, svg } from "./dom.js";
+import { clear, element, penOf, pointIn, svg } from "./dom.js";
 import { cellAt, drawnView, panView, placeAt, wholeTicks, zoomView } from "./geometry.js";
 
 const COMPARE_LEFT = 46,
@@ -9,6 +9,7 @@ const COMPARE_LEFT = 46,
  * One canvas that follows the state's view; `show({layers: [{excerpt, look, from, to}], shape, read})` draws
  * it.
  * Dragging, the wheel, + − 0 and the arrow keys move the view of every pane and of the map.
+ * @param {HTMLElement} host @param {State} state @param {string} label
  */
 export function comparePane(host, state, label) {
   const canvas = element("canvas", { "aria-hidden": "true" }),
@@ -18,22 +19,25 @@ export function comparePane(host, state, label) {
   const title = element("h4", {}, label),
     box = element("section", {}, title, stage, read);
   host.append(box);
-  let shown = null,
-    plot = { x: COMPARE_LEFT, y: 0, w: 0, h: 0 },
-    view = state.view,
-    cell = null;
+  /** @type {ComparePicture|null} */
+  let shown = null;
+  let shape = { rows: 0, keys: 0, queryOffset: 0, keyOffset: 0 };
+  /** @type {Cell|null} */
+  let cell = null;
+  let plot = { x: COMPARE_LEFT, y: 0, w: 0, h: 0 },
+    view = state.view;
 
   const draw = () => {
     const wide = stage.clientWidth;
     if (!shown || !wide) return;
-    const { shape, layers } = shown,
+    const { layers } = shown,
       ratio = globalThis.devicePixelRatio || 1;
     plot = { x: COMPARE_LEFT, y: 4, w: wide - COMPARE_LEFT - 6, h: Math.min(wide - COMPARE_LEFT, 520) };
     const tall = plot.h + plot.y + COMPARE_BOTTOM;
     view = drawnView(stretch(state.view, 1), plot, shape);
     stage.style.height = `${tall}px`;
     Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
-    const pen = canvas.getContext("2d"),
+    const pen = penOf(canvas),
       x = plot.w / (view.k1 - view.k0),
       y = plot.h / (view.q1 - view.q0);
     pen.scale(ratio, ratio);
@@ -60,8 +64,8 @@ export function comparePane(host, state, label) {
       );
       pen.restore();
     }
-    axes.setAttribute("width", wide);
-    axes.setAttribute("height", tall);
+    axes.setAttribute("width", String(wide));
+    axes.setAttribute("height", String(tall));
     axes.setAttribute(
       "aria-label",
       `${title.textContent}. Arrow keys move, plus and minus zoom, 0 shows all.`,
@@ -107,7 +111,7 @@ export function comparePane(host, state, label) {
         "query",
       ),
     );
-    const split = layers[0]?.to;
+    const split = layers[0]?.to ?? 1;
     if (split < 1)
       axes.append(
         svg("path", {
@@ -128,57 +132,60 @@ export function comparePane(host, state, label) {
     }
   };
   // Traces of different lengths show the same share of each.
+  /**
+   * @param {View} what @param {number} way
+   * @returns {View}
+   */
   const stretch = ({ q0, q1, k0, k1 }, way) => {
     const { rows, keys } = state.shape(),
-      q = (shown.shape.rows / (rows || 1)) ** way,
-      k = (shown.shape.keys / (keys || 1)) ** way;
+      q = (shape.rows / (rows || 1)) ** way,
+      k = (shape.keys / (keys || 1)) ** way;
     return { q0: q0 * q, q1: q1 * q, k0: k0 * k, k1: k1 * k };
   };
-  const point = (event) => {
-    const frame = stage.getBoundingClientRect();
-    return [event.clientX - frame.left, event.clientY - frame.top];
-  };
+  /** @type {{at: Point, view: View}|null} */
   let grip = null;
   stage.addEventListener("pointerdown", (event) => {
-    if (event.button === 0) grip = { at: point(event), view };
+    if (event.button === 0) grip = { at: pointIn(stage, event), view };
   });
   stage.addEventListener("pointermove", (event) => {
-    const [x, y] = point(event);
+    const { x, y } = pointIn(stage, event);
     if (grip) {
       stage.setPointerCapture(event.pointerId);
-      const dq = ((grip.at[1] - y) * (view.q1 - view.q0)) / plot.h,
-        dk = ((grip.at[0] - x) * (view.k1 - view.k0)) / plot.w;
-      state.set({ view: stretch(panView(grip.view, dq, dk, shown.shape), -1) });
+      const dq = ((grip.at.y - y) * (view.q1 - view.q0)) / plot.h,
+        dk = ((grip.at.x - x) * (view.k1 - view.k0)) / plot.w;
+      state.set({ view: stretch(panView(grip.view, dq, dk, shape), -1) });
       return;
     }
-    cell = shown && cellAt(view, plot, x, y, shown.shape);
-    read.textContent = cell ? shown.read(cell) : "";
+    cell = shown && cellAt(view, plot, x, y, shape);
+    read.textContent = shown && cell ? shown.read(cell) : "";
   });
   const release = () => (grip = null);
   stage.addEventListener("pointerup", release);
   stage.addEventListener("pointercancel", release);
   stage.addEventListener("click", () => cell && state.set({ row: cell.row, key: cell.key }));
-  const zoom = (factor, x = plot.x + plot.w / 2, y = plot.y + plot.h / 2) => {
+  /** @param {number} factor @param {Point} [about] */
+  const zoom = (factor, { x, y } = { x: plot.x + plot.w / 2, y: plot.y + plot.h / 2 }) => {
     const { q, k } = placeAt(view, plot, x, y);
-    state.set({ view: stretch(zoomView(view, factor, q, k, shown.shape), -1) });
+    state.set({ view: stretch(zoomView(view, factor, q, k, shape), -1) });
   };
   stage.addEventListener(
     "wheel",
     (event) => {
       if (!shown) return;
       event.preventDefault();
-      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 150), ...point(event));
+      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 150), pointIn(stage, event));
     },
     { passive: false },
   );
   axes.addEventListener("keydown", (event) => {
     if (!shown || event.ctrlKey || event.metaKey || event.altKey) return;
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    /** @param {number} n @param {number} span */
     const by = (n, span) => (n * span) / 8;
     if (step)
       state.set({
         view: stretch(
-          panView(view, by(step[0], view.q1 - view.q0), by(step[1], view.k1 - view.k0), shown.shape),
+          panView(view, by(step[0], view.q1 - view.q0), by(step[1], view.k1 - view.k0), shape),
           -1,
         ),
       });
@@ -192,11 +199,13 @@ export function comparePane(host, state, label) {
   new ResizeObserver(draw).observe(stage);
   return {
     box,
+    /** @param {ComparePicture} next @param {string} name */
     show(next, name) {
       shown = next;
+      shape = next.shape;
       title.textContent = name;
       cell =
-        state.row !== null && state.key !== null && state.row < next.shape.rows && state.key < next.shape.keys
+        state.row !== null && state.key !== null && state.row < shape.rows && state.key < shape.keys
           ? { row: state.row, key: state.key }
           : null;
       read.textContent = cell ? next.read(cell) : "";

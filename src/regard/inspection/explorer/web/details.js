@@ -1,12 +1,13 @@
 import { button, element } from "./dom.js";
-import { formatNumber } from "./scales.js";
 import { displayToken, entropyOf, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
+import { formatNumber } from "./scales.js";
 
 const DETAILS_TOP = 10;
 
 /**
  * What the page stores of a row's statistics: means over a bin of rows.
+ * @param {Source} source @param {number} t @param {number} c @param {number} h @param {number} row
  * @returns {Promise<Record<string, number>|null>} by name, with `bin`; null when nothing is stored
  */
 export async function storedRow(source, t, c, h, row) {
@@ -22,8 +23,8 @@ export async function storedRow(source, t, c, h, row) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountDetails(host, source, state) {
   const numbers = element("dl", { class: "details-numbers" }),
@@ -53,8 +54,8 @@ export function mountDetails(host, source, state) {
       answers = out ? sides.key : sides.query;
     const found = await readChosen(source, state);
     const exact = found?.exact ? found.values : null;
-    const known = out && !exact ? await source.topKeys(t, c, h, row, DETAILS_TOP) : null;
-    const stored = out ? await storedRow(source, t, c, h, row) : null;
+    const known = out && !exact ? await source.topKeys(t, c, h, n, DETAILS_TOP) : null;
+    const stored = out ? await storedRow(source, t, c, h, n) : null;
     if (mine !== now) return;
     const all = exact
       ? largestIndices(exact, DETAILS_TOP).map((at) => ({ key: at, weight: exact[at] }))
@@ -77,10 +78,11 @@ export function mountDetails(host, source, state) {
       ),
     );
     let total = 0;
-    const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+    const shift = call.query_offset - call.key_offset;
+    /** @param {{ key: number, weight: number }} what */
     const line = ({ key: other, weight }) => {
       total += weight;
-      const distance = out ? row + shift - other : other + shift - key;
+      const distance = out ? n + shift - other : other + shift - n;
       const cells = [
         element("bdi", {}, displayToken(answers.textAt(other)).text),
         formatNumber(distance),

@@ -13,6 +13,7 @@ const DIVERGENCE_BLOCKS = 64;
  */
 export function rowDivergence(p, q, from = 0, to = p.length) {
   let [left, right, sum] = [0, 0, 0];
+  /** @param {number} a @param {number} b */
   const add = (a, b) => {
     const middle = (a + b) / 2;
     if (a > 0) sum += (a * Math.log2(a / middle)) / 2;
@@ -65,9 +66,9 @@ export function differenceOf(a, b) {
 
 /**
  * Block sizes that both traces can be drawn in, finest first.
- * @param {import("./source.js").Source} source @param {[number, number]} pair traces
- * @param {number} c @param {number} h @param {"mass"|"max"} channel
- * @returns {{queryBlock: number, keyBlock: number}[]}
+ * @param {Source} source @param {[number, number]} pair traces
+ * @param {number} c @param {number} h @param {Channel} channel
+ * @returns {BlockSize[]}
  */
 export function commonLevels(source, [a, b], c, h, channel) {
   const others = source.levels(b, c, h, channel);
@@ -80,7 +81,7 @@ export function commonLevels(source, [a, b], c, h, channel) {
 
 /**
  * Why cells of two traces do not correspond; "" when they do.
- * @param {import("./source.js").Source} source @param {[number, number]} pair @param {number} c
+ * @param {Source} source @param {[number, number]} pair @param {number} c
  * @param {number} h
  * @returns {string}
  */
@@ -99,7 +100,7 @@ export function reasonApart(source, [a, b], c, h) {
 
 /**
  * Jensen-Shannon divergence of every head between two traces, on blocks of which at most 64 cover an axis.
- * @param {import("./source.js").Source} source @param {number} [a] trace @param {number} [b] trace
+ * @param {Source} source @param {number} [a] trace @param {number} [b] trace
  * @returns {Promise<Float32Array[]>} bits by call of A and head; NaN where there is nothing to compare
  */
 export async function headDivergences(source, a = 0, b = 1) {

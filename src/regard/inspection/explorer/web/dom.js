@@ -1,11 +1,13 @@
 // Elements from data: text always becomes a text node, so no token can turn into markup.
 
+/** @typedef {Node|string|false|null|undefined} Child what is not a node or text is left out */
+
 /**
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
  * @param {Record<string, any>} [attributes] `class`, `text`, `on` ({event: listener}), `style` (object), `data` (object);
  *   null, undefined and false leave an attribute out, true sets it empty
- * @param {...(Node|string|null)} children strings become text nodes
+ * @param {...Child} children strings become text nodes
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function element(tag, attributes = {}, ...children) {
@@ -15,13 +17,14 @@ export function element(tag, attributes = {}, ...children) {
 /**
  * @param {string} tag
  * @param {Record<string, any>} [attributes]
- * @param {...(Node|string|null)} children
+ * @param {...Child} children
  * @returns {SVGElement}
  */
 export function svg(tag, attributes = {}, ...children) {
   return domFill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+/** @param {any} node @param {Record<string, any>} attributes @param {Child[]} children */
 function domFill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -43,10 +46,75 @@ function domFill(node, attributes, children) {
   return node;
 }
 
-/** @param {Node} node left without children @returns {Node} */
+/**
+ * @template {Element} T
+ * @param {T} node left without children
+ * @returns {T}
+ */
 export function clear(node) {
   node.replaceChildren();
   return node;
+}
+
+/**
+ * Find the only control of a field, or another part that is known to be there.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {ParentNode} node @param {T} tag
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function partOf(node, tag) {
+  const found = node.querySelector(tag);
+  if (!found) throw new Error(`there is no <${tag}> here`);
+  return found;
+}
+
+/**
+ * What a view shows that has nothing to draw.
+ * @param {string} title @param {string} text @param {string} code what gives it something
+ */
+export function emptyState(title, text, code) {
+  return element(
+    "div",
+    { class: "empty-state" },
+    element("h3", {}, title),
+    element("p", {}, text),
+    element("pre", {}, code),
+  );
+}
+
+/** Where an event is in a node. @param {Element} node @param {MouseEvent} event @returns {Point} CSS pixels */
+export function pointIn(node, event) {
+  const box = node.getBoundingClientRect();
+  return { x: event.clientX - box.left, y: event.clientY - box.top };
+}
+
+/**
+ * A function that draws at the next frame, however often it is called before.
+ * @param {() => void} draw
+ * @returns {() => void}
+ */
+export function oncePerFrame(draw) {
+  let planned = false;
+  return () => {
+    if (!planned)
+      requestAnimationFrame(() => {
+        planned = false;
+        draw();
+      });
+    planned = true;
+  };
+}
+
+/** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
+export function penOf(canvas) {
+  const pen = canvas.getContext("2d");
+  if (!pen) throw new Error("this browser gives no canvas to draw on");
+  return pen;
+}
+
+/** @returns {number} pixels of a canvas to a CSS pixel */
+export function pixelRatio() {
+  return Math.min(3, globalThis.devicePixelRatio || 1);
 }
 
 /**
@@ -134,19 +202,6 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-/** @param {number} value @returns {string} three significant figures, a true minus sign, a dash for none */
-export function figures(value, digits = 3) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  const text =
-    size >= 1e6 || size < 1e-3
-      ? value.toExponential(digits - 1).replace("e+", "e")
-      : String(Number(value.toPrecision(digits)));
-  return text.replaceAll("-", "−");
-}
-
 /**
  * A token fit for one line: white space made visible, long ones cut in whole characters.
  * @param {string} token
@@ -158,7 +213,7 @@ export function shown(token, most = 24) {
     .slice(0, 4 * most)
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
-    .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "·");
+    .replace(/[\p{Cc}\u2028\u2029]/gu, "·");
   const plain = visible.trim() || visible.replaceAll(" ", "␣");
   const head = Array.from(plain);
   return head.length > most || String(token).length > 4 * most

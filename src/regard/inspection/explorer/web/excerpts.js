@@ -4,11 +4,12 @@ const EXCERPT_TILE = 256;
 
 /**
  * The finest blocks of which at most `most` cover each axis of a view; the coarsest when none are few enough.
- * @param {{queryBlock: number, keyBlock: number}[]} levels finest first
- * @param {{q0: number, q1: number, k0: number, k1: number}} view in cells @param {number} most
- * @returns {{queryBlock: number, keyBlock: number}|null}
+ * @param {BlockSize[]} levels finest first
+ * @param {View} view in cells @param {number} most
+ * @returns {BlockSize|null}
  */
 export function chooseLevel(levels, view, most) {
+  /** @param {BlockSize} what */
   const fits = ({ queryBlock, keyBlock }) => {
     const [rows, columns] = [
       [view.q0, view.q1, queryBlock],
@@ -21,12 +22,10 @@ export function chooseLevel(levels, view, most) {
 
 /**
  * Blocks of a head under a view, cut at block borders.
- * @param {import("./source.js").Source} source @param {number} t @param {number} c @param {number} h
- * @param {{q0: number, q1: number, k0: number, k1: number}} view @param {"mass"|"max"} channel
- * @param {{queryBlock: number, keyBlock: number}} level
- * @returns {Promise<{values: Float32Array, rows: number, columns: number, row0: number, column0: number,
- *   queryBlock: number,
- *   keyBlock: number}|null>} row0 and column0 count blocks; null when blocks of this size are not known
+ * @param {Source} source @param {number} t @param {number} c @param {number} h
+ * @param {View} view @param {Channel} channel
+ * @param {BlockSize} level
+ * @returns {Promise<Excerpt|null>} null when blocks of this size are not known
  */
 export async function readBlocks(source, t, c, h, view, channel, { queryBlock, keyBlock }) {
   const call = source.call(t, c),
@@ -58,11 +57,10 @@ export async function readBlocks(source, t, c, h, view, channel, { queryBlock, k
 
 /**
  * What the map shows of the heads of a state, in the finest blocks of which at most `most` cover an axis.
- * @param {import("./source.js").Source} source
- * @param {{t: number, c: number, h: number, selection: number[][], aggregate: string, view: object, channel:
- *   string}} state
+ * @param {Source} source
+ * @param {Pick<State, "t" | "c" | "h" | "selection" | "aggregate" | "view" | "channel">} state
  * @param {number} [most]
- * @returns {Promise<object|null>} as `readBlocks`, with `channel`, `heads` and `exact`: single weights
+ * @returns {Promise<MapExcerpt|null>}
  */
 export async function readExcerpt(source, state, most = 1024) {
   const { t, view } = state,
@@ -71,11 +69,16 @@ export async function readExcerpt(source, state, most = 1024) {
   const alike = (state.selection ?? []).filter(
     ([c]) => source.call(t, c).rows === here.rows && source.call(t, c).keys === here.keys,
   );
+  /** @type {Head[]} */
   const heads = alike.length > 1 ? alike : [[state.c, state.h]];
   let channel = state.channel;
+  /** @param {Channel} name */
   const levelsOf = (name) => heads.map(([c, h]) => source.levels(t, c, h, name));
   let levels = levelsOf(channel);
-  if (levels.some((list) => !list.length)) levels = levelsOf((channel = "mass"));
+  if (levels.some((list) => !list.length)) {
+    channel = "mass";
+    levels = levelsOf(channel);
+  }
   const common = levels[0].filter((one) =>
     levels.every((list) =>
       list.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),
@@ -83,6 +86,7 @@ export async function readExcerpt(source, state, most = 1024) {
   );
   const level = chooseLevel(common, view, most);
   if (!level) return null;
+  /** @type {Excerpt|null} */
   let whole = null;
   for (const [c, h] of heads) {
     const part = await readBlocks(source, t, c, h, view, channel, level);
@@ -96,6 +100,7 @@ export async function readExcerpt(source, state, most = 1024) {
             : whole.values[n] + part.values[n];
       }
   }
+  if (!whole) return null;
   if (heads.length > 1 && state.aggregate !== "max")
     for (let n = 0; n < whole.values.length; n++) whole.values[n] /= heads.length;
   return { ...whole, channel, heads, exact: level.queryBlock === 1 && level.keyBlock === 1 };

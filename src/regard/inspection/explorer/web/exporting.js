@@ -1,15 +1,19 @@
-import { button, download, element, say } from "./dom.js";
 import { fromUnit, limitsFor, toUnit } from "./colours.js";
-import { heatCanvas } from "./heats.js";
-import { formatNumber, linearTicks, logTicks } from "./scales.js";
+import { button, download, element, partOf, penOf, say } from "./dom.js";
 import { readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { heatCanvas } from "./heats.js";
 import { displayToken, headName } from "./passages.js";
 import { sidesOf } from "./reader.js";
+import { formatNumber, linearTicks, logTicks } from "./scales.js";
 
 const EXPORT_SIDE = 640;
 
-/** Everything of a figure but its cells: sizes, texts and lines, for a canvas and for SVG alike. */
+/**
+ * Everything of a figure but its cells: sizes, texts and lines, for a canvas and for SVG alike.
+ * @param {Figure} what
+ * @returns {FigureLayout}
+ */
 function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }) {
   const { rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
   const aspect = Math.min(3, Math.max(1 / 3, (rows * queryBlock) / (columns * keyBlock)));
@@ -20,11 +24,17 @@ function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }
     y = 52,
     width = x + wide + 96,
     height = y + tall + (named ? 120 : 52);
+  /** @type {FigureText[]} */
   const texts = [
-      { x, y: 22, text: title, size: 15, weight: 600 },
-      { x, y: 40, text: remark, size: 11, soft: true },
-    ],
-    lines = [];
+    { x, y: 22, text: title, size: 15, weight: 600 },
+    { x, y: 40, text: remark, size: 11, soft: true },
+  ];
+  /** @type {Four[]} */
+  const lines = [];
+  /**
+   * @param {number} count @param {number} first @param {number} block @param {number} length
+   * @param {number} offset @param {(at: number, n: number, text: string) => void} put
+   */
   const axis = (count, first, block, length, offset, put) => {
     const from = first * block + offset,
       to = from + count * block;
@@ -62,6 +72,7 @@ function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }
     lines.push([bar.x + bar.width, at, bar.x + bar.width + 4, at]);
     texts.push({ x: bar.x + bar.width + 7, y: at + 4, text: formatNumber(tick), size: 11 });
   }
+  /** @type {Four[]} */
   const frames = [
     [x, y, wide, tall],
     [bar.x, bar.y, bar.width, bar.height],
@@ -69,7 +80,10 @@ function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }
   return { width, height, plot: { x, y, width: wide, height: tall }, bar, texts, lines, frames };
 }
 
-/** The cells and the colour bar as canvases of one pixel a cell. */
+/**
+ * The cells and the colour bar as canvases of one pixel a cell.
+ * @param {Figure} what
+ */
 function exportPictures({ excerpt, limits: [low, high], scale }) {
   const ramp = Float32Array.from({ length: 128 }, (_, n) => fromUnit(1 - n / 127, scale, low, high));
   return [
@@ -80,10 +94,12 @@ function exportPictures({ excerpt, limits: [low, high], scale }) {
 
 /**
  * A figure as SVG text: the cells as an embedded picture, everything else as lines and letters.
+ * @param {Pick<Figure, "title">} figure @param {FigureLayout} layout @param {string[]} pictures
  * @returns {string}
  */
 export function svgText(figure, layout, pictures) {
   const { width, height, plot, bar, texts, lines, frames } = layout;
+  /** @param {FigureBox} place @param {string} data */
   const image = (place, data) =>
     `<image x="${place.x}" y="${place.y}" width="${place.width}" height="${place.height}" ` +
     `preserveAspectRatio="none" style="image-rendering:pixelated" href="${data}"/>`;
@@ -106,10 +122,11 @@ export function svgText(figure, layout, pictures) {
   );
 }
 
-function exportPaint(figure, layout, pictures) {
+/** @param {FigureLayout} layout @param {HTMLCanvasElement[]} pictures */
+function exportPaint(layout, pictures) {
   const ratio = 2,
     canvas = element("canvas", { width: layout.width * ratio, height: layout.height * ratio }),
-    pen = canvas.getContext("2d");
+    pen = penOf(canvas);
   pen.scale(ratio, ratio);
   pen.fillStyle = "#fff";
   pen.fillRect(0, 0, layout.width, layout.height);
@@ -130,7 +147,7 @@ function exportPaint(figure, layout, pictures) {
     pen.translate(x, y);
     pen.rotate((turn * Math.PI) / 180);
     pen.font = `${weight} ${size}px system-ui, sans-serif`;
-    pen.textAlign = { start: "left", middle: "center", end: "right" }[anchor];
+    pen.textAlign = anchor === "middle" ? "center" : anchor;
     pen.fillStyle = soft ? "#555" : "#111";
     pen.fillText(text, 0, 0);
     pen.restore();
@@ -138,7 +155,11 @@ function exportPaint(figure, layout, pictures) {
   return canvas;
 }
 
-/** The figure that the state shows, ready to be drawn. */
+/**
+ * The figure that the state shows, ready to be drawn.
+ * @param {Source} source @param {State} state @param {number} [most]
+ * @returns {Promise<Figure>}
+ */
 async function exportFigure(source, state, most = 1024) {
   const excerpt = await readExcerpt(source, state, most),
     { t, c, h } = state;
@@ -148,11 +169,15 @@ async function exportFigure(source, state, most = 1024) {
     sides = await sidesOf(source, t, c);
   const rounded =
     source.document.exact !== "served" &&
-    source.document.chunks[source.head(t, c, h).weights]?.dtype !== "f16";
+    source.document.chunks[source.head(t, c, h).weights ?? ""]?.dtype !== "f16";
   const remark = describeExcerpt(excerpt, { aggregate: state.aggregate, rounded });
   let largest = 0;
   for (const value of excerpt.values) if (value > largest) largest = value;
   const which = excerpt.heads.length > 1 ? `${excerpt.heads.length} heads` : headName(c, h);
+  /**
+   * @param {Side} side
+   * @returns {(n: number) => string}
+   */
   const label = (side) => (n) => displayToken(side.textAt(n)).text.trim().slice(0, 16);
   const words = excerpt.exact && sides.query.kind !== "index" && sides.key.kind !== "index";
   return {
@@ -162,14 +187,17 @@ async function exportFigure(source, state, most = 1024) {
     limits: limitsFor(state.scale, call.keys, largest),
     title: `${trace.title || source.document.title || "Attention"}: ${which}`,
     labels: words ? { query: label(sides.query), key: label(sides.key) } : null,
-    offsets: { query: call.query_offset ?? 0, key: call.key_offset ?? 0 },
+    offsets: { query: call.query_offset, key: call.key_offset },
   };
 }
 
-/** @returns {Promise<Blob>} the view as a picture with axes, title and colour bar, on white */
+/**
+ * @param {Source} source @param {State} state
+ * @returns {Promise<Blob>} the view as a picture with axes, title and colour bar, on white
+ */
 export async function exportPng(source, state) {
   const figure = await exportFigure(source, state),
-    canvas = exportPaint(figure, exportLayout(figure), exportPictures(figure));
+    canvas = exportPaint(exportLayout(figure), exportPictures(figure));
   return new Promise((give, fail) =>
     canvas.toBlob(
       (blob) => (blob ? give(blob) : fail(new Error("The browser made no picture."))),
@@ -178,14 +206,20 @@ export async function exportPng(source, state) {
   );
 }
 
-/** @returns {Promise<Blob>} the same as SVG */
+/**
+ * @param {Source} source @param {State} state
+ * @returns {Promise<Blob>} the same as SVG
+ */
 export async function exportSvg(source, state) {
   const figure = await exportFigure(source, state),
     pictures = exportPictures(figure).map((canvas) => canvas.toDataURL("image/png"));
   return new Blob([svgText(figure, exportLayout(figure), pictures)], { type: "image/svg+xml" });
 }
 
-/** @returns {Promise<Blob>} the visible numbers with what they are */
+/**
+ * @param {Source} source @param {State} state
+ * @returns {Promise<Blob>} the visible numbers with what they are
+ */
 export async function exportCsv(source, state) {
   const figure = await exportFigure(source, state, 2048);
   return new Blob([csvText(figure.excerpt, `${figure.title}: ${figure.remark}`, figure.offsets)], {
@@ -193,15 +227,21 @@ export async function exportCsv(source, state) {
   });
 }
 
-/** @returns {Promise<Blob>} the visible numbers for numpy.load */
+/**
+ * @param {Source} source @param {State} state
+ * @returns {Promise<Blob>} the visible numbers for numpy.load
+ */
 export async function exportNpy(source, state) {
   const { excerpt } = await exportFigure(source, state, 2048);
-  return new Blob([npyBytes(excerpt.values, [excerpt.rows, excerpt.columns])], {
+  return new Blob([/** @type {BlobPart} */ (npyBytes(excerpt.values, [excerpt.rows, excerpt.columns]))], {
     type: "application/octet-stream",
   });
 }
 
-/** @returns {string} */
+/**
+ * @param {Source} source @param {State} state
+ * @returns {string}
+ */
 export function exportPython(source, state) {
   const { t, c, h, view, scale, channel } = state,
     call = source.call(t, c);
@@ -219,15 +259,20 @@ export function exportPython(source, state) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountExport(host, source, state) {
   const menu = element("details", { class: "export-menu" }),
     code = element("textarea", { readonly: true, rows: 9, "aria-label": "Python", spellcheck: "false" });
   const told = element("p", { class: "export-told", role: "status" });
+  /** @param {string} ending */
   const name = (ending) =>
     safeName(`${source.document.title || "attention"} ${headName(state.c, state.h)}`, ending);
+  /**
+   * @param {string} text @param {string} title @param {string} ending
+   * @param {(source: Source, state: State) => Promise<Blob>} make
+   */
   const save = (text, title, ending, make) =>
     button(text, {
       title,
@@ -237,7 +282,7 @@ export function mountExport(host, source, state) {
           download(name(ending), blob);
           told.textContent = `${name(ending)}, ${formatNumber(Math.ceil(blob.size / 1024))} KB`;
         } catch (error) {
-          told.textContent = error.message;
+          told.textContent = error instanceof Error ? error.message : String(error);
         }
         say(told.textContent, host);
       },
@@ -280,12 +325,12 @@ export function mountExport(host, source, state) {
   menu.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !menu.open) return;
     menu.open = false;
-    menu.querySelector("summary").focus();
+    partOf(menu, "summary").focus();
     event.stopPropagation();
   });
   state.addEventListener("export", () => {
     state.set({ tab: "attention" });
     menu.open = true;
-    menu.querySelector("button").focus();
+    partOf(menu, "button").focus();
   });
 }

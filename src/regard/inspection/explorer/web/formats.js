@@ -32,7 +32,12 @@ export function npyBytes(values, shape) {
   return bytes;
 }
 
-/** What the numbers of an excerpt are, in a sentence. @returns {string} */
+/**
+ * What the numbers of an excerpt are, in a sentence.
+ * @param {Pick<MapExcerpt, "exact" | "channel" | "queryBlock" | "keyBlock" | "heads">} what
+ * @param {{ aggregate?: Aggregate, rounded?: boolean }} [options]
+ * @returns {string}
+ */
 export function describeExcerpt(
   { exact, channel, queryBlock, keyBlock, heads },
   { aggregate = "mean", rounded = false } = {},
@@ -50,17 +55,14 @@ export function describeExcerpt(
 /**
  * Numbers as a table for spreadsheets: a remark, the first key of each column, then the first query and the
  * numbers.
- * @param {object} excerpt of `readExcerpt` @param {string} remark
- * @param {{query: number, key: number}} [offsets]
+ * @param {Excerpt} excerpt @param {string} remark
+ * @param {Shift} [offsets]
  * @returns {string}
  */
 export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }) {
   const { values, rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
   const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
-  const lines = [
-    `# ${remark.replace(/\s+/g, " ")}`,
-    `query\\key,${firsts.join(",")}`,
-  ];
+  const lines = [`# ${remark.replace(/\s+/g, " ")}`, `query\\key,${firsts.join(",")}`];
   for (let i = 0; i < rows; i++) {
     const cells = Array.from(values.subarray(i * columns, (i + 1) * columns), (one) =>
       Number.isNaN(one) ? "" : String(Number(one.toPrecision(7))),
@@ -78,8 +80,7 @@ export function xmlText(text) {
 
 /**
  * Python that draws the same view from the trace, not from this page.
- * @param {{c: number, heads: number[][], view: object, scale: string, channel: string, name: string, rows:
- *   number, keys: number}} what
+ * @param {Shape & {c: number, heads: Head[], view: View, scale: string, channel: Channel, name: string}} what
  * @returns {string}
  */
 export function pythonText({ c, heads, view, scale, channel, name, rows, keys }) {
@@ -101,10 +102,7 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     'trace = inspection.load("trace.regard")',
     `call = trace.calls[${c}]  # ${name.replace(/[^\x20-\x7e]/g, "?")}`,
   ];
-  if (whole)
-    lines.push(
-      `drawing = figures.head_map(call.readout(), ${h}, channel="${channel}", ${looks})`,
-    );
+  if (whole) lines.push(`drawing = figures.head_map(call.readout(), ${h}, channel="${channel}", ${looks})`);
   else {
     lines.push(
       `weights = call.window(rows=slice(${q0}, ${q1}), columns=slice(${k0}, ${k1}), heads=[${h}])[0]`,

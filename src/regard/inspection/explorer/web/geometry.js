@@ -5,11 +5,12 @@ const GEOMETRY_SQUARE = 4;
 /** CSS pixels of a cell at the deepest zoom. */
 const GEOMETRY_LARGEST = 72;
 
-/** @param {{rows: number, keys: number}} shape @returns {boolean} whether cells are drawn as squares */
+/** @param {Shape} shape @returns {boolean} whether cells are drawn as squares */
 export function hasSquareCells({ rows, keys }) {
   return rows > 0 && keys > 0 && Math.max(rows / keys, keys / rows) <= GEOMETRY_SQUARE;
 }
 
+/** @param {number} low @param {number} high @param {number} span @param {number} size */
 const geometryPlace = (low, high, span, size) => {
   if (span >= size) return 0;
   return Math.min(Math.max(0, (low + high) / 2 - span / 2), size - span);
@@ -17,10 +18,10 @@ const geometryPlace = (low, high, span, size) => {
 
 /**
  * The range that is drawn: what is asked for, and as much more as the plot has room for.
- * @param {{q0: number, q1: number, k0: number, k1: number}} view inside the matrix
+ * @param {View} view inside the matrix
  * @param {{w: number, h: number}} plot
- * @param {{rows: number, keys: number}} shape
- * @returns {{q0: number, q1: number, k0: number, k1: number}} may end beyond the matrix, below and at the right
+ * @param {Shape} shape
+ * @returns {View} may end beyond the matrix, below and at the right
  */
 export function drawnView(view, plot, shape) {
   if (!hasSquareCells(shape) || plot.w <= 0 || plot.h <= 0) return { ...view };
@@ -33,11 +34,11 @@ export function drawnView(view, plot, shape) {
 
 /**
  * Zoom about a cell that stays where it is.
- * @param {{q0: number, q1: number, k0: number, k1: number}} view as drawn
+ * @param {View} view as drawn
  * @param {number} factor below 1 zooms in
  * @param {number} q @param {number} k the cell
- * @param {{rows: number, keys: number}} shape
- * @returns {{q0: number, q1: number, k0: number, k1: number}} inside the matrix
+ * @param {Shape} shape
+ * @returns {View} inside the matrix
  */
 export function zoomView(view, factor, q, k, shape) {
   const most = Math.max(
@@ -51,6 +52,10 @@ export function zoomView(view, factor, q, k, shape) {
   ) {
     return { q0: 0, q1: shape.rows, k0: 0, k1: shape.keys };
   }
+  /**
+   * @param {number} low @param {number} high @param {number} at @param {number} size
+   * @returns {Limits}
+   */
   const axis = (low, high, at, size) => {
     const span = Math.min(size, Math.max((high - low) * factor, Math.min(size, 4)));
     const share = high > low ? (at - low) / (high - low) : 0.5;
@@ -61,6 +66,10 @@ export function zoomView(view, factor, q, k, shape) {
   return { q0, q1, k0, k1 };
 }
 
+/**
+ * @param {number} low @param {number} span @param {number} size
+ * @returns {Limits}
+ */
 const geometryInside = (low, span, size) => {
   const from = Math.min(Math.max(0, low), Math.max(0, size - span));
   return [from, Math.min(size, from + span)];
@@ -68,7 +77,8 @@ const geometryInside = (low, span, size) => {
 
 /**
  * Move a view by cells, and keep it inside.
- * @returns {{q0: number, q1: number, k0: number, k1: number}}
+ * @param {View} view @param {number} rows @param {number} keys @param {Shape} shape
+ * @returns {View}
  */
 export function panView(view, rows, keys, shape) {
   const [q0, q1] = geometryInside(view.q0 + rows, view.q1 - view.q0, shape.rows);
@@ -78,17 +88,21 @@ export function panView(view, rows, keys, shape) {
 
 /**
  * The level to draw: the finest whose blocks take a CSS pixel at least, so that no block is left out.
- * @param {Array<{queryBlock: number, keyBlock: number}>} levels finest first
+ * @param {BlockSize[]} levels finest first
  * @param {number} perRow CSS pixels a row takes @param {number} perKey
  * @returns {number} its place, -1 without levels
  */
 export function levelToDraw(levels, perRow, perKey) {
+  /** @param {BlockSize} what */
   const fits = ({ queryBlock, keyBlock }) => Math.min(queryBlock * perRow, keyBlock * perKey) >= 0.999;
   const found = levels.findIndex(fits);
   return found < 0 ? levels.length - 1 : found;
 }
 
-/** @param {{q0: number, q1: number, k0: number, k1: number}} view @returns {{perRow: number, perKey: number}} CSS pixels */
+/**
+ * @param {View} view @param {Pick<Rect, "w" | "h">} plot
+ * @returns {{perRow: number, perKey: number}} CSS pixels
+ */
 export function pixelsPerCell(view, plot) {
   return {
     perRow: plot.h / Math.max(1e-9, view.q1 - view.q0),
@@ -96,13 +110,19 @@ export function pixelsPerCell(view, plot) {
   };
 }
 
-/** @returns {{q: number, k: number}} the place under a pixel, in cells (floats) */
+/**
+ * @param {View} view @param {Rect} plot @param {number} x @param {number} y
+ * @returns {{q: number, k: number}} the place under a pixel, in cells (floats)
+ */
 export function placeAt(view, plot, x, y) {
   const { perRow, perKey } = pixelsPerCell(view, plot);
   return { q: view.q0 + (y - plot.y) / perRow, k: view.k0 + (x - plot.x) / perKey };
 }
 
-/** @returns {{row: number, key: number}|null} the cell under a pixel; null outside the matrix or the plot */
+/**
+ * @param {View} view @param {Rect} plot @param {number} x @param {number} y @param {Shape} shape
+ * @returns {Cell|null} the cell under a pixel; null outside the matrix or the plot
+ */
 export function cellAt(view, plot, x, y, shape) {
   if (x < plot.x || y < plot.y || x >= plot.x + plot.w || y >= plot.y + plot.h) return null;
   const { q, k } = placeAt(view, plot, x, y);
@@ -110,14 +130,21 @@ export function cellAt(view, plot, x, y, shape) {
   return row >= 0 && key >= 0 && row < shape.rows && key < shape.keys ? { row, key } : null;
 }
 
-/** @returns {{x: number, y: number}} the pixel of a place in cells */
+/**
+ * @param {View} view @param {Rect} plot @param {number} q @param {number} k
+ * @returns {Point} the pixel of a place in cells
+ */
 export function pixelOf(view, plot, q, k) {
   const { perRow, perKey } = pixelsPerCell(view, plot);
   return { x: plot.x + (k - view.k0) * perKey, y: plot.y + (q - view.q0) * perRow };
 }
 
-/** A view moved so little that a cell comes inside with room around it. */
+/**
+ * A view moved so little that a cell comes inside with room around it.
+ * @param {View} view @param {number} row @param {number} key @param {Shape} shape
+ */
 export function followCell(view, row, key, shape) {
+  /** @param {number} at @param {number} low @param {number} high */
   const move = (at, low, high) => {
     const room = Math.min(0.1 * (high - low), 8);
     if (at < low + room) return at - room - low;
@@ -128,6 +155,7 @@ export function followCell(view, row, key, shape) {
 
 /**
  * Round numbers between two ends.
+ * @param {number} low @param {number} high @param {number} pixels @param {number} gap
  * @returns {number[]} whole numbers at steps of 1, 2 or 5 times a power of ten, apart by `gap` pixels at least
  */
 export function wholeTicks(low, high, pixels, gap) {
@@ -147,37 +175,46 @@ export function wholeTicks(low, high, pixels, gap) {
 
 /**
  * What the tiles of a mask say of any block of cells, in constant time.
- * @param {{values: ArrayLike<number>, shape: number[]}|null} picture 0 empty, 1 partial, 2 full
- * @param {number} tileRows @param {number} tileKeys
  */
 export class MaskTiles {
-  constructor(picture, tileRows, tileKeys) {
+  /**
+   * @param {{values: ArrayLike<number>, shape: number[]}|null} picture 0 empty, 1 partial, 2 full; null: not known
+   * @param {number} [tileRows] @param {number} [tileKeys]
+   */
+  constructor(picture, tileRows = 1, tileKeys = 1) {
     this.known = Boolean(picture);
+    this.tileRows = tileRows;
+    this.tileKeys = tileKeys;
+    const [I, J] = picture?.shape ?? [0, 0];
+    this.I = I;
+    this.J = J;
+    const wide = J + 1;
+    this.some = new Int32Array((I + 1) * wide);
+    this.full = new Int32Array((I + 1) * wide);
     if (!picture) return;
-    [this.I, this.J] = picture.shape;
-    Object.assign(this, { tileRows, tileKeys });
-    const wide = this.J + 1;
-    this.some = new Int32Array((this.I + 1) * wide);
-    this.full = new Int32Array((this.I + 1) * wide);
-    for (let i = 0; i < this.I; i += 1) {
-      for (let j = 0; j < this.J; j += 1) {
-        const [at, value] = [(i + 1) * wide + j + 1, picture.values[i * this.J + j]];
-        for (const [table, counts] of [
-          [this.some, value > 0],
-          [this.full, value === 2],
-        ]) {
-          table[at] = Number(counts) + table[at - 1] + table[at - wide] - table[at - wide - 1];
-        }
+    /** @param {Int32Array} table @param {number} at @param {boolean} counts */
+    const add = (table, at, counts) => {
+      table[at] = Number(counts) + table[at - 1] + table[at - wide] - table[at - wide - 1];
+    };
+    for (let i = 0; i < I; i += 1) {
+      for (let j = 0; j < J; j += 1) {
+        const value = picture.values[i * J + j];
+        add(this.some, (i + 1) * wide + j + 1, value > 0);
+        add(this.full, (i + 1) * wide + j + 1, value === 2);
       }
     }
   }
 
-  /** @returns {number} 0: no cell may be attended to; 1: no tile of it is full; 2: some tile is full, or nothing is known */
+  /**
+   * @param {number} q0 @param {number} q1 @param {number} k0 @param {number} k1
+   * @returns {number} 0: no cell may be attended to; 1: no tile of it is full; 2: some tile is full, or nothing is known
+   */
   of(q0, q1, k0, k1) {
     if (!this.known) return 2;
     const [i0, i1] = [Math.floor(q0 / this.tileRows), Math.min(this.I, Math.ceil(q1 / this.tileRows))];
     const [j0, j1] = [Math.floor(k0 / this.tileKeys), Math.min(this.J, Math.ceil(k1 / this.tileKeys))];
     const wide = this.J + 1;
+    /** @param {Int32Array} table */
     const count = (table) =>
       table[i1 * wide + j1] - table[i0 * wide + j1] - table[i1 * wide + j0] + table[i0 * wide + j0];
     if (count(this.some) === 0) return 0;

@@ -1,6 +1,7 @@
-import { figures } from "./dom.js";
+import { formatNumber } from "./scales.js";
 
 // Numbers of a head: what they are called, their unit, and whether they are shares of 1.
+/** @type {Record<string, string[]>} */
 const HEAD_NUMBERS = {
   entropy: ["entropy", "nats"],
   max_weight: ["largest weight", "share"],
@@ -24,16 +25,24 @@ export function numberOf(name) {
   return { name, title, unit: unit === "share" ? "" : unit, share: unit === "share" };
 }
 
-/** @returns {string[]} the numbers that any call of a trace has, in a fixed order */
+/**
+ * @param {Trace} trace
+ * @returns {string[]} the numbers that any call of a trace has, in a fixed order
+ */
 export function numberNames(trace) {
   const there = new Set(
-    trace.calls.flatMap((call) => Object.keys(call.means ?? {}).filter((name) => call.means[name])),
+    trace.calls.flatMap(({ means = {} }) => Object.keys(means).filter((name) => means[name])),
   );
   const known = Object.keys(HEAD_NUMBERS).filter((name) => there.has(name));
   return [...known, ...[...there].filter((name) => !known.includes(name)).sort()];
 }
 
-/** A head's number; with `other`, how much larger it is than there. @returns {number} NaN where there is none */
+/**
+ * A head's number; with `other`, how much larger it is than there.
+ * @param {Trace} trace @param {number} c @param {number} h @param {string} name
+ * @param {Trace | null} [other]
+ * @returns {number} NaN where there is none
+ */
 export function readNumber(trace, c, h, name, other = null) {
   const value = trace.calls[c]?.means?.[name]?.[h];
   const own = typeof value === "number" ? value : NaN;
@@ -42,23 +51,28 @@ export function readNumber(trace, c, h, name, other = null) {
 
 /**
  * Heads in the order of a number.
- * @param {Array<[number, number]>} heads in the model's order
+ * @param {Head[]} heads in the model's order
  * @param {string} sort "model", a number's name (largest first), or the name after "-" (smallest first)
  * @param {(name: string, c: number, h: number) => number} read
- * @returns {Array<[number, number]>} heads without the number come last
+ * @returns {Head[]} heads without the number come last
  */
 export function sortHeads(heads, sort, read) {
   if (sort === "model") return heads;
   const [name, sign] = sort.startsWith("-") ? [sort.slice(1), -1] : [sort, 1];
   const numbers = new Map(heads.map(([c, h]) => [`${c}.${h}`, read(name, c, h)]));
+  /** @param {Head} what */
   const of = ([c, h]) => {
-    const value = numbers.get(`${c}.${h}`);
+    const value = numbers.get(`${c}.${h}`) ?? NaN;
     return Number.isNaN(value) ? -Infinity : sign * value;
   };
   return [...heads].sort((one, other) => of(other) - of(one) || one[0] - other[0] || one[1] - other[1]);
 }
 
-/** Ends of the colours of a number over all heads: shares 0 to 1, others from 0 or the smallest. @returns {[number, number]} */
+/**
+ * Ends of the colours of a number over all heads: shares 0 to 1, others from 0 or the smallest.
+ * @param {string} name @param {number[]} values @param {boolean} difference
+ * @returns {[number, number]}
+ */
 export function numberRange(name, values, difference) {
   const known = values.filter(Number.isFinite);
   if (difference) {
@@ -70,20 +84,26 @@ export function numberRange(name, values, difference) {
   return high > low ? [low, high] : [low, low + 1];
 }
 
-/** Whether a head is inside the brushed part of the scatter. */
+/**
+ * Whether a head is inside the brushed part of the scatter.
+ * @param {Brush | null} brush @param {number} entropy @param {number} distance
+ */
 export function insideBrush(brush, entropy, distance) {
   if (!brush) return true;
   return entropy >= brush.e0 && entropy <= brush.e1 && distance >= brush.d0 && distance <= brush.d1;
 }
 
-/** @returns {string} a head in words: place, numbers, labels */
+/**
+ * @param {Trace} trace @param {number} c @param {number} h @param {string} shown
+ * @returns {string} a head in words: place, numbers, labels
+ */
 export function headSentence(trace, c, h, shown) {
   const call = trace.calls[c];
   const parts = [`layer ${c} head ${h}`];
   const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
   for (const name of names) {
     const { title, unit } = numberOf(name);
-    parts.push(`${title} ${figures(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
+    parts.push(`${title} ${formatNumber(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
   }
   for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
   return parts.join(", ");

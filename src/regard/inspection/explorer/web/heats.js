@@ -1,13 +1,13 @@
-import { element, svg } from "./dom.js";
 import { isDark, missing, tableFor, toUnit } from "./colours.js";
+import { element, penOf, svg } from "./dom.js";
 import { PLOT_BOTTOM, PLOT_RIGHT, PLOT_TOP, plotAxes, plotFrame, plotPointer } from "./plots.js";
 import { formatNumber, linearTicks, makeAxis } from "./scales.js";
 
 /**
  * A matrix as a picture of one pixel a cell; NaN in the colour that no map holds.
  * @param {ArrayLike<number>} values rows x columns @param {number} rows @param {number} columns
- * @param {{kind?: "sequential"|"diverging", scale?: string, low: number, high: number, dark?: boolean}} look
- * @returns {Uint8ClampedArray} rows x columns x 4
+ * @param {HeatLook} look
+ * @returns {Uint8ClampedArray<ArrayBuffer>} rows x columns x 4
  */
 export function heatPixels(
   values,
@@ -31,7 +31,7 @@ export function heatPixels(
 /**
  * A canvas of the size of the matrix, to be drawn larger.
  * @param {ArrayLike<number>} values @param {number} rows @param {number} columns
- * @param {object} look see `heatPixels`
+ * @param {HeatLook} look
  * @returns {HTMLCanvasElement}
  */
 export function heatCanvas(values, rows, columns, look) {
@@ -41,14 +41,16 @@ export function heatCanvas(values, rows, columns, look) {
     "aria-hidden": "true",
   });
   if (rows * columns > 0) {
-    canvas
-      .getContext("2d")
-      .putImageData(new ImageData(heatPixels(values, rows, columns, look), columns, rows), 0, 0);
+    penOf(canvas).putImageData(new ImageData(heatPixels(values, rows, columns, look), columns, rows), 0, 0);
   }
   return canvas;
 }
 
-/** The colours of a look with the numbers at both ends, as children of a legend. @returns {Node[]} */
+/**
+ * The colours of a look with the numbers at both ends, as children of a legend.
+ * @param {HeatLook} look @param {string} [unit]
+ * @returns {Node[]}
+ */
 export function heatLegend(look, unit = "") {
   const ramp = Float32Array.from({ length: 96 }, (_, n) => look.low + ((look.high - look.low) * n) / 95);
   return [
@@ -65,18 +67,14 @@ export function heatLegend(look, unit = "") {
 /**
  * A matrix with axes, colour bar, and the number under the pointer or the arrow keys.
  * @param {HTMLElement} host
- * @param {{title: string, note?: string, values: ArrayLike<number>, rows: number, columns: number, kind?:
- *   string,
- *   low: number, high: number, unit?: string, xLabel: string, yLabel: string, xText?: (column: number) =>
- *   string,
- *   yText?: (row: number) => string, left?: number, height?: number, square?: boolean,
- *   markers?: {x: number, label: string}[], onPick?: (row: number, column: number) => void}} spec
+ * @param {HeatSpec} spec
  * @param {EventTarget} [state] whose "recolour" draws it again
- * @returns {{update: (spec: object) => void, figure: HTMLElement}}
+ * @returns {PlotFrame<HeatSpec>}
  */
 export function heatPlot(host, spec, state) {
-  const frame = plotFrame(host, ({ body, read, legend, spec, width }) => {
-    const { rows, columns } = spec,
+  /** @param {PlotFrame<HeatSpec>} frame @param {HeatSpec} spec */
+  const draw = ({ body, read, legend, width }, spec) => {
+    const { rows, columns, onPick: pick } = spec,
       left = spec.left ?? 52;
     const wide = spec.square ? Math.min(width - left - PLOT_RIGHT, 300) : width - left - PLOT_RIGHT;
     const tall = spec.square
@@ -95,10 +93,14 @@ export function heatPlot(host, spec, state) {
     canvas.classList.add("heat-canvas");
     const xAxis = makeAxis("linear", -0.5, columns - 0.5, left, left + wide);
     const yAxis = makeAxis("linear", -0.5, rows - 0.5, PLOT_TOP, PLOT_TOP + tall);
+    /**
+     * @param {number} size @param {number} most @param {((n: number) => string) | undefined} text
+     * @returns {Tick[]}
+     */
     const ticks = (size, most, text) =>
       linearTicks(0, Math.max(size - 1, 0), Math.min(most, size))
         .filter(Number.isInteger)
-        .map((tick) => [tick, text ? text(tick) : String(tick)]);
+        .map((tick) => /** @type {Tick} */ ([tick, text ? text(tick) : String(tick)]));
     const node = svg("svg", {
       width: full,
       height,
@@ -124,6 +126,7 @@ export function heatPlot(host, spec, state) {
     node.append(ring);
     let row = -1,
       column = -1;
+    /** @param {number} i @param {number} j */
     const show = (i, j) => {
       if (!rows || !columns) return;
       [row, column] = [Math.min(Math.max(i, 0), rows - 1), Math.min(Math.max(j, 0), columns - 1)];
@@ -133,7 +136,7 @@ export function heatPlot(host, spec, state) {
         width: wide / columns,
         height: tall / rows,
       };
-      for (const [name, value] of Object.entries(box)) ring.setAttribute(name, value);
+      for (const [name, value] of Object.entries(box)) ring.setAttribute(name, String(value));
       read.textContent =
         `${spec.yLabel} ${spec.yText ? spec.yText(row) : row}, ${spec.xLabel} ` +
         `${spec.xText ? spec.xText(column) : column}: ` +
@@ -143,12 +146,13 @@ export function heatPlot(host, spec, state) {
       node,
       (px, py) => show(Math.round(yAxis.invert(py)), Math.round(xAxis.invert(px))),
       (dx, dy) => show(Math.max(row, 0) + (row < 0 ? 0 : dy), Math.max(column, 0) + (column < 0 ? 0 : dx)),
-      spec.onPick && (() => row >= 0 && spec.onPick(row, column)),
+      pick && (() => row >= 0 && pick(row, column)),
     );
     legend.replaceChildren(...heatLegend(look, spec.unit));
     body.replaceChildren(canvas, node);
-  });
+  };
+  const frame = plotFrame(host, draw);
   frame.update(spec);
-  state?.addEventListener("recolour", () => frame.update(frame.spec));
+  state?.addEventListener("recolour", frame.redraw);
   return frame;
 }

@@ -1,11 +1,21 @@
 import { button, clear, element, say, tickbox } from "./dom.js";
 
+/**
+ * @param {"c" | "h"} name @param {number} by @param {(state: State) => number} most
+ * @returns {(state: State) => void}
+ */
 const keyStep = (name, by, most) => (state) => {
   const last = most(state) - 1;
   state.set({ [name]: Math.min(Math.max(0, state[name] + by), Math.max(0, last)) });
 };
+/** @param {State} state */
 const keyCalls = (state) => state.shapes[state.t]?.length ?? 0;
+/** @param {State} state */
 const keyHeads = (state) => state.shape().heads;
+/**
+ * @param {number} rows @param {number} keys
+ * @returns {(state: State) => void}
+ */
 const keyCross = (rows, keys) => (state) => {
   const { view, row, key } = state;
   const shape = state.shape();
@@ -17,13 +27,18 @@ const keyCross = (rows, keys) => (state) => {
     });
     return;
   }
-  const step = state.views.map?.step?.() ?? { rows: 1, keys: 1 };
+  const step = state.views.map?.step() ?? { rows: 1, keys: 1 };
+  /** @param {number} at @param {number} by @param {number} size */
   const go = (at, by, size) => Math.min(Math.max(0, at + by), size - 1);
   state.set({ row: go(row, rows * step.rows, shape.rows), key: go(key, keys * step.keys, shape.keys) });
   state.ask("follow");
 };
 
-/** Commands of views that are seen on the first tab alone. */
+/**
+ * Commands of views that are seen on the first tab alone.
+ * @param {string} command
+ * @returns {(state: State) => void}
+ */
 const keyReader = (command) => (state) => {
   state.set({ tab: "attention" });
   state.ask(command);
@@ -31,7 +46,7 @@ const keyReader = (command) => (state) => {
 
 /**
  * Every key with what it does; `place` says where it works when not everywhere.
- * @type {Array<{keys: string[], does: string, run: (state: import("./state.js").State) => void, place?: "map"}>}
+ * @type {Array<{keys: string[], does: string, run: (state: State) => void, place?: "map"}>}
  */
 export const KEYS = [
   { keys: ["ArrowUp"], does: "crosshair to the previous query", run: keyCross(-1, 0), place: "map" },
@@ -71,6 +86,7 @@ export const KEYS = [
   { keys: ["Escape"], does: "clear crosshair, selection and filter", run: keyClear },
 ];
 
+/** @param {State} state */
 function keyClear(state) {
   state.set({ row: null, key: null, brush: null, selection: [[state.c, state.h]] });
   state.ask("clear");
@@ -80,7 +96,7 @@ function keyClear(state) {
  * What a key press means here.
  * @param {{key: string, ctrlKey?: boolean, metaKey?: boolean, altKey?: boolean}} event
  * @param {{typing: boolean, place: string}} where typing: in a field that takes text or arrows; place: "map", "page" or another part
- * @returns {object|null} an entry of KEYS
+ * @returns {typeof KEYS[number]|null} an entry of KEYS
  */
 export function meaningOf(event, { typing, place }) {
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return null;
@@ -90,6 +106,8 @@ export function meaningOf(event, { typing, place }) {
 }
 
 const keySilent = new WeakSet();
+/** The explorer used last. @type {HTMLElement|null} */
+let keyLast = null;
 
 /** @param {Element|null} node @returns {boolean} whether keys belong to it */
 export function takesKeys(node) {
@@ -99,21 +117,21 @@ export function takesKeys(node) {
 /**
  * Run the shortcuts for one explorer: keys pressed in it, or on the page when it was the last one used.
  * @param {HTMLElement} root
- * @param {import("./state.js").State} state
+ * @param {State} state
  */
 export function listenForKeys(root, state) {
   const claim = () => {
-    listenForKeys.last = root;
+    keyLast = root;
   };
-  listenForKeys.last ??= root;
+  keyLast ??= root;
   root.addEventListener("pointerdown", claim);
   root.addEventListener("focusin", claim);
   document.addEventListener("keydown", (event) => {
     const target = event.target instanceof Element ? event.target : null;
     const onPage = target === document.body || target === document.documentElement;
-    const mine = root.contains(target) || (onPage && listenForKeys.last === root);
+    const mine = root.contains(target) || (onPage && keyLast === root);
     if (!mine || event.defaultPrevented || keySilent.has(root)) return;
-    const place = onPage ? "page" : target.closest(".rg-map") ? "map" : "part";
+    const place = onPage ? "page" : target?.closest(".rg-map") ? "map" : "part";
     const entry = meaningOf(event, { typing: takesKeys(target), place });
     if (!entry) return;
     event.preventDefault();
@@ -124,15 +142,15 @@ export function listenForKeys(root, state) {
 /**
  * The list of keys as a dialog, with a switch for readers who use speech or other single keys.
  * @param {HTMLElement} root
- * @param {import("./state.js").State} state
  */
-export function openKeyList(root, state) {
-  let dialog = root.querySelector(":scope > .rg-keys");
-  if (dialog?.open) {
-    dialog.close();
+export function openKeyList(root) {
+  /** @type {HTMLDialogElement|null} */
+  const known = root.querySelector(":scope > .rg-keys");
+  if (known?.open) {
+    known.close();
     return;
   }
-  dialog ??= root.appendChild(element("dialog", { class: "rg-keys", "aria-label": "Keys" }));
+  const dialog = known ?? root.appendChild(element("dialog", { class: "rg-keys", "aria-label": "Keys" }));
   clear(dialog);
   const rows = KEYS.map(({ keys, does }) =>
     element(
@@ -157,4 +175,5 @@ export function openKeyList(root, state) {
   say("List of keys", root);
 }
 
+/** @type {Record<string, string>} */
 const KEY_SIGNS = { ArrowUp: "↑", ArrowDown: "↓", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };

@@ -1,19 +1,21 @@
-import { button, clear, element, figures, say } from "./dom.js";
-import { State, TABS } from "./state.js";
-import { Source } from "./source.js";
-import { listenForKeys, openKeyList } from "./keys.js";
 import { mountAtlas } from "./atlas.js";
-import { mountMap } from "./map.js";
-import { mountTools } from "./tools.js";
-import { mountReader } from "./reader.js";
-import { mountDetails } from "./details.js";
-import { mountProfiles } from "./profiles.js";
-import { mountPositions } from "./positions.js";
 import { mountCompare } from "./compare.js";
-import { mountTraining } from "./training.js";
-import { mountExport } from "./exporting.js";
 import { describeExplorer } from "./debug_api.js";
+import { mountDetails } from "./details.js";
+import { button, clear, element, say } from "./dom.js";
+import { mountExport } from "./exporting.js";
+import { listenForKeys, openKeyList } from "./keys.js";
+import { mountMap } from "./map.js";
+import { mountPositions } from "./positions.js";
+import { mountProfiles } from "./profiles.js";
+import { mountReader } from "./reader.js";
+import { formatNumber } from "./scales.js";
+import { Source } from "./source.js";
+import { State, TABS } from "./state.js";
+import { mountTools } from "./tools.js";
+import { mountTraining } from "./training.js";
 
+/** @type {Record<string, string>} */
 const TAB_NAMES = {
   attention: "Attention",
   positions: "Positions",
@@ -21,7 +23,12 @@ const TAB_NAMES = {
   training: "Training",
 };
 
-/** A panel with a heading; `host` is where its view lives. */
+/** @typedef {{name: string, panel: HTMLElement, mount: (() => void)|null}} Panel filled as it is first seen */
+
+/**
+ * A panel with a heading; `host` is where its view lives.
+ * @param {string} name @param {string} title
+ */
 function mainPanel(name, title) {
   const host = element("div", { class: "rg-host" });
   const heading = element("h2", { text: title });
@@ -33,10 +40,11 @@ function mainPanel(name, title) {
   };
 }
 
+/** @param {PageDocument} document_ */
 function mainTrust(document_) {
   const worst = document_.traces
     .flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? []))
-    .filter(Number.isFinite);
+    .filter((trust) => trust !== null);
   if (!worst.length) return null;
   const largest = Math.max(...worst);
   const good = largest <= 1e-3;
@@ -48,16 +56,18 @@ function mainTrust(document_) {
         "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
     },
     element("span", { class: "rg-mark", "aria-hidden": "true", text: good ? "✓" : "!" }),
-    element("span", { text: `weights sum to 1 within ${figures(largest, 1)}` }),
+    element("span", { text: `weights sum to 1 within ${formatNumber(largest, 1)}` }),
   );
 }
 
-function mainHeader(root, source, state) {
+/** @param {Source} source @param {State} state */
+function mainHeader(source, state) {
   const page = source.document;
   const facts = page.traces.map((trace, n) => {
     const name = page.traces.length > 1 ? `${"AB"[n] ?? n + 1}: ${trace.title}` : "";
     const tokens = trace.calls.reduce((most, call) => Math.max(most, call.keys), 0);
     const heads = trace.calls.reduce((sum, call) => sum + call.heads, 0);
+    /** @param {number} count @param {string} word */
     const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
     return [name, trace.model, many(tokens, "token"), many(trace.calls.length, "layer"), many(heads, "head")]
       .filter(Boolean)
@@ -108,6 +118,7 @@ function mainHeader(root, source, state) {
   );
 }
 
+/** @param {State} state @param {Panel[]} panels */
 function mainTabs(state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
   const tabs = panels.map(({ name, panel }) => {
@@ -154,6 +165,7 @@ function mainTabs(state, panels) {
   return { list, show };
 }
 
+/** @param {Source} source @param {State} state */
 function mainAttention(source, state) {
   const parts = {
     atlas: mainPanel("atlas", "Heads"),
@@ -181,20 +193,18 @@ function mainAttention(source, state) {
     state.views.map = mountMap(parts.map.host, source, state);
     mountAtlas(parts.atlas.host, source, state);
     mountTools(tools, source, state);
-    if (typeof mountReader === "function") mountReader(parts.reader.host, source, state);
-    if (typeof mountDetails === "function") mountDetails(parts.details.host, source, state);
-    else parts.details.panel.hidden = true;
-    if (typeof mountProfiles === "function") mountProfiles(parts.profiles.host, source, state);
-    if (typeof mountExport === "function") {
-      const place = element("span", { class: "rg-export" });
-      tools.append(place);
-      mountExport(place, source, state);
-    }
+    mountReader(parts.reader.host, source, state);
+    mountDetails(parts.details.host, source, state);
+    mountProfiles(parts.profiles.host, source, state);
+    mountExport(tools.appendChild(element("span", { class: "rg-export" })), source, state);
   };
   return { name: "attention", panel, mount };
 }
 
-/** The first head that has finer levels than the others, so that a page opens on something sharp. */
+/**
+ * The first head that has finer levels than the others, so that a page opens on something sharp.
+ * @param {Source} source
+ */
 function mainStart(source) {
   const calls = source.document.traces[0]?.calls ?? [];
   for (const [c, call] of calls.entries()) {
@@ -205,6 +215,7 @@ function mainStart(source) {
   return {};
 }
 
+/** @param {HTMLElement} root @param {State} state */
 function mainTheme(root, state) {
   const order = ["", "light", "dark"];
   state.addEventListener("theme", () => {
@@ -246,27 +257,28 @@ export async function boot(root, { address = true } = {}) {
   state.start = state.toHash();
   if (address) state.followAddress();
   mainTheme(root, state);
+  /** @type {Panel[]} */
   const panels = [mainAttention(source, state)];
-  const simple = [
-    ["positions", typeof mountPositions === "function" && mountPositions],
-    ["compare", typeof mountCompare === "function" && mountCompare],
-    ["training", typeof mountTraining === "function" && mountTraining],
-  ];
-  for (const [name, mount] of simple) {
+  const simple = { positions: mountPositions, compare: mountCompare, training: mountTraining };
+  for (const [name, mount] of Object.entries(simple)) {
     const panel = element("div", { class: `rg-single rg-${name}` });
-    panels.push({ name, panel, mount: mount ? () => mount(panel, source, state) : null });
+    panels.push({ name, panel, mount: () => mount(panel, source, state) });
   }
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
   const { list, show } = mainTabs(state, panels);
   for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
-  root.append(mainHeader(root, source, state), list, ...panels.map(({ panel }) => panel));
-  state.addEventListener("help", () => openKeyList(root, state));
+  root.append(mainHeader(source, state), list, ...panels.map(({ panel }) => panel));
+  state.addEventListener("help", () => openKeyList(root));
   listenForKeys(root, state);
   show();
   return { root, source, state };
 }
 
-/** A page that cannot be read says so instead of staying blank. */
+/**
+ * A page that cannot be read says so instead of staying blank.
+ * @param {HTMLElement} root @param {any} error
+ * @returns {never}
+ */
 function mainFailure(root, error) {
   const place = root.querySelector(".rg-loading") ?? root.appendChild(element("p", { class: "rg-loading" }));
   clear(place).append(`This page could not be opened: ${error?.message ?? error}`);
@@ -275,7 +287,9 @@ function mainFailure(root, error) {
 }
 
 if (typeof document !== "undefined") {
-  const roots = [...document.querySelectorAll(".regard:not([data-open])")];
+  /** @type {NodeListOf<HTMLElement>} */
+  const found = document.querySelectorAll(".regard:not([data-open])");
+  const roots = [...found];
   const opened = roots.map((root, n) => {
     root.dataset.open = "";
     const whole = boot(root, { address: n === 0 }).catch((error) => mainFailure(root, error));

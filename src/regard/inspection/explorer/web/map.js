@@ -1,17 +1,17 @@
-import { element, say } from "./dom.js";
+import { element, penOf, pixelRatio, say } from "./dom.js";
 import { followCell, MaskTiles, pixelOf, zoomView } from "./geometry.js";
 import { readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
+import { MapPicture } from "./map_picture.js";
 import { followPointer } from "./map_pointer.js";
 import { areRounded, cellSentence, readCell } from "./sentences.js";
 import { TILE } from "./tiles.js";
 import { mapTools } from "./tools.js";
-import { MapPicture } from "./map_picture.js";
 
 /**
  * The deep-zoom heat map of the selected heads.
- * @param {HTMLElement} host @param {import("./source.js").Source} source @param {import("./state.js").State} state
- * @returns {object} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `draw(pen, layout, ratio)`
+ * @param {HTMLElement} host @param {Source} source @param {State} state
+ * @returns {MapView} a handle: `base` and `over` (canvases), `pixel(row, key)`, `look()`, `settled()`, `step()`, `draw(pen, layout, ratio)`
  */
 export function mountMap(host, source, state) {
   const view = new MapView(host, source, state);
@@ -20,24 +20,22 @@ export function mountMap(host, source, state) {
 }
 
 class MapView extends MapPicture {
+  planned = false;
+  late = 0;
+  /** @type {Cell|null} */
+  hovered = null;
+  /** What the sentence says while nothing is pointed at. */
+  told = "";
+  /** Counts of changes and of sentences: an answer that comes after the next question is dropped. */
+  serial = 0;
+  asked = 0;
+  ratio = 1;
+  /** @type {Rect|null} */
+  minimap = null;
+
+  /** @param {HTMLElement} host @param {Source} source @param {State} state */
   constructor(host, source, state) {
     super(host, source, state, () => this.plan());
-    Object.assign(this, { planned: false, hovered: null, serial: 0 });
-    this.base = element("canvas", { class: "rg-base", "aria-hidden": "true" });
-    this.over = element("canvas", { class: "rg-over", "aria-hidden": "true" });
-    this.stage = element(
-      "div",
-      {
-        class: "rg-stage",
-        tabindex: "0",
-        role: "application",
-        "aria-roledescription": "heat map",
-        "aria-label":
-          "Attention weights, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys.",
-      },
-      this.base,
-      this.over,
-    );
     this.sentence = element("p", { class: "rg-sentence" });
   }
 
@@ -89,7 +87,10 @@ class MapView extends MapPicture {
     this.tell();
   }
 
-  /** Zoom about the crosshair where it is in sight, else about the middle. */
+  /**
+   * Zoom about the crosshair where it is in sight, else about the middle.
+   * @param {number} factor
+   */
   zoom(factor) {
     const now = this.drawn();
     const { row, key } = this.state;
@@ -104,11 +105,12 @@ class MapView extends MapPicture {
 
   /** Another call or selection: its tokens, its mask, its strips. */
   async change() {
-    const serial = (this.serial += 1);
+    this.serial += 1;
+    const { serial } = this;
     const { source, state } = this;
     const call = this.call();
     this.strips = null;
-    this.tokens = {};
+    this.tokens = { rows: null, keys: null };
     this.plan();
     if (!call) return;
     const [rows, keys, picture] = await Promise.all([
@@ -145,13 +147,13 @@ class MapView extends MapPicture {
     const { state, base } = this;
     const { clientWidth: width, clientHeight: height } = this.stage;
     if (!width || !height) return;
-    const ratio = Math.min(3, globalThis.devicePixelRatio || 1);
+    const ratio = pixelRatio();
     for (const canvas of [base, this.over]) {
       const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
       if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
     }
     this.ratio = ratio;
-    const pen = base.getContext("2d");
+    const pen = penOf(base);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.draw(pen, this.layout(), ratio);
     this.drawOver();
@@ -166,14 +168,14 @@ class MapView extends MapPicture {
     const shape = state.shape();
     const theme = this.colours();
     const view = this.drawn();
-    const pen = this.over.getContext("2d");
-    pen.setTransform(this.ratio ?? 1, 0, 0, this.ratio ?? 1, 0, 0);
+    const pen = penOf(this.over);
+    pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     pen.clearRect(0, 0, layout.width, layout.height);
     drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
     this.minimap = minimapRect(layout, view, shape);
     const { what, limits } = this.look();
     if (!what) this.minimap = null;
-    if (!this.minimap) return;
+    if (!what || !this.minimap) return;
     const coarse = this.coarse(what, {
       ...limits,
       ...this.paper(theme),
@@ -183,6 +185,7 @@ class MapView extends MapPicture {
     drawMinimap(pen, { mini: this.minimap, view, shape, theme, coarse });
   }
 
+  /** @param {Cell | null} cell */
   hover(cell) {
     if (cell?.row === this.hovered?.row && cell?.key === this.hovered?.key) return;
     this.hovered = cell;
@@ -190,11 +193,17 @@ class MapView extends MapPicture {
     this.sentence.textContent = cell ? this.facts(cell) : this.told;
   }
 
-  /** The sentence of a cell from what is drawn, without asking for anything. */
+  /**
+   * The sentence of a cell from what is drawn, without asking for anything.
+   * @param {Cell} what
+   * @param {{ weight: number | null, rank?: number, count?: number | string }} [read]
+   */
   facts({ row, key }, read = { weight: null }) {
     const { state } = this;
     const { what } = this.look();
     const call = this.call();
+    if (!call) return "";
+    /** @type {(BlockSize & {value: number, channel: Channel})|null} */
     let block = null;
     if (what) {
       const plain = { ...what, ranked: false };
@@ -204,7 +213,7 @@ class MapView extends MapPicture {
         block = { value: entry.values[(i % TILE) * TILE + (j % TILE)], channel: what.channel, ...what.level };
     }
     const exact = block && block.queryBlock === 1 && block.keyBlock === 1 && !Number.isNaN(block.value);
-    const known = read.weight === null && exact ? { weight: block.value } : read;
+    const known = read.weight === null && exact ? { weight: block?.value ?? NaN } : read;
     const heads = this.heads();
     const rounded = areRounded(this.source, state.t, heads);
     return cellSentence({
@@ -234,7 +243,8 @@ class MapView extends MapPicture {
       this.sentence.classList.remove("rg-held");
       return;
     }
-    const asked = (this.asked = (this.asked ?? 0) + 1);
+    this.asked += 1;
+    const { asked } = this;
     const read = await readCell(source, { t, heads: this.heads(), row, key, aggregate });
     if (asked !== this.asked) return;
     await this.settled();
@@ -245,11 +255,15 @@ class MapView extends MapPicture {
     say(this.told, this.host);
   }
 
-  /** @returns {{x: number, y: number}|null} CSS pixel of the canvas at the centre of the block that shows a cell; null out of sight */
+  /**
+   * @param {number} row @param {number} key
+   * @returns {Point|null} CSS pixel of the canvas at the centre of the block that shows a cell; null out of sight
+   */
   pixel(row, key) {
     const { level } = this.look();
     if (!level) return null;
     const shape = this.state.shape();
+    /** @param {number} at @param {number} block @param {number} size */
     const middle = (at, block, size) =>
       (Math.floor(at / block) * block + Math.min(size, (Math.floor(at / block) + 1) * block)) / 2;
     const { plot } = this.layout();
@@ -270,7 +284,7 @@ class MapView extends MapPicture {
 
   /** @returns {Promise<void>} when everything in sight is drawn */
   async settled() {
-    for (let quiet = 0; quiet < 2;) {
+    for (let quiet = 0; quiet < 2; ) {
       await new Promise((resolve) => setTimeout(resolve, 16));
       quiet =
         this.store.pending || this.planned || (this.call() && !this.strips && this.state.shape().rows)

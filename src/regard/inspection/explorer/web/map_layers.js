@@ -1,6 +1,7 @@
 import { fromUnit, toUnit } from "./colours.js";
-import { figures, shown } from "./dom.js";
+import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
+import { formatNumber } from "./scales.js";
 
 /** CSS pixels a token needs for its label. */
 export const LAYER_LABEL = 10;
@@ -21,18 +22,26 @@ export function mapLayout(width, height, labels = true) {
   return { plot, strip, bottom, width, height, small, labels };
 }
 
-/** The part of the plot that shows the matrix. @returns {{x: number, y: number, w: number, h: number}} */
+/**
+ * The part of the plot that shows the matrix.
+ * @param {View} view @param {Rect} plot @param {Shape} shape
+ * @returns {Rect}
+ */
 export function matrixRect(view, plot, shape) {
   const start = pixelOf(view, plot, Math.max(0, view.q0), Math.max(0, view.k0));
   const end = pixelOf(view, plot, Math.min(shape.rows, view.q1), Math.min(shape.keys, view.k1));
   return { x: start.x, y: start.y, w: Math.max(0, end.x - start.x), h: Math.max(0, end.y - start.y) };
 }
 
-/** Lines that say "nothing may be attended to". @returns {CanvasPattern} */
+/**
+ * Lines that say "nothing may be attended to".
+ * @param {CanvasRenderingContext2D} context @param {MapTheme} theme @param {number} ratio
+ * @returns {CanvasPattern|string} a colour where the browser makes no pattern
+ */
 export function hatchPattern(context, theme, ratio) {
   const size = Math.round(6 * ratio);
   const tile = Object.assign(document.createElement("canvas"), { width: size, height: size });
-  const pen = tile.getContext("2d");
+  const pen = penOf(tile);
   pen.fillStyle = theme.panel;
   pen.fillRect(0, 0, size, size);
   pen.strokeStyle = theme.hatch;
@@ -44,27 +53,36 @@ export function hatchPattern(context, theme, ratio) {
   }
   pen.stroke();
   const pattern = context.createPattern(tile, "repeat");
-  pattern.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, 0, 0]));
-  return pattern;
+  pattern?.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, 0, 0]));
+  return pattern ?? theme.panel;
 }
 
-/** Numbers or tokens along both sides. */
+/**
+ * Numbers or tokens along both sides.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {MapFrame & { rowTokens: string[] | null, keyTokens: string[] | null, rowOffset: number, keyOffset: number }} options
+ */
 export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens, rowOffset, keyOffset }) {
   const { plot, strip } = layout;
   const { perRow, perKey } = pixelsPerCell(view, plot);
   const area = matrixRect(view, plot, shape);
   pen.textBaseline = "middle";
   const small = `11px ${LAYER_FONT}`;
+  /** @param {string} text @param {number} width */
   const cut = (text, width) => {
     let most = Math.max(2, Math.floor(width / 5));
     let short = shown(text, most);
-    while (most > 2 && pen.measureText(short).width > width) short = shown(text, (most -= 1));
+    while (most > 2 && pen.measureText(short).width > width) {
+      most -= 1;
+      short = shown(text, most);
+    }
     return short;
   };
   const ends = {
     q: [Math.max(0, Math.floor(view.q0)), Math.min(shape.rows, Math.ceil(view.q1))],
     k: [Math.max(0, Math.floor(view.k0)), Math.min(shape.keys, Math.ceil(view.k1))],
   };
+  /** @param {number} from @param {number} to @param {(at: number) => void} each */
   const along = (from, to, each) => {
     for (let at = from; at < to; at += 1) each(at);
   };
@@ -77,7 +95,7 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   if (rowTokens && perRow >= LAYER_LABEL) {
     pen.font = `${Math.min(13, Math.max(9, perRow * 0.8))}px ${LAYER_FONT}`;
     pen.fillStyle = theme.ink;
-    along(...ends.q, (row) =>
+    along(ends.q[0], ends.q[1], (row) =>
       pen.fillText(cut(rowTokens[row] ?? "", right - 4), right, pixelOf(view, plot, row + 0.5, 0).y),
     );
   } else {
@@ -103,7 +121,7 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
     pen.font = `${Math.min(13, Math.max(9, perKey * 0.8))}px ${LAYER_FONT}`;
     pen.fillStyle = theme.ink;
     pen.textAlign = "left";
-    along(...ends.k, (key) => {
+    along(ends.k[0], ends.k[1], (key) => {
       const { x } = pixelOf(view, plot, 0, key + 0.5);
       if (x > area.x + area.w) return;
       pen.save();
@@ -134,12 +152,14 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
   pen.fillText(layout.small ? "k →" : "keys →", right, plot.y - strip - 10);
 }
 
+/** @param {number} number @param {boolean} small */
 const layerCount = (number, small) =>
   small && number >= 10000 ? `${number / 1000}k` : number.toLocaleString("en");
 
 /**
  * Entropy of rows and mass of keys, as means over heads.
- * @returns {Promise<{entropy: Float32Array, keyMass: Float32Array, rowBin: number, keyBin: number}>}
+ * @param {Source} source @param {number} t @param {Head[]} heads @param {string[]} [names]
+ * @returns {Promise<Strips>}
  */
 export async function readStrips(source, t, heads, names = ["entropy"]) {
   const read = await Promise.all(
@@ -148,16 +168,19 @@ export async function readStrips(source, t, heads, names = ["entropy"]) {
       const [stats, mass] = await Promise.all([source.chunk(head.row_stats), source.chunk(head.key_mass)]);
       const bins = stats.shape[1];
       const at = Math.max(0, names.indexOf("entropy")) * bins;
-      return {
+      /** @type {Strips} */
+      const strips = {
         entropy: stats.values.subarray(at, at + bins),
         keyMass: mass.values,
         rowBin: head.row_bin,
         keyBin: head.key_bin,
       };
+      return strips;
     }),
   );
   const [first] = read;
   const alike = read.filter(({ rowBin, keyBin }) => rowBin === first.rowBin && keyBin === first.keyBin);
+  /** @param {"entropy" | "keyMass"} name */
   const mean = (name) =>
     first[name].map((_, n) =>
       layerMean(
@@ -169,7 +192,11 @@ export async function readStrips(source, t, heads, names = ["entropy"]) {
   return { entropy: mean("entropy"), keyMass: mean("keyMass"), rowBin: first.rowBin, keyBin: first.keyBin };
 }
 
-/** The left strip (entropy of the rows, 0 to that of an even spread) and the top strip (mass of the keys, log). */
+/**
+ * The left strip (entropy of the rows, 0 to that of an even spread) and the top strip (mass of the keys, log).
+ * @param {CanvasRenderingContext2D} pen
+ * @param {MapFrame & { strips: Strips | null, barLimits: Limits }} options
+ */
 export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits }) {
   const { plot, strip } = layout;
   const area = matrixRect(view, plot, shape);
@@ -181,6 +208,7 @@ export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits 
   const { perRow, perKey } = pixelsPerCell(view, plot);
   pen.fillStyle = theme.entropy;
   const most = Math.log(Math.max(2, shape.keys));
+  /** @param {number} from @param {number} to */
   const rows = (from, to) => layerMean(strips.entropy, from / strips.rowBin, to / strips.rowBin);
   for (let at = 0; at < area.h; at += 1) {
     const q = view.q0 + (area.y + at - plot.y) / perRow;
@@ -197,12 +225,18 @@ export function drawStrips(pen, { layout, view, shape, theme, strips, barLimits 
   }
 }
 
-/** @returns {boolean} whether all bins of a range hold NaN: rows that may attend to nothing */
+/**
+ * @param {ArrayLike<number>} values @param {number} from @param {number} to
+ * @returns {boolean} whether all bins of a range hold NaN: rows that may attend to nothing
+ */
 export function areNone(values, from, to) {
   return Number.isNaN(layerMean(values, from, to));
 }
 
-/** Mean of the entries that a range of bins touches, leaving out NaN. */
+/**
+ * Mean of the entries that a range of bins touches, leaving out NaN.
+ * @param {ArrayLike<number>} values @param {number} from @param {number} to
+ */
 function layerMean(values, from, to) {
   const last = Math.min(values.length, Math.max(Math.floor(from) + 1, Math.ceil(to - 1e-6)));
   let [sum, count] = [0, 0];
@@ -214,10 +248,15 @@ function layerMean(values, from, to) {
   return count ? sum / count : NaN;
 }
 
-/** Borders of documents, the window of the mask, and the tiles that the kernel works in. */
+/**
+ * Borders of documents, the window of the mask, and the tiles that the kernel works in.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {MapFrame & { call: Call, state: State }} options
+ */
 export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
   const { plot } = layout;
   const area = matrixRect(view, plot, shape);
+  /** @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 */
   const line = (x0, y0, x1, y1) => {
     pen.moveTo(x0, y0);
     pen.lineTo(x1, y1);
@@ -231,9 +270,9 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
     pen.strokeStyle = theme.grid;
     pen.lineWidth = 1;
     pen.beginPath();
-    for (const [size, per, from, to, across] of [
-      [call.tile_rows, perRow, view.q0, view.q1, true],
-      [call.tile_keys, perKey, view.k0, view.k1, false],
+    for (const { size, per, from, to, across } of [
+      { size: call.tile_rows, per: perRow, from: view.q0, to: view.q1, across: true },
+      { size: call.tile_keys, per: perKey, from: view.k0, to: view.k1, across: false },
     ]) {
       if (size * per < 4) continue;
       for (let at = Math.ceil(Math.max(0, from) / size) * size; at < to; at += size) {
@@ -256,7 +295,7 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
     pen.stroke();
   }
   if (state.band && call.window) {
-    const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+    const shift = call.query_offset - call.key_offset;
     pen.strokeStyle = theme.border;
     pen.setLineDash([5, 4]);
     pen.lineWidth = 1.5;
@@ -280,7 +319,11 @@ export function drawOverlays(pen, { layout, view, shape, theme, call, state }) {
   pen.strokeRect(area.x - 0.5, area.y - 0.5, area.w + 1, area.h + 1);
 }
 
-/** Values at which a colour bar is labelled. @returns {number[]} */
+/**
+ * Values at which a colour bar is labelled.
+ * @param {Scale} scale @param {number} low @param {number} high
+ * @returns {number[]}
+ */
 export function barTicks(scale, low, high) {
   if (scale === "rank") return [0, 0.5, 1];
   if (scale === "log") {
@@ -296,7 +339,10 @@ export function barTicks(scale, low, high) {
   return [0, 0.25, 0.5, 0.75, 1].map((unit) => fromUnit(unit, scale, low, high));
 }
 
-/** @returns {string} what the colours stand for */
+/**
+ * @param {ColourLimits} what @param {BlockSize} options @param {Channel} channel
+ * @returns {string} what the colours stand for
+ */
 export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
   if (scale === "rank") return "rank in its row";
   const what =
@@ -308,7 +354,11 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
   return `${what}, ${scale} scale`;
 }
 
-/** The colours with their numbers, and what the other marks mean. */
+/**
+ * The colours with their numbers, and what the other marks mean.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][] }} options
+ */
 export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
   const bar = Math.min(230, width * 0.62);
   for (let at = 0; at < bar; at += 1) {
@@ -343,6 +393,7 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
   const most = x + width;
   let at = start;
   if (below) y += 31;
+  /** @param {string} text @param {string | CanvasPattern | null} swatch */
   const put = (text, swatch) => {
     const wide = pen.measureText(text).width + (swatch ? 18 : 0) + 12;
     if (at + wide > most) return;
@@ -361,9 +412,10 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
   for (const [text, swatch] of marks) put(text, swatch);
 }
 
+/** @param {number} value @param {Scale} scale */
 function layerPower(value, scale) {
   if (scale !== "log" || value >= 0.01 || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) > 1e-9)
-    return figures(value, 2);
+    return formatNumber(value, 2);
   const digits = String(Math.round(-Math.log10(value)));
   return `10⁻${Array.from(digits, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(digit)]).join("")}`;
 }

@@ -1,7 +1,11 @@
 import { pixelOf, pixelsPerCell } from "./geometry.js";
 import { matrixRect } from "./map_layers.js";
 
-/** The held cell and the one under the pointer, as lines that leave the cell itself free. */
+/**
+ * The held cell and the one under the pointer, as lines that leave the cell itself free.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {MapFrame & { hovered: Cell | null, held: Held }} options
+ */
 export function drawCrosshairs(pen, { layout, view, shape, theme, hovered, held }) {
   const { plot } = layout;
   const area = matrixRect(view, plot, shape);
@@ -11,15 +15,16 @@ export function drawCrosshairs(pen, { layout, view, shape, theme, hovered, held 
   pen.rect(area.x, area.y, area.w, area.h);
   pen.clip();
   pen.strokeStyle = theme.cross;
+  /** @param {number | null} row @param {number | null} key @param {boolean} strong */
   const cross = (row, key, strong) => {
     const { x, y } = pixelOf(view, plot, (row ?? 0) + 0.5, (key ?? 0) + 0.5);
     const [w, h] = [Math.max(10, perKey), Math.max(10, perRow)];
     pen.lineWidth = 1;
     pen.globalAlpha = strong ? 0.9 : 0.35;
     pen.beginPath();
-    for (const [here, other, size, from, to, mid, across] of [
-      [row, key, w, area.x, area.x + area.w, x, true],
-      [key, row, h, area.y, area.y + area.h, y, false],
+    for (const { here, other, size, from, to, mid, across } of [
+      { here: row, other: key, size: w, from: area.x, to: area.x + area.w, mid: x, across: true },
+      { here: key, other: row, size: h, from: area.y, to: area.y + area.h, mid: y, across: false },
     ]) {
       if (here === null) continue;
       for (const [start, end] of other === null
@@ -44,7 +49,11 @@ export function drawCrosshairs(pen, { layout, view, shape, theme, hovered, held 
   pen.restore();
 }
 
-/** Where the minimap lies: at the right, above, and only while part of the map is out of sight. @returns {object|null} */
+/**
+ * Where the minimap lies: at the right, above, and only while part of the map is out of sight.
+ * @param {MapLayout} what @param {View} view @param {Shape} shape
+ * @returns {Rect|null}
+ */
 export function minimapRect({ plot, small }, view, shape) {
   if (!shape.rows || !shape.keys) return null;
   const seen = Math.min((view.q1 - view.q0) / shape.rows, (view.k1 - view.k0) / shape.keys);
@@ -55,7 +64,11 @@ export function minimapRect({ plot, small }, view, shape) {
   return { x: plot.x + plot.w - w - 8, y: plot.y + 8, w, h };
 }
 
-/** The whole map, small, with the part in sight framed. */
+/**
+ * The whole map, small, with the part in sight framed.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {{ mini: Rect, view: View, shape: Shape, theme: MapTheme, coarse: CoarseMap | null }} options
+ */
 export function drawMinimap(pen, { mini, view, shape, theme, coarse }) {
   const { x, y, w, h } = mini;
   pen.fillStyle = theme.panel;
@@ -68,6 +81,7 @@ export function drawMinimap(pen, { mini, view, shape, theme, coarse }) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(coarse.canvas, 0, 0, shape.keys / keyBlock, shape.rows / queryBlock, x, y, w, h);
   }
+  /** @param {number} low @param {number} high @param {number} size @param {number} most */
   const part = (low, high, size, most) => [
     (most * Math.max(0, low)) / size,
     Math.max(3, (most * (Math.min(size, high) - Math.max(0, low))) / size),

@@ -1,8 +1,18 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
-import { areNone, barWords, drawAxes, drawColourBar, drawOverlays } from "./map_layers.js";
-import { drawStrips, hatchPattern, LAYER_LABEL, mapLayout, matrixRect } from "./map_layers.js";
+import {
+  areNone,
+  barWords,
+  drawAxes,
+  drawColourBar,
+  drawOverlays,
+  drawStrips,
+  hatchPattern,
+  LAYER_LABEL,
+  mapLayout,
+  matrixRect,
+} from "./map_layers.js";
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 
@@ -23,8 +33,41 @@ const MAP_THEME = {
 
 /** What the map shows: which heads, which blocks, which colours, and the picture of them. */
 export class MapPicture {
+  /** @type {{rows: string[]|null, keys: string[]|null}} */
+  tokens = { rows: null, keys: null };
+  /** @type {Strips|null} */
+  strips = null;
+  mask = new MaskTiles(null);
+  /** Trace and call of the mask. */
+  maskOf = "";
+  /** @type {MapTheme|null} */
+  theme = null;
+  /** @type {CanvasPattern|string} */
+  hatch = "";
+  hatchOf = "";
+  laid = mapLayout(0, 0);
+  laidOf = "";
+  base = element("canvas", { class: "rg-base", "aria-hidden": "true" });
+  over = element("canvas", { class: "rg-over", "aria-hidden": "true" });
+  stage = element(
+    "div",
+    {
+      class: "rg-stage",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "heat map",
+      "aria-label":
+        "Attention weights, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys.",
+    },
+    this.base,
+    this.over,
+  );
+
+  /** @param {HTMLElement} host @param {Source} source @param {State} state @param {() => void} arrived */
   constructor(host, source, state, arrived) {
-    Object.assign(this, { host, source, state, tokens: {}, strips: null, mask: new MaskTiles(null) });
+    this.host = host;
+    this.source = source;
+    this.state = state;
     this.store = new TileStore(source, arrived);
     this.words = element("p", { class: "rg-what" });
     this.lockText = element("span");
@@ -55,12 +98,16 @@ export class MapPicture {
     const { rows, keys } = state.shape();
     const calls = state.shapes[state.t] ?? [];
     const same = state.selection.filter(([c]) => calls[c].rows === rows && calls[c].keys === keys);
-    return (same.length ? same : [[state.c, state.h]]).slice(0, MAP_HEADS);
+    /** @type {Head} */
+    const own = [state.c, state.h];
+    return (same.length ? same : [own]).slice(0, MAP_HEADS);
   }
 
+  /** @param {Head[]} heads */
   levels(heads) {
     const { t, channel } = this.state;
     const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
+    /** @param {BlockSize[]} list @param {BlockSize} options */
     const has = (list, { queryBlock, keyBlock }) =>
       list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
     return lists[0].filter((level) => lists.every((list) => has(list, level)));
@@ -95,8 +142,10 @@ export class MapPicture {
       name,
       style.getPropertyValue(property).trim() || "#888",
     ]);
-    this.theme = { ...Object.fromEntries(read), dark: isDark(this.host) };
-    return this.theme;
+    /** @type {MapTheme} */
+    const theme = { ...Object.fromEntries(read), dark: isDark(this.host) };
+    this.theme = theme;
+    return theme;
   }
 
   /** What is drawn: level, scale and its ends. */
@@ -107,8 +156,10 @@ export class MapPicture {
     const { perRow, perKey } = this.scale();
     const place = levelToDraw(levels, perRow, perKey);
     const level = levels[place] ?? null;
+    /** @type {Scale} */
     const scale = state.rowRank ? "rank" : state.scale;
     const { keys } = state.shape();
+    /** @type {TileRequest|null} */
     const what = level && {
       t: state.t,
       heads,
@@ -127,7 +178,10 @@ export class MapPicture {
     return { level, finest: levels[0] ?? null, limits: { scale, low, high }, what, levels };
   }
 
-  /** Draw the map with axes and colour bar, onto any pen. */
+  /**
+   * Draw the map with axes and colour bar, onto any pen.
+   * @param {CanvasRenderingContext2D} pen @param {MapLayout} layout @param {number} ratio
+   */
   draw(pen, layout, ratio) {
     const { state } = this;
     const theme = this.colours();
@@ -137,7 +191,7 @@ export class MapPicture {
     pen.fillRect(0, 0, layout.width, layout.height);
     const { level, finest, limits, what } = this.look();
     const { plot } = layout;
-    if (!call || !shape.rows || !shape.keys || !level) {
+    if (!call || !shape.rows || !shape.keys || !level || !what) {
       pen.fillStyle = theme.muted;
       pen.font = "14px system-ui, sans-serif";
       pen.textAlign = "center";
@@ -160,16 +214,17 @@ export class MapPicture {
     }
     pen.fillStyle = this.hatch;
     pen.fillRect(area.x, area.y, area.w, area.h);
-    const look = { ...limits, ...this.paper(theme), level, shape };
-    look.sign = [
+    const paper = this.paper(theme);
+    const sign = [
       limits.scale,
       limits.low,
       limits.high,
       theme.dark,
-      look.mask.known,
+      paper.mask.known,
       this.maskOf,
       Boolean(this.strips),
     ].join(" ");
+    const look = { ...limits, ...paper, level, shape, sign };
     pen.save();
     pen.beginPath();
     pen.rect(area.x, area.y, area.w, area.h);
@@ -193,8 +248,8 @@ export class MapPicture {
       theme,
       rowTokens: this.tokens.rows,
       keyTokens: this.tokens.keys,
-      rowOffset: call.query_offset ?? 0,
-      keyOffset: call.key_offset ?? 0,
+      rowOffset: call.query_offset,
+      keyOffset: call.key_offset,
     });
     drawColourBar(pen, {
       x: plot.x,
@@ -213,9 +268,15 @@ export class MapPicture {
     this.describe({ level, finest, what, view, plot });
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} pen
+   * @param {{ view: View, plot: Rect, shape: Shape, what: TileRequest, look: SignedLook, ratio: number }} options
+   */
   drawTiles(pen, { view, plot, shape, what, look, ratio }) {
     const { level } = what;
+    /** @param {number} x */
     const snap = (x) => Math.round(x * ratio) / ratio;
+    /** @param {number} from @param {number} to @param {number} block @param {number} size */
     const ends = (from, to, block, size) => [
       Math.floor(Math.max(0, from) / block / TILE),
       Math.ceil(Math.min(size, to) / block / TILE),
@@ -234,7 +295,11 @@ export class MapPicture {
     }
   }
 
-  /** While a tile is on its way, the coarsest blocks stand in for it. */
+  /**
+   * While a tile is on its way, the coarsest blocks stand in for it.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {{ view: View, plot: Rect, look: SignedLook, what: TileRequest, clip: Four }} options
+   */
   drawCoarse(pen, { view, plot, look, what, clip }) {
     const coarse = this.coarse(what, look);
     if (!coarse) return;
@@ -249,7 +314,11 @@ export class MapPicture {
     pen.restore();
   }
 
-  /** All of the map in one tile, as fine as that goes. */
+  /**
+   * All of the map in one tile, as fine as that goes.
+   * @param {TileRequest} what @param {Omit<SignedLook, "level">} look
+   * @returns {CoarseMap | null}
+   */
   coarse(what, look) {
     const { rows, keys } = this.state.shape();
     const level = this.levels(what.heads).find(
@@ -264,6 +333,9 @@ export class MapPicture {
     return { level, canvas: this.store.paint(entry, { ...look, low, high, level, sign }, 0, 0) };
   }
 
+  /**
+   * @param {{ level: BlockSize, finest: BlockSize | null, what: TileRequest, view: View, plot: Rect }} what
+   */
   describe({ level, finest, what, view, plot }) {
     const { state, source } = this;
     const calls = source.document.traces[state.t].calls;
@@ -284,10 +356,14 @@ export class MapPicture {
     }
   }
 
-  /** What colours mean: the table, the missing one, and the mask where it is known. */
+  /**
+   * What colours mean: the table, the missing one, and the mask where it is known.
+   * @param {MapTheme} theme
+   */
   paper(theme) {
     const mask = this.maskOf === `${this.state.t} ${this.state.c}` ? this.mask : new MaskTiles(null);
     const { strips } = this;
+    /** @type {(q0: number, q1: number) => boolean} */
     const isEmpty = strips
       ? (q0, q1) => areNone(strips.entropy, q0 / strips.rowBin, q1 / strips.rowBin)
       : () => false;

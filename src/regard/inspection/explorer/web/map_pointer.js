@@ -1,24 +1,27 @@
+import { pointIn } from "./dom.js";
 import { cellAt, drawnView, panView, placeAt, zoomView } from "./geometry.js";
 
 /**
  * Wheel, drag, pinch, click and double click on the map.
  * @param {HTMLElement} target
- * @param {{layout: () => {plot: object}, shape: () => object, view: () => object, change: (view: object) => void,
- *   hover: (cell: object|null) => void, choose: (cell: object) => void, minimap: () => object|null}} map
+ * @param {{layout: () => MapLayout, shape: () => Shape, view: () => View, scale: () => {perRow: number, perKey: number},
+ *   minimap: () => Rect|null, change: (view: View) => void, hover: (cell: Cell|null) => void,
+ *   choose: (cell: Cell) => void}} map
  */
 export function followPointer(target, map) {
   const pointers = new Map();
+  /** @type {{from: Point, view: View, moved: boolean, mini: Rect|null, pinch: boolean}|null} */
   let drag = null;
-  const at = (event) => {
-    const box = target.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  };
+  /** @param {MouseEvent} event */
+  const at = (event) => pointIn(target, event);
   const drawn = () => drawnView(map.view(), map.layout().plot, map.shape());
+  /** @param {number} factor @param {Point} options */
   const zoom = (factor, { x, y }) => {
     const view = drawn();
     const { q, k } = placeAt(view, map.layout().plot, x, y);
     map.change(zoomView(view, factor, q, k, map.shape()));
   };
+  /** @param {Point} spot */
   const insideMinimap = (spot) => {
     const mini = map.minimap();
     return mini &&
@@ -29,6 +32,7 @@ export function followPointer(target, map) {
       ? mini
       : null;
   };
+  /** @param {Rect} mini @param {Point} spot */
   const jump = (mini, spot) => {
     const view = drawn();
     const shape = map.shape();
@@ -39,9 +43,9 @@ export function followPointer(target, map) {
   target.addEventListener(
     "wheel",
     (event) => {
-      const scrolls = document.scrollingElement.scrollHeight > innerHeight + 8;
+      const scrolls = document.documentElement.scrollHeight > innerHeight + 8;
       // On a page that scrolls, the wheel belongs to the page until the map is asked for.
-      if (scrolls && !event.ctrlKey && !target.parentElement.contains(document.activeElement)) return;
+      if (scrolls && !event.ctrlKey && !target.parentElement?.contains(document.activeElement)) return;
       event.preventDefault();
       const lines = event.deltaMode === 1 ? 18 : event.deltaMode === 2 ? 400 : 1;
       if (event.shiftKey && !event.ctrlKey) {
@@ -78,6 +82,7 @@ export function followPointer(target, map) {
     if (drag?.mini) jump(drag.mini, spot);
     else if (pointers.size > 1) {
       const now = [...pointers.values()];
+      /** @param {Point[]} two */
       const apart = (two) => Math.max(8, Math.hypot(two[0].x - two[1].x, two[0].y - two[1].y));
       zoom(apart(before) / apart(now), { x: (now[0].x + now[1].x) / 2, y: (now[0].y + now[1].y) / 2 });
     } else if (drag && !drag.pinch) {
@@ -88,6 +93,7 @@ export function followPointer(target, map) {
       map.change(panView(drag.view, -dy / perRow, -dx / perKey, map.shape()));
     }
   });
+  /** @param {PointerEvent} event */
   const lift = (event) => {
     const click =
       event.type === "pointerup" &&

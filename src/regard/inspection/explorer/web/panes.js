@@ -1,18 +1,30 @@
-import { element, say, svg } from "./dom.js";
+import { element, oncePerFrame, penOf, pointIn, say, svg } from "./dom.js";
 import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
   PANE_MOST = 400;
+let paneSerial = 0;
+/** @type {Marks} */
+const NO_MARKS = {
+  chosen: null,
+  weights: null,
+  largest: 0,
+  targets: new Map(),
+  matches: new Set(),
+  arcs: false,
+};
 
-/** Share of the tint of a weight: the root, so that weak weights show; the row's largest is full. */
-const paneTint = (weight, largest) => (weight > 0 && largest > 0 ? Math.sqrt(weight / largest) : 0);
+/**
+ * Share of the tint of a weight: the root, so that weak weights show; the row's largest is full.
+ * @param {number | undefined} weight @param {number} largest
+ */
+const paneTint = (weight, largest) => (weight && weight > 0 && largest > 0 ? Math.sqrt(weight / largest) : 0);
 
 /**
  * A text of any length of which only the lines in sight are elements.
- * `show(marks)` takes {chosen, weights (by token; null: none), matches: Set, targets: Map token -> weight,
- * arcs: bool}.
  * @param {HTMLElement} host
  * @param {{tokens: string[], label: string, gap?: number, onChoose: (token: number) => void}} options
+ * @returns {Pane}
  */
 export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   const lines = element("div", { class: "reader-lines" });
@@ -27,23 +39,29 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   const rightToLeft =
     (sample.match(/[\u0590-\u08ff\ufb1d-\ufefc]/g) ?? []).length > (sample.match(/[a-z]/gi) ?? []).length;
   if (rightToLeft) scroll.dir = "rtl";
-  const stem = `regard-token-${(textPane.serial = (textPane.serial ?? 0) + 1)}`;
-  const pen = element("canvas").getContext("2d"),
+  paneSerial += 1;
+  const stem = `regard-token-${paneSerial}`;
+  const pen = penOf(element("canvas")),
     widths = new Map();
   lines.style.setProperty("--gap", `${gap}px`);
-  let starts = new Int32Array(0),
-    marks = {},
-    planned = false,
+  let starts = layoutLines([], () => 0, 0),
+    marks = NO_MARKS,
     width = 0,
-    tall = 0,
-    wanted = null;
+    tall = 0;
+  /** Where to go once there are lines. @type {number|null} */
+  let wanted = null;
   host.append(scroll);
 
+  /** @param {string} shown */
   const sizeOf = (shown) => {
     let size = widths.get(shown);
-    if (size === undefined) widths.set(shown, (size = pen.measureText(shown).width));
+    if (size === undefined) {
+      size = pen.measureText(shown).width;
+      widths.set(shown, size);
+    }
     return size;
   };
+  /** @param {string} shown */
   const widthOf = (shown) => {
     if (!/^\d+$/.test(shown)) return sizeOf(shown) + gap;
     // Where positions stand for tokens no two are alike, but their digits are.
@@ -51,7 +69,12 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     for (let at = 0; at < shown.length; at++) size += sizeOf(shown[at]);
     return size;
   };
+  /** @param {number} token */
   const lineOf = (token) => lastAtMost(starts, token);
+  /**
+   * @param {number} token
+   * @returns {Point}
+   */
   const place = (token) => {
     const line = lineOf(token);
     let x = 6;
@@ -60,6 +83,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     return { x: rightToLeft ? width - x : x, y: line * PANE_LINE };
   };
 
+  /** @param {number} n @param {number} largest */
   const span = (n, largest) => {
     const { text, kind, note } = displayToken(tokens[n]);
     const weight = marks.weights?.[n],
@@ -67,8 +91,8 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     const names = [
       kind,
       n === marks.chosen && "chosen",
-      marks.matches?.has(n) && "match",
-      marks.targets?.has(n) && "target",
+      marks.matches.has(n) && "match",
+      marks.targets.has(n) && "target",
     ];
     const node = element(
       "bdi",
@@ -86,11 +110,10 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     return node;
   };
   const draw = () => {
-    planned = false;
     if (!scroll.clientHeight) return;
     const first = Math.max(0, Math.floor(scroll.scrollTop / PANE_LINE) - 1);
     const last = Math.min(starts.length, first + Math.ceil(scroll.clientHeight / PANE_LINE) + 2);
-    const largest = marks.largest ?? 0;
+    const { largest } = marks;
     const nodes = [];
     for (let line = first; line < last; line++) {
       const end = starts[line + 1] ?? tokens.length,
@@ -108,9 +131,10 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     else scroll.removeAttribute("aria-activedescendant");
     drawArcs(largest);
   };
+  /** @param {number} largest */
   const drawArcs = (largest) => {
     const paths = [];
-    if (marks.arcs && marks.chosen >= 0 && marks.chosen !== null) {
+    if (marks.arcs && marks.chosen !== null && marks.chosen >= 0) {
       const from = place(marks.chosen),
         top = scroll.scrollTop - PANE_LINE,
         bottom = top + scroll.clientHeight + 2 * PANE_LINE;
@@ -136,10 +160,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     }
     arcs.replaceChildren(...paths);
   };
-  const plan = () => {
-    if (!planned) requestAnimationFrame(draw);
-    planned = true;
-  };
+  const plan = oncePerFrame(draw);
   const layout = () => {
     if (scroll.clientWidth === width && scroll.clientHeight === tall) return;
     const keep = starts.length
@@ -155,11 +176,12 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     const most = Math.max(8, Math.floor(PANE_MOST / (Math.ceil(tall / PANE_LINE) + 3)));
     starts = layoutLines(tokens, widthOf, width - 14, most);
     sizer.style.height = `${starts.length * PANE_LINE}px`;
-    arcs.setAttribute("height", Math.min(starts.length * PANE_LINE, 8e6));
+    arcs.setAttribute("height", String(Math.min(starts.length * PANE_LINE, 8e6)));
     scroll.scrollTop = Math.max(0, lineOf(keep)) * PANE_LINE;
     plan();
     if (wanted !== null) goTo(wanted);
   };
+  /** @param {number} token */
   const goTo = (token) => {
     if (!(token >= 0) || token >= tokens.length) return;
     wanted = starts.length ? null : token;
@@ -173,14 +195,15 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
 
   scroll.addEventListener("scroll", plan, { passive: true });
   scroll.addEventListener("click", (event) => {
-    const token = event.target.closest?.("[data-token]")?.dataset.token;
-    if (token !== undefined && String(getSelection() ?? "") === "") onChoose(Number(token));
+    const token = event.target instanceof Element && event.target.closest("[data-token]");
+    if (token && String(getSelection() ?? "") === "") onChoose(Number(token.getAttribute("data-token")));
   });
   scroll.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const at = marks.chosen ?? -1,
       line = Math.max(0, lineOf(at)),
       into = at - (starts[line] ?? 0);
+    /** @param {number} next */
     const along = (next) =>
       Math.min((starts[next] ?? 0) + Math.max(0, into), (starts[next + 1] ?? tokens.length) - 1);
     const move = {
@@ -206,6 +229,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   return {
     node: scroll,
     goTo,
+    /** @param {Marks} next */
     show(next) {
       marks = next;
       plan();
@@ -218,7 +242,8 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
  * before it.
  * @param {HTMLElement} host
  * @param {{tokens: string[], label: string, grid: [number, number], first: number,
- *   picture: {shape: number[], values: ArrayLike<number>}|null, onChoose: (token: number) => void}} options
+ *   picture: Numbers|null, onChoose: (token: number) => void}} options
+ * @returns {Pane}
  */
 export function patchPane(host, { tokens, label, grid: [rows, columns], first, picture, onChoose }) {
   const canvas = element("canvas", {
@@ -229,7 +254,7 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
   });
   const special = element("div", { class: "reader-special" });
   const box = element("div", { class: "reader-patches" }, special, canvas);
-  let marks = {};
+  let marks = NO_MARKS;
   host.append(box);
   const scan = picture && element("canvas", { width: picture.shape[1], height: picture.shape[0] });
   if (scan && picture.shape[0] * picture.shape[1]) {
@@ -240,7 +265,7 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
         pixels[4 * n + part] = picture.values[n * depth + (depth > 1 ? part : 0)];
       pixels[4 * n + 3] = 255;
     }
-    scan.getContext("2d").putImageData(new ImageData(pixels, wide, high), 0, 0);
+    penOf(scan).putImageData(new ImageData(pixels, wide, high), 0, 0);
   }
   const outside = tokens
     .map((_, n) => n)
@@ -265,14 +290,15 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
       ratio = globalThis.devicePixelRatio || 1;
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
-    const pen = canvas.getContext("2d"),
+    const pen = penOf(canvas),
       style = getComputedStyle(box),
       x = wide / columns,
       y = high / rows;
     pen.scale(ratio, ratio);
     pen.imageSmoothingEnabled = !scan || scan.width > wide;
     if (scan) pen.drawImage(scan, 0, 0, wide, high);
-    const tintOf = (n) => paneTint(marks.weights?.[n], marks.largest ?? 0);
+    /** @param {number} n */
+    const tintOf = (n) => paneTint(marks.weights?.[n], marks.largest);
     pen.fillStyle = style.getPropertyValue("--reader-tint-solid") || "#d06000";
     for (let n = 0; n < rows * columns; n++) {
       pen.globalAlpha = 0.85 * tintOf(first + n);
@@ -286,27 +312,24 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
     for (let n = 0; n <= rows; n++) pen.rect(0, n * y, wide, 0);
     pen.stroke();
     pen.globalAlpha = 1;
-    const at = marks.chosen === null || marks.chosen === undefined ? -1 : marks.chosen - first;
+    const at = marks.chosen === null ? -1 : marks.chosen - first;
     if (at >= 0 && at < rows * columns) {
-      for (const [color, size] of [
-        ["#000", 4],
-        ["#fff", 2],
-      ]) {
-        pen.strokeStyle = color;
-        pen.lineWidth = size;
+      for (const width of [4, 2]) {
+        pen.strokeStyle = width > 2 ? "#000" : "#fff";
+        pen.lineWidth = width;
         pen.strokeRect((at % columns) * x + 1, Math.floor(at / columns) * y + 1, x - 2, y - 2);
       }
     }
-    for (const one of special.children) {
+    for (const one of special.querySelectorAll("button")) {
       const n = Number(one.dataset.token);
       one.style.setProperty("--tint", tintOf(n).toFixed(3));
       one.setAttribute("aria-pressed", String(n === marks.chosen));
     }
   };
   canvas.addEventListener("click", (event) => {
-    const frame = canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - frame.left) / frame.width) * columns);
-    const row = Math.floor(((event.clientY - frame.top) / frame.height) * rows);
+    const { x, y } = pointIn(canvas, event);
+    const column = Math.floor((x / canvas.clientWidth) * columns);
+    const row = Math.floor((y / canvas.clientHeight) * rows);
     onChoose(
       first + Math.min(Math.max(row, 0), rows - 1) * columns + Math.min(Math.max(column, 0), columns - 1),
     );
@@ -325,6 +348,7 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
   return {
     node: canvas,
     goTo() {},
+    /** @param {Marks} next */
     show(next) {
       marks = next;
       draw();

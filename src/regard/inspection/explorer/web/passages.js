@@ -26,9 +26,12 @@ export function displayToken(text) {
   return { text: kept, kind: text[0] === " " ? "lead" : "", note: "" };
 }
 
-/** A character that would not show, or would turn the line around, as one that does. */
+/**
+ * A character that would not show, or would turn the line around, as one that does.
+ * @param {string} character
+ */
 function passageSign(character) {
-  const code = character.codePointAt(0);
+  const code = character.codePointAt(0) ?? 0;
   if (character === "\n") return "↵";
   if (character === "\t") return "→";
   if (code < 32) return String.fromCodePoint(0x2400 + code);
@@ -58,7 +61,10 @@ export function layoutLines(tokens, measure, width, most = Infinity) {
     broken = false;
   for (let n = 0; n < tokens.length; n++) {
     let size = known.get(tokens[n]);
-    if (size === undefined) known.set(tokens[n], (size = measure(displayToken(tokens[n]).text)));
+    if (size === undefined) {
+      size = measure(displayToken(tokens[n]).text);
+      known.set(tokens[n], size);
+    }
     if (n > 0 && (broken || used + size > width || n - starts[starts.length - 1] >= most)) {
       starts.push(n);
       used = 0;
@@ -94,7 +100,7 @@ export function findMatches(tokens, wanted, most = 10000) {
   const starts = new Int32Array(tokens.length);
   for (let n = 1; n < tokens.length; n++) starts[n] = starts[n - 1] + tokens[n - 1].length;
   const pattern = new RegExp(
-    wanted.replace(/[.*+?^${}()|[\]\\/-]/g, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`),
+    wanted.replace(/[.*+?^${}()|[\]\\/-]/g, (sign) => `\\u{${sign.charCodeAt(0).toString(16)}}`),
     "giu",
   );
   const found = [];
@@ -144,6 +150,7 @@ export function rankEdges(keys, weights, k, { shift = 0, limit = 200, perKey = 2
  * @param {ArrayLike<number>} values @param {number} k @returns {number[]} indices
  */
 export function largestIndices(values, k) {
+  /** @type {number[]} */
   const best = [];
   for (let n = 0; n < values.length; n++) {
     if (!(values[n] > 0) || (best.length === k && values[n] <= values[best[k - 1]])) continue;

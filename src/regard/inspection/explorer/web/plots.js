@@ -1,4 +1,4 @@
-import { element, svg } from "./dom.js";
+import { element, pointIn, svg } from "./dom.js";
 import { formatNumber, linePath, makeAxis, nearestIndex, rangeOf } from "./scales.js";
 
 export const PLOT_LEFT = 52,
@@ -6,7 +6,12 @@ export const PLOT_LEFT = 52,
   PLOT_TOP = 8,
   PLOT_BOTTOM = 36;
 
-/** A figure that draws itself again when its width changes: the shared frame of every plot. */
+/**
+ * A figure that draws itself again when its width changes: the shared frame of every plot.
+ * @template {PlotSpec} Spec
+ * @param {HTMLElement} host @param {(frame: PlotFrame<Spec>, spec: Spec) => void} draw
+ * @returns {PlotFrame<Spec>}
+ */
 export function plotFrame(host, draw) {
   const caption = element("figcaption"),
     body = element("div", { class: "plot-body" });
@@ -14,37 +19,46 @@ export function plotFrame(host, draw) {
   const legend = element("div", { class: "plot-legend" }),
     table = element("details", { class: "plot-table" });
   const figure = element("figure", { class: "plot" }, caption, legend, body, read, table);
-  const frame = { figure, body, read, legend, spec: null, width: 0 };
   host.append(figure);
+  /** @type {Spec|null} */
+  let shown = null;
   const redraw = () => {
     frame.width = body.clientWidth;
-    if (frame.spec && frame.width > 0) draw(frame);
+    if (shown && frame.width > 0) draw(frame, shown);
   };
-  table.append(element("summary", {}, "Numbers"));
-  table.addEventListener("toggle", () => plotTable(table, frame.spec));
-  new ResizeObserver(() => body.clientWidth !== frame.width && redraw()).observe(body);
-  frame.update = (spec) => {
-    frame.spec = spec;
+  /** @param {Spec} spec */
+  const update = (spec) => {
+    shown = spec;
     caption.textContent = spec.title;
     read.textContent = spec.note ?? "";
     table.hidden = !spec.table && !spec.series;
+    const named = spec.series && spec.series.length > 1 ? spec.series : [];
     legend.replaceChildren(
-      ...(spec.series?.length > 1 ? spec.series : []).map((one, n) =>
+      ...named.map((one, n) =>
         element("span", { class: `series-${one.color ?? n % 8}` }, element("i"), one.name),
       ),
     );
     if (table.open) plotTable(table, spec);
     redraw();
   };
+  /** @type {PlotFrame<Spec>} */
+  const frame = { figure, body, read, legend, width: 0, update, redraw };
+  table.append(element("summary", {}, "Numbers"));
+  table.addEventListener("toggle", () => plotTable(table, shown));
+  new ResizeObserver(() => body.clientWidth !== frame.width && redraw()).observe(body);
   return frame;
 }
 
-/** The numbers behind a plot as rows, every nth when there are many, made when somebody opens them. */
+/**
+ * The numbers behind a plot as rows, every nth when there are many, made when somebody opens them.
+ * @param {HTMLDetailsElement} details @param {PlotSpec | null} spec
+ */
 function plotTable(details, spec) {
   details.querySelector("table")?.remove();
   if (!details.open || !spec) return;
   const { head, rows } = spec.table ?? seriesTable(spec);
   const every = Math.ceil(rows.length / 32) || 1;
+  /** @param {"th" | "td"} tag @param {(string | number)[]} row */
   const cells = (tag, row) =>
     row.slice(0, 7).map((one) => element(tag, {}, typeof one === "number" ? formatNumber(one) : one));
   const caption = element(
@@ -69,15 +83,16 @@ function plotTable(details, spec) {
 
 /**
  * What a line plot shows, as rows: one per x of the first series.
- * @param {object} spec @returns {{head: string[], rows: (string|number)[][]}}
+ * @param {PlotSpec} spec @returns {Table}
  */
 export function seriesTable(spec) {
-  const x = spec.series[0]?.x ?? [];
+  const { series = [] } = spec;
+  const x = series[0]?.x ?? [];
   return {
-    head: [spec.xLabel, ...spec.series.map((one) => one.name)],
-    rows: Array.from(x, (value, n) => [
+    head: [spec.xLabel, ...series.map((one) => one.name)],
+    rows: Array.from(x, (value) => [
       spec.xText ? spec.xText(value) : value,
-      ...spec.series.map((one) => {
+      ...series.map((one) => {
         const at = nearestIndex(one.x, value);
         return one.x[at] === value ? one.y[at] : NaN;
       }),
@@ -85,12 +100,18 @@ export function seriesTable(spec) {
   };
 }
 
-/** Axes, grid and labels into an <svg>: one path for all grid lines. */
+/**
+ * Axes, grid and labels into an <svg>: one path for all grid lines.
+ * @param {SVGElement} node @param {PlotSpec} spec @param {Axis} xAxis @param {Axis} yAxis
+ * @param {number} width @param {number} height @param {number} [left]
+ */
 export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LEFT) {
   const right = width - PLOT_RIGHT,
     bottom = height - PLOT_BOTTOM;
-  const xTicks = spec.xTicks ?? xAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
-  const yTicks = spec.yTicks ?? yAxis.ticks.map((tick) => [tick, formatNumber(tick)]);
+  /** @param {Axis} axis @returns {Tick[]} */
+  const ticksOf = ({ ticks }) => ticks.map((tick) => [tick, formatNumber(tick)]);
+  const xTicks = spec.xTicks ?? ticksOf(xAxis);
+  const yTicks = spec.yTicks ?? ticksOf(yAxis);
   const grid = yTicks.map(([tick]) => `M${left} ${yAxis.at(tick).toFixed(1)}H${right}`).join("");
   const notches = xTicks.map(([tick]) => `M${xAxis.at(tick).toFixed(1)} ${bottom}v4`).join("");
   const room = Math.max(1, Math.ceil(xTicks.length / Math.max(2, (width - 60) / 46)));
@@ -148,11 +169,14 @@ export function plotAxes(node, spec, xAxis, yAxis, width, height, left = PLOT_LE
 
 /**
  * Pointer and arrow keys over a picture: `move(pixelX, pixelY)` and `step(dx, dy)` answer, `pick` on Enter.
+ * @param {SVGElement} node @param {(x: number, y: number) => void} move
+ * @param {(dx: number, dy: number) => void} step @param {(() => void) | undefined} pick
  */
 export function plotPointer(node, move, step, pick) {
+  /** @param {MouseEvent} event */
   const at = (event) => {
-    const box = node.getBoundingClientRect();
-    move(event.clientX - box.left, event.clientY - box.top);
+    const { x, y } = pointIn(node, event);
+    move(x, y);
   };
   node.addEventListener("pointermove", at);
   node.addEventListener("click", (event) => {
@@ -161,7 +185,8 @@ export function plotPointer(node, move, step, pick) {
   });
   node.addEventListener("keydown", (event) => {
     const step2 = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    if (step2) step(...step2.map((one) => one * (event.shiftKey ? 10 : 1)));
+    const times = event.shiftKey ? 10 : 1;
+    if (step2) step(step2[0] * times, step2[1] * times);
     else if (event.key === "Enter" && pick) pick();
     else return;
     event.preventDefault();
@@ -172,21 +197,18 @@ export function plotPointer(node, move, step, pick) {
 /**
  * Lines over a common x, with axes, legend, a reading under the pointer or the arrow keys, and a table.
  * @param {HTMLElement} host
- * @param {{title: string, description?: string, note?: string, xLabel: string, yLabel: string,
- *   series: {name: string, x: ArrayLike<number>, y: ArrayLike<number>, raw?: ArrayLike<number>,
- *     color?: number, *     dashed?: boolean}[],
- *   xScale?: "linear"|"log", yScale?: "linear"|"log", low?: number, high?: number, stepped?: boolean,
- *   height?: number, xTicks?: [number, string][], xText?: (x: number) => string,
- *   markers?: {x: number, label: string}[],
- *   onPick?: (x: number) => void}} spec  x rises within a series; `raw` is a faint line below
- * @returns {{update: (spec: object) => void, figure: HTMLElement}}
+ * @param {LineSpec} spec
+ * @returns {PlotFrame<LineSpec>}
  */
 export function linePlot(host, spec) {
-  const frame = plotFrame(host, ({ body, read, spec, width }) => {
+  /** @param {PlotFrame<LineSpec>} frame @param {LineSpec} spec */
+  const draw = ({ body, read, width }, spec) => {
     const height = spec.height ?? 170,
-      bottom = height - PLOT_BOTTOM;
+      bottom = height - PLOT_BOTTOM,
+      pick = spec.onPick;
     if (!spec.series.some((one) => Array.prototype.some.call(one.y, Number.isFinite))) {
-      return body.replaceChildren(element("p", { class: "plot-none" }, "nothing to draw"));
+      body.replaceChildren(element("p", { class: "plot-none" }, "nothing to draw"));
+      return;
     }
     const [xLow, xHigh] = rangeOf(
       spec.series.map((one) => one.x),
@@ -210,27 +232,31 @@ export function linePlot(host, spec) {
     plotAxes(node, spec, xAxis, yAxis, width, height);
     spec.series.forEach((one, n) => {
       const name = `plot-line series-${one.color ?? n % 8}`;
+      /** @param {ArrayLike<number>} y */
       const d = (y) => linePath(one.x, y, xAxis, yAxis, width, spec.stepped);
       if (one.raw) node.append(svg("path", { class: `${name} raw`, d: d(one.raw) }));
       node.append(svg("path", { class: one.dashed ? `${name} dashed` : name, d: d(one.y) }));
     });
     const hair = svg("path", { class: "plot-hair" });
     node.append(hair);
+    /** @type {number|null} */
     let x = null;
+    /** @param {number} value */
     const show = (value) => {
       const longest = spec.series.reduce(
         (best, one) => (one.x.length > best.x.length ? one : best),
         spec.series[0],
       );
       if (!longest?.x.length) return;
-      x = longest.x[nearestIndex(longest.x, value)];
-      hair.setAttribute("d", `M${xAxis.at(x).toFixed(1)} ${PLOT_TOP}V${bottom}`);
+      const here = longest.x[nearestIndex(longest.x, value)];
+      x = here;
+      hair.setAttribute("d", `M${xAxis.at(here).toFixed(1)} ${PLOT_TOP}V${bottom}`);
       read.textContent =
-        `${spec.xLabel} ${spec.xText ? spec.xText(x) : formatNumber(x, 4)}: ` +
+        `${spec.xLabel} ${spec.xText ? spec.xText(here) : formatNumber(here, 4)}: ` +
         spec.series
           .map((one) => {
-            const at = nearestIndex(one.x, x),
-              there = one.x[at] === x ? "" : ` (at ${formatNumber(one.x[at])})`;
+            const at = nearestIndex(one.x, here),
+              there = one.x[at] === here ? "" : ` (at ${formatNumber(one.x[at])})`;
             return `${spec.series.length > 1 ? `${one.name} ` : ""}${formatNumber(one.y[at])}${there}`;
           })
           .join(", ");
@@ -243,10 +269,11 @@ export function linePlot(host, spec) {
         const next = x === null ? 0 : nearestIndex(xs, x) + dx;
         if (xs.length) show(xs[Math.min(Math.max(next, 0), xs.length - 1)]);
       },
-      spec.onPick && (() => x !== null && spec.onPick(x)),
+      pick && (() => x !== null && pick(x)),
     );
     body.replaceChildren(node);
-  });
+  };
+  const frame = plotFrame(host, draw);
   frame.update(spec);
   return frame;
 }

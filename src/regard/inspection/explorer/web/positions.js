@@ -1,4 +1,4 @@
-import { element } from "./dom.js";
+import { element, emptyState } from "./dom.js";
 import { heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
 import { linePlot } from "./plots.js";
@@ -6,15 +6,14 @@ import { formatNumber, rangeOf } from "./scales.js";
 
 const POSITION_PLOTS = 10;
 
-/** The calls that a record holds for, in words. */
+/**
+ * The calls that a record holds for, in words.
+ * @param {PositionRecord} place @param {Call[]} calls
+ */
 const positionScope = (place, calls) =>
   place.calls?.length
     ? ` · ${
-        place.calls.length === calls.length
-          ? "every layer"
-          : `layer ${place.calls
-              .slice(0, 8)
-              .join(", ")}`
+        place.calls.length === calls.length ? "every layer" : `layer ${place.calls.slice(0, 8).join(", ")}`
       }`
     : "";
 
@@ -29,8 +28,8 @@ export function wavelengths(frequencies) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountPositions(host, source, state) {
   const places = source.document.positions ?? [],
@@ -38,28 +37,29 @@ export function mountPositions(host, source, state) {
   host.classList.add("positions");
   if (!places.length) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "Nothing is known about positions"),
-        element(
-          "p",
-          {},
-          "No rotary positions, biases by distance or position tables were found. Tables can be given:",
-        ),
-        element("pre", {}, 'pages.write(trace, "page.html", positions={"sinusoidal": table})'),
+      emptyState(
+        "Nothing is known about positions",
+        "No rotary positions, biases by distance or position tables were found. Tables can be given:",
+        'pages.write(trace, "page.html", positions={"sinusoidal": table})',
       ),
     );
     return;
   }
+  /** @param {string} title @param {boolean} [wide] */
   const section = (title, wide) => {
     const box = element("section", { class: wide ? "wide" : null }, element("h3", {}, title));
     host.append(box);
     return box;
   };
+  /** @param {HTMLElement} box */
   const spot = (box) => box.appendChild(element("div"));
+  /**
+   * @param {number | null} length
+   * @returns {Marker[]}
+   */
   const markerAt = (length) => (length ? [{ x: length, label: `trained to ${length}` }] : []);
 
+  /** @param {PositionRecord} place */
   const rotary = async (place) => {
     const { values } = await source.chunk(place.kernel),
       box = section(`${place.name}${positionScope(place, calls)}`);
@@ -101,6 +101,7 @@ export function mountPositions(host, source, state) {
         `${formatNumber(place.frequencies[n - 1])} radians a token.`,
     });
   };
+  /** @param {PositionRecord} place */
   const bias = async (place) => {
     const { values, shape } = await source.chunk(place.values),
       box = section(`${place.name.replaceAll("_", " ")}${positionScope(place, calls)}`);
@@ -120,11 +121,13 @@ export function mountPositions(host, source, state) {
       })),
     });
   };
+  /** @param {PositionRecord} place */
   const table = async (place) => {
     const [alike, norms] = await Promise.all([source.chunk(place.similarity), source.chunk(place.norms)]);
     const n = alike.shape[0],
       step = place.step ?? 1,
       box = section(`${place.name} table${positionScope(place, calls)}`);
+    /** @param {number} at */
     const text = (at) => String(at * step);
     heatPlot(
       spot(box),
@@ -162,6 +165,7 @@ export function mountPositions(host, source, state) {
       series: [{ name: "norm", x: Array.from(norms.values, (_, at) => at * step), y: norms.values }],
     });
   };
+  /** @param {PositionRecord} place */
   const split = async (place) => {
     const names = ["content", "bias", "both"];
     const parts = await Promise.all(names.map((name) => source.chunk(place[name])));
@@ -177,7 +181,7 @@ export function mountPositions(host, source, state) {
     );
     const row = box.appendChild(element("div", { class: "positions-split" }));
     const [top, left] = [place.first_row ?? 0, place.first_key ?? 0];
-    parts.forEach((part, n) =>
+    for (const [n, part] of parts.entries())
       heatPlot(
         spot(row),
         {
@@ -209,8 +213,7 @@ export function mountPositions(host, source, state) {
             }),
         },
         state,
-      ),
-    );
+      );
   };
   const draw = async () => {
     for (const place of places.slice(0, POSITION_PLOTS))

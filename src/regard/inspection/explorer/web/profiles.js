@@ -1,6 +1,6 @@
 import { element } from "./dom.js";
-import { linePlot } from "./plots.js";
 import { headName, keysHolding } from "./passages.js";
+import { linePlot } from "./plots.js";
 
 const PROFILE_HEADS = 6,
   PROFILE_ROWS = 160;
@@ -31,6 +31,7 @@ export function distanceText(bin) {
  * @returns {[number, number]}
  */
 export function distanceBins(rows, keys, shift) {
+  /** @param {number} distance */
   const binOf = (distance) =>
     distance === 0 ? 31 : 31 + Math.sign(distance) * (1 + Math.floor(Math.log2(Math.abs(distance))));
   return [
@@ -79,6 +80,7 @@ export function shareServed(counts, most) {
 /**
  * How many keys rows need for 90 % and 99 %, from exact weights (some rows of many) or stored top keys; null
  * when unknown.
+ * @param {Source} source @param {number} t @param {number} c @param {number} h
  */
 async function profileCoverage(source, t, c, h) {
   const head = source.head(t, c, h),
@@ -86,7 +88,9 @@ async function profileCoverage(source, t, c, h) {
   if (exact) {
     const every = Math.ceil(exact.rows / PROFILE_ROWS) || 1,
       count = Math.ceil(exact.rows / every);
+    /** @param {number} n */
     const row = (n) => exact.values.subarray(n * every * exact.keys, (n * every + 1) * exact.keys);
+    /** @param {number} share */
     const hold = (share) => Float32Array.from({ length: count }, (_, n) => keysHolding(row(n), share));
     const counts = [hold(0.9), hold(0.99)],
       most = Math.max(1, ...counts[1]);
@@ -110,15 +114,17 @@ async function profileCoverage(source, t, c, h) {
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountProfiles(host, source, state) {
   host.classList.add("profiles");
   const places = Array.from({ length: 4 }, () => host.appendChild(element("div")));
+  /** @type {PlotFrame<LineSpec>[]} */
   const plots = [];
   let now = 0;
 
+  /** @param {number} n @param {LineSpec} spec */
   const show = (n, spec) => {
     const sized = { height: 122, ...spec };
     if (plots[n]) plots[n].update(sized);
@@ -146,13 +152,14 @@ export function mountProfiles(host, source, state) {
         ]);
         const bin = head.row_bin || 1,
           bins = stats?.shape[1] ?? 0;
+        /** @param {string} name */
         const of = (name) => {
           const at = (call.row_stats ?? []).indexOf(name);
           return stats && at >= 0 ? stats.values.slice(at * bins, (at + 1) * bins) : [];
         };
         const x = Array.from(
           { length: bins },
-          (_, n) => (call.query_offset ?? 0) + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
+          (_, n) => call.query_offset + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
         );
         return { call, name: `head ${a}.${b}`, mass: mass?.values ?? [], of, x, bin };
       }),
@@ -160,7 +167,7 @@ export function mountProfiles(host, source, state) {
     const coverage = await profileCoverage(source, t, c, h);
     if (mine !== now) return;
     const spans = records.map(({ call }) =>
-      distanceBins(call.rows, call.keys, (call.query_offset ?? 0) - (call.key_offset ?? 0)),
+      distanceBins(call.rows, call.keys, call.query_offset - call.key_offset),
     );
     const [first, last] = [Math.min(...spans.map((one) => one[0])), Math.max(...spans.map((one) => one[1]))];
     const backward = records.some(({ mass }) =>
@@ -170,6 +177,7 @@ export function mountProfiles(host, source, state) {
     );
     const from = backward ? first : 31,
       bins = Array.from({ length: last - from + 1 }, (_, n) => from + n);
+    /** @type {Tick[]} */
     const labels = bins.map((bin) => [bin, distanceText(bin).split("…")[0]]);
     show(0, {
       title: "Weight by distance",
@@ -215,7 +223,7 @@ export function mountProfiles(host, source, state) {
       description: "Share of the queries for which so many keys are enough.",
       note: coverage
         ? coverage.note
-        : Number.isFinite(tops)
+        : typeof tops === "number"
           ? `90 % in ${tops.toFixed(1)} keys on average.`
           : "Not known for this head: pin it, or serve the trace.",
       series: coverage

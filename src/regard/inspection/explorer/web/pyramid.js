@@ -55,30 +55,9 @@ export function reduceMax(values, I, J, up = 2, across = 2) {
 }
 
 /**
- * Which of the levels, finest first, to draw: the coarsest whose blocks are no larger than a pixel, else the
- * finest there is.
- * @param {number} cellsPerPixel
- * @param {{queryBlock: number, keyBlock: number}[]} levels
- * @returns {number} its place in the list, -1 in an empty one
+ * @param {Float32Array} values @param {number} from @param {number} J @param {number} across
+ * @param {number} count @param {Float64Array} sums @param {number} to
  */
-export function levelFor(cellsPerPixel, levels) {
-  let found = levels.length ? 0 : -1;
-  for (let place = 1; place < levels.length; place += 1) {
-    if (Math.max(levels[place].queryBlock, levels[place].keyBlock) <= cellsPerPixel) found = place;
-  }
-  return found;
-}
-
-/**
- * The block that a row or key lies in.
- * @param {number} index
- * @param {number} block its size
- * @returns {number}
- */
-export function blockOf(index, block) {
-  return Math.floor(index / block);
-}
-
 function pyramidAdd(values, from, J, across, count, sums, to) {
   for (let j = 0; j < J; j += 1) sums[to + Math.floor(j / across)] += values[from + j] * count;
 }

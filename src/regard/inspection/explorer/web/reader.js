@@ -1,19 +1,24 @@
 import { button, clear, element, say } from "./dom.js";
-import { formatNumber } from "./scales.js";
-import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
 import { patchPane, textPane } from "./panes.js";
+import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { formatNumber } from "./scales.js";
 
 const READER_TOP = 16;
 
+/** @typedef {"both" | "query" | "key"} Which */
+
 /**
  * The two sides of a call as tokens: who asks (rows) and who is read (keys).
- * @param {import("./source.js").Source} source @param {number} t @param {number} c
- * @returns {Promise<{same: boolean, query: object, key: object}>} sides: {tokens, kind, tokenAt(n),
- *   indexAt(token), ...}
+ * @param {Source} source @param {number} t @param {number} c
+ * @returns {Promise<Sides>}
  */
 export async function sidesOf(source, t, c) {
   const call = source.call(t, c),
     sequences = source.document.traces[t].sequences ?? [];
+  /**
+   * @param {number | null} number @param {number} size @param {number} offset
+   * @returns {Promise<Side>}
+   */
   const side = async (number, size, offset) => {
     const about = number === null || number === undefined ? null : sequences[number];
     const tokens =
@@ -21,6 +26,7 @@ export async function sidesOf(source, t, c) {
       Array.from({ length: size }, (_, n) => String(n + offset));
     const kind = about?.kind ?? "index",
       shift = tokenOf(0, size, tokens.length, offset);
+    /** @param {number} token */
     const indexAt = (token) => (token - shift >= 0 && token - shift < size ? token - shift : -1);
     return {
       tokens,
@@ -28,18 +34,24 @@ export async function sidesOf(source, t, c) {
       about,
       size,
       offset,
+      /** @param {number} n */
       tokenAt: (n) => n + shift,
       indexAt,
+      /** @param {number} n */
       textAt: (n) => tokens[n + shift] ?? "",
     };
   };
   const same =
     call.query_sequence === call.key_sequence && (call.query_sequence !== null || call.rows === call.keys);
-  const query = await side(call.query_sequence, call.rows, call.query_offset ?? 0);
-  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset ?? 0) };
+  const query = await side(call.query_sequence, call.rows, call.query_offset);
+  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset) };
 }
 
-/** "12 ‘cat’": position and token, short. @returns {string} */
+/**
+ * "12 ‘cat’": position and token, short.
+ * @param {Side} side @param {number} n
+ * @returns {string}
+ */
 export function nameToken(side, n) {
   const shown = displayToken(side.textAt(n)).text,
     text = side.kind === "index" ? "" : ` ‘${(shown.trim() || shown).slice(0, 24)}’`;
@@ -48,7 +60,7 @@ export function nameToken(side, n) {
 
 /**
  * Weights of the chosen row ("out") or key ("in") by index of the other side; bins are spread out.
- * @param {import("./source.js").Source} source @param {object} state
+ * @param {Source} source @param {State} state
  * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, blocked: number}|null>}
  */
 export async function readChosen(source, { t, c, h, row, key, direction }) {
@@ -57,7 +69,7 @@ export async function readChosen(source, { t, c, h, row, key, direction }) {
   const found = n === null ? null : await (out ? source.row(t, c, h, n) : source.column(t, c, h, n));
   if (!found) return null;
   const { exact, bin, of } = found,
-    blocked = found.rows ?? found.keys ?? 1;
+    blocked = "rows" in found ? found.rows : found.keys;
   if (exact) return { values: found.values, exact, bin, of, blocked };
   const call = source.call(t, c),
     share = of === "mass" ? (out ? bin : blocked) : 1;
@@ -68,11 +80,15 @@ export async function readChosen(source, { t, c, h, row, key, direction }) {
   return { values, exact, bin, of, blocked };
 }
 
-/** Long-range edges of a head from its stored top keys or its exact weights; null when neither is known. */
+/**
+ * Long-range edges of a head from its stored top keys or its exact weights; null when neither is known.
+ * @param {Source} source @param {number} t @param {number} c @param {number} h
+ * @returns {Promise<Edge[] | null>}
+ */
 async function readEdges(source, t, c, h) {
   const head = source.head(t, c, h),
     call = source.call(t, c);
-  const shift = (call.query_offset ?? 0) - (call.key_offset ?? 0);
+  const shift = call.query_offset - call.key_offset;
   if (head.top_keys) {
     const [keys, weights] = await Promise.all([source.chunk(head.top_keys), source.chunk(head.top_weights)]);
     return rankEdges(keys.values, weights.values, keys.shape[1], { shift });
@@ -91,20 +107,24 @@ async function readEdges(source, t, c, h) {
   return rankEdges(keys, weights, 4, { shift });
 }
 
-/** Pixels between tokens: some where none brings white space of its own, as numbers and pieces of words do. */
+/**
+ * Pixels between tokens: some where none brings white space of its own, as numbers and pieces of words do.
+ * @param {Side} what
+ */
 const gapOf = ({ kind, tokens }) =>
   kind === "index" || (tokens.length > 1 && !tokens.some((text) => /^\s|\s$/.test(text))) ? 8 : 2;
 
 /**
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountReader(host, source, state) {
   const outward = button("reads", { title: "Tint what the chosen token reads", press: () => turn("out") });
   const inward = button("is read by", { title: "Tint who reads the chosen token", press: () => turn("in") });
   const arcs = element("input", { type: "checkbox", on: { change: () => refresh() } });
   arcs.checked = true;
+  const arcsField = element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs"));
   const find = element("input", {
     type: "search",
     placeholder: "find in the text",
@@ -113,6 +133,7 @@ export function mountReader(host, source, state) {
   });
   const count = element("output", { class: "reader-count" }),
     status = element("p", { class: "reader-status" });
+  /** @param {string} text @param {string} title @param {string} keys @param {() => void} press */
   const step = (text, title, keys, press) => button(text, { title, keys, press });
   const bar = element(
     "div",
@@ -126,28 +147,33 @@ export function mountReader(host, source, state) {
       step("›", "Next match", "Enter", () => goMatch(1)),
       count,
     ),
-    element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs")),
+    arcsField,
   );
   const body = element("div", { class: "reader-panes" });
   host.classList.add("reader");
   host.append(bar, status, body);
 
-  let sides = null,
-    panes = {},
-    drawn = "",
-    matches = [],
+  /** @type {Sides|null} */
+  let sides = null;
+  /** @type {Partial<Record<Which, Pane>>} */
+  let panes = {};
+  /** @type {{first: number, last: number}[]} */
+  let matches = [];
+  /** @type {Edge[]|null} */
+  let edges = null;
+  let drawn = "",
     match = -1,
-    edges = null,
     edge = -1,
     edgesOf = "",
     shownFor = "",
     builds = 0,
     draws = 0;
 
+  /** @param {Direction} direction */
   const turn = (direction) => {
     const from = direction === "out" ? state.key : state.row;
     const name = direction === "out" ? "row" : "key",
-      changes = { direction };
+      changes = /** @type {Record<string, any>} */ ({ direction });
     if (sides?.same && state[name] === null && from !== null) {
       const here = sides[direction === "out" ? "query" : "key"],
         there = sides[direction === "out" ? "key" : "query"];
@@ -156,23 +182,32 @@ export function mountReader(host, source, state) {
     }
     state.set(changes);
   };
+  /**
+   * @param {Which} which
+   * @returns {(token: number) => void}
+   */
   const choose = (which) => (token) => {
     const direction = which === "both" ? state.direction : which === "query" ? "out" : "in";
-    const side = sides[direction === "out" ? "query" : "key"],
-      n = side.indexAt(token);
+    const side = sides?.[direction === "out" ? "query" : "key"],
+      n = side?.indexAt(token) ?? -1;
     if (n < 0)
       return say(`Token ${token} is not in this call's ${direction === "out" ? "queries" : "keys"}.`, host);
     state.set({ direction, [direction === "out" ? "row" : "key"]: n });
   };
+  /**
+   * @param {Which} which @param {Side} side @param {string} label
+   * @returns {Promise<Pane>}
+   */
   const makePane = async (which, side, label) => {
     const box = element("section", { "aria-label": label });
-    if (!sides.same) box.append(element("h4", {}, label));
+    if (which !== "both") box.append(element("h4", {}, label));
     body.append(box);
     const options = { tokens: side.tokens, label, onChoose: choose(which) };
-    const grid = side.kind === "patches" && side.about.patch_grid;
+    const { about } = side;
+    const grid = side.kind === "patches" && about?.patch_grid;
     if (!grid) return textPane(box, { ...options, gap: gapOf(side) });
-    const picture = side.about.picture ? await source.chunk(side.about.picture) : null;
-    return patchPane(box, { ...options, grid, first: side.about.first_patch ?? 0, picture });
+    const picture = await source.chunk(about.picture);
+    return patchPane(box, { ...options, grid, first: about.first_patch ?? 0, picture });
   };
   const rebuild = async () => {
     const { t, c } = state,
@@ -206,7 +241,7 @@ export function mountReader(host, source, state) {
         panes.query = await makePane("query", sides.query, "Queries");
         panes.key = await makePane("key", sides.key, "Keys");
       }
-      arcs.parentElement.hidden = !panes.both || sides.query.kind === "patches";
+      arcsField.hidden = !panes.both || sides.query.kind === "patches";
       search();
     }
     await refresh();
@@ -235,14 +270,14 @@ export function mountReader(host, source, state) {
       ? []
       : found.exact
         ? largestIndices(found.values, READER_TOP).map((at) => [at, found.values[at]])
-        : out
+        : out && row !== null
           ? ((await source.topKeys(t, c, h, row, READER_TOP)) ?? []).map((one) => [one.key, one.weight])
           : [];
     if (now !== draws) return;
     let largest = 0;
     for (const value of found?.values ?? []) if (value > largest) largest = value;
     const weights = found && new Float32Array(answers.tokens.length);
-    if (found)
+    if (found && weights)
       for (let at = 0; at < found.values.length; at++) weights[answers.tokenAt(at)] = found.values[at];
     const least = 0.01 * Math.max(largest, top[0]?.[1] ?? 0);
     const targets = new Map(
@@ -289,18 +324,20 @@ export function mountReader(host, source, state) {
     count.textContent = find.value ? (matches.length ? `${matches.length} found` : "none") : "";
     refresh();
   };
+  /** @param {number} by */
   const goMatch = (by) => {
-    if (!matches.length) return;
+    if (!sides || !matches.length) return;
     match = match < 0 ? (by > 0 ? 0 : matches.length - 1) : (match + by + matches.length) % matches.length;
     count.textContent = `${match + 1} / ${matches.length}`;
     const which = sides.same ? "both" : state.direction === "out" ? "query" : "key";
     choose(which)(matches[match].last);
-    panes[which].goTo(matches[match].last);
+    panes[which]?.goTo(matches[match].last);
   };
+  /** @param {number} by */
   const goEdge = async (by) => {
     const { t, c, h } = state,
       name = `${t},${c},${h}`;
-    if (!source.call(t, c)?.heads) return;
+    if (!sides || !source.call(t, c)?.heads) return;
     if (edgesOf !== name) {
       edges = await readEdges(source, t, c, h);
       [edgesOf, edge] = [name, -1];
@@ -333,7 +370,8 @@ export function mountReader(host, source, state) {
     waiting = setTimeout(search, 150);
   });
   find.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !find.value) return host.querySelector(".reader-text, canvas")?.focus();
+    if (event.key === "Escape" && !find.value)
+      return /** @type {HTMLElement|null} */ (host.querySelector(".reader-text, canvas"))?.focus();
     if (event.key === "Escape") find.value = "";
     else if (event.key !== "Enter") return event.stopPropagation();
     clearTimeout(waiting);

@@ -2,7 +2,7 @@
 
 /**
  * A number as a reader wants it: few significant digits, powers of ten where zeros would pile up.
- * @param {number} value @param {number} [digits] @returns {string}
+ * @param {number|null|undefined} value @param {number} [digits] @returns {string}
  */
 export function formatNumber(value, digits = 3) {
   if (value === Infinity || value === -Infinity) return value > 0 ? "∞" : "−∞";
@@ -53,12 +53,14 @@ export function logTicks(low, high, count = 6) {
 
 /**
  * A map from values to pixels. Values that a log scale cannot show give NaN.
- * @param {"linear"|"log"} kind @param {number} low @param {number} high @param {number} from
+ * @param {AxisKind|undefined} kind linear when left out
+ * @param {number} low @param {number} high @param {number} from
  * @param {number} to
- * @returns {{at: (value: number) => number, invert: (pixel: number) => number, ticks: number[]}}
+ * @returns {Axis}
  */
 export function makeAxis(kind, low, high, from, to) {
   const log = kind === "log";
+  /** @type {(value: number) => number} */
   const warp = log ? (value) => (value > 0 ? Math.log(value) : NaN) : (value) => value;
   const start = warp(low),
     span = warp(high) - start || 1;
@@ -74,13 +76,14 @@ export function makeAxis(kind, low, high, from, to) {
 
 /**
  * Smallest and largest finite value of all arrays, on a log scale of the positive ones; [0, 1] of nothing.
- * @param {ArrayLike<number>[]} arrays @param {"linear"|"log"} [kind] @returns {[number, number]}
+ * @param {ArrayLike<number>[]} arrays @param {AxisKind} [kind] @returns {[number, number]}
  */
 export function rangeOf(arrays, kind = "linear") {
   let low = Infinity,
     high = -Infinity;
   for (const values of arrays) {
-    for (const value of values) {
+    for (let n = 0; n < values.length; n++) {
+      const value = values[n];
       if (!Number.isFinite(value) || (kind === "log" && value <= 0)) continue;
       if (value < low) low = value;
       if (value > high) high = value;
@@ -103,9 +106,11 @@ export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
   const dense = y.length > 3 * width;
   let path = "",
     open = 0,
-    column = null,
     low = 0,
     high = 0;
+  /** @type {number|null} */
+  let column = null;
+  /** @param {number} px @param {number} py */
   const put = (px, py) => {
     if (open && stepped) path += `H${px.toFixed(1)}V${py.toFixed(1)}`;
     else path += `${open ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`;

@@ -1,12 +1,13 @@
-import { clear, element, figures } from "./dom.js";
+import { clear, element, penOf, pixelRatio, pointIn } from "./dom.js";
 import { insideBrush, readNumber } from "./heads.js";
+import { formatNumber } from "./scales.js";
 
 /**
  * Entropy by distance of every head: a drag over it keeps the heads inside, as do its four numbers.
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
- * @param {() => Array<[number, number]>} heads
+ * @param {Source} source
+ * @param {State} state
+ * @param {() => Head[]} heads
  */
 export function mountScatter(host, source, state, heads) {
   const canvas = element("canvas", {
@@ -14,14 +15,16 @@ export function mountScatter(host, source, state, heads) {
     "aria-label": "Heads by entropy and distance; the four fields below filter them too",
   });
   const plot = element("div", { class: "rg-scatter" }, canvas);
-  const fields = {};
+  const fields = /** @type {Record<keyof Brush, HTMLInputElement>} */ ({});
   const ranges = element("div", { class: "rg-ranges" });
-  for (const [name, word] of [
+  /** @type {[keyof Brush, string][]} */
+  const words = [
     ["e0", "entropy from"],
     ["e1", "to"],
     ["d0", "distance from"],
     ["d1", "to"],
-  ]) {
+  ];
+  for (const [name, word] of words) {
     fields[name] = element("input", {
       type: "number",
       step: "any",
@@ -39,6 +42,7 @@ export function mountScatter(host, source, state, heads) {
   host.append(plot, ranges, element("div", { class: "rg-row" }, count, all));
 
   const readFields = () => {
+    /** @param {keyof Brush} name @param {number} none */
     const value = (name, none) =>
       fields[name].value === "" || !Number.isFinite(Number(fields[name].value))
         ? none
@@ -58,16 +62,20 @@ export function mountScatter(host, source, state, heads) {
       .filter(({ e, d }) => Number.isFinite(e) && Number.isFinite(d));
   };
   const edge = { left: 30, right: 8, top: 8, bottom: 26 };
+  /** @typedef {Record<"x" | "y" | "e" | "d", (from: number) => number>} Scales between numbers and pixels */
+  /** @type {Scales|null} */
   let scale = null;
+  /** @type {Record<"x0" | "y0" | "x1" | "y1", number>|null} */
   let drag = null;
   const draw = () => {
     const { clientWidth: width, clientHeight: height } = canvas;
     if (!width) return;
-    const ratio = Math.min(3, globalThis.devicePixelRatio || 1);
+    const ratio = pixelRatio();
     Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.scale(ratio, ratio);
     const style = getComputedStyle(canvas);
+    /** @param {string} name */
     const colour = (name) => style.getPropertyValue(name).trim() || "#888";
     const spots = points();
     const [most, far] = [
@@ -76,9 +84,13 @@ export function mountScatter(host, source, state, heads) {
     ];
     const [w, h] = [width - edge.left - edge.right, height - edge.top - edge.bottom];
     scale = {
+      /** @param {number} e */
       x: (e) => edge.left + (w * e) / most,
+      /** @param {number} d */
       y: (d) => edge.top + h * (1 - Math.log1p(d) / Math.log1p(far)),
+      /** @param {number} x */
       e: (x) => (most * (x - edge.left)) / w,
+      /** @param {number} y */
       d: (y) => Math.expm1((1 - (y - edge.top) / h) * Math.log1p(far)),
     };
     pen.strokeStyle = colour("--line");
@@ -90,12 +102,13 @@ export function mountScatter(host, source, state, heads) {
     for (let d = 1, last = Infinity; d < far; d *= 4) {
       if (last - scale.y(d) < 14) continue;
       last = scale.y(d);
-      pen.fillText(figures(d), edge.left - 4, last);
+      pen.fillText(formatNumber(d), edge.left - 4, last);
     }
     pen.textAlign = "center";
     pen.fillText("0", edge.left, height - edge.bottom + 8);
-    pen.fillText(figures(most / 1.04, 2), scale.x(most / 1.04), height - edge.bottom + 8);
+    pen.fillText(formatNumber(most / 1.04, 2), scale.x(most / 1.04), height - edge.bottom + 8);
     pen.fillText("entropy (nats) →   ↑ distance (tokens)", edge.left + w / 2, height - 7);
+    /** @type {Four|null} */
     const box = drag
       ? [
           Math.min(drag.x0, drag.x1),
@@ -104,7 +117,7 @@ export function mountScatter(host, source, state, heads) {
           Math.abs(drag.y1 - drag.y0),
         ]
       : state.brush
-        ? boxOf(state.brush, w, h)
+        ? boxOf(state.brush, w, h, scale)
         : null;
     if (box) {
       pen.fillStyle = colour("--accent-soft");
@@ -126,31 +139,36 @@ export function mountScatter(host, source, state, heads) {
     pen.globalAlpha = 1;
     count.textContent = state.brush ? `${inside} of ${spots.length} heads` : `${spots.length} heads`;
   };
-  const boxOf = ({ e0, e1, d0, d1 }, w, h) => {
+  /**
+   * @param {Brush} what @param {number} w @param {number} h @param {Scales} scale
+   * @returns {Four}
+   */
+  const boxOf = ({ e0, e1, d0, d1 }, w, h, scale) => {
+    /** @param {number} e */
     const x = (e) => Math.min(edge.left + w, Math.max(edge.left, scale.x(Math.min(e, 1e8))));
+    /** @param {number} d */
     const y = (d) =>
       d >= 1e8 ? edge.top : Math.min(edge.top + h, Math.max(edge.top, scale.y(Math.max(0, d))));
     return [x(e0), y(d1), x(e1) - x(e0), y(d0) - y(d1)];
   };
-  const at = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  };
   canvas.addEventListener("pointerdown", (event) => {
-    const [x, y] = at(event);
+    const { x, y } = pointIn(canvas, event);
     drag = { x0: x, y0: y, x1: x, y1: y };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!drag) return;
-    [drag.x1, drag.y1] = at(event);
+    const { x, y } = pointIn(canvas, event);
+    Object.assign(drag, { x1: x, y1: y });
     draw();
   });
   canvas.addEventListener("pointerup", () => {
     if (!drag || !scale) return;
     const { x0, x1, y0, y1 } = drag;
+    const now = scale;
     drag = null;
     if (Math.hypot(x1 - x0, y1 - y0) > 4) {
+      /** @param {number} number */
       const near = (number) => Number(number.toPrecision(3));
       state.set({
         brush: {
@@ -162,14 +180,15 @@ export function mountScatter(host, source, state, heads) {
       });
       return;
     }
-    const far = ({ e, d }) => Math.hypot(scale.x(e) - x0, scale.y(d) - y0);
+    /** @param {{ e: number, d: number }} what */
+    const far = ({ e, d }) => Math.hypot(now.x(e) - x0, now.y(d) - y0);
     const nearest = points().sort((one, other) => far(one) - far(other))[0];
     if (nearest && far(nearest) < 10) state.set({ c: nearest.c, h: nearest.h });
     else draw();
   });
   state.on(["brush"], () => {
     for (const [name, input] of Object.entries(fields)) {
-      const value = state.brush?.[name];
+      const value = state.brush?.[/** @type {keyof Brush} */ (name)];
       input.value = value === undefined || Math.abs(value) >= 1e8 ? "" : String(value);
     }
     draw();

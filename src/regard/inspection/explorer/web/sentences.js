@@ -1,11 +1,16 @@
-import { figures, shown } from "./dom.js";
+import { shown } from "./dom.js";
+import { formatNumber } from "./scales.js";
 import { hiddenBlocks } from "./tiles.js";
 
-/** @returns {string} "query 1042 'cat'" */
+/**
+ * @param {string} word @param {number} position @param {string | null | undefined} token
+ * @returns {string} "query 1042 'cat'"
+ */
 export function nameOf(word, position, token) {
   return `${word} ${position}${token === undefined || token === null ? "" : ` '${shown(token)}'`}`;
 }
 
+/** @param {string} word @param {number} from @param {number} to */
 const sentenceSpan = (word, from, to) => (to - from === 1 ? `${word} ${from}` : `${word}s ${from}–${to - 1}`);
 
 /**
@@ -25,9 +30,9 @@ export function rankIn(values, at) {
 
 /**
  * What the map says of a cell.
- * @param {{row: number, key: number, call: object, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
- *   count?: number, block?: {value: number, channel: string, queryBlock: number, keyBlock: number}|null, heads: number, aggregate: string, rounded?: boolean}} facts
- *   rounded: stored to 3.4 %
+ * @param {Cell & {call: Call, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
+ *   count?: number|string, block?: (BlockSize & {value: number, channel: Channel})|null, heads: number,
+ *   aggregate: Aggregate, rounded?: boolean}} facts rounded: stored to 3.4 %
  * @returns {string}
  */
 export function cellSentence({
@@ -43,7 +48,7 @@ export function cellSentence({
   aggregate,
   rounded = false,
 }) {
-  const [rowAt, keyAt] = [row + (call.query_offset ?? 0), key + (call.key_offset ?? 0)];
+  const [rowAt, keyAt] = [row + call.query_offset, key + call.key_offset];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
@@ -52,18 +57,25 @@ export function cellSentence({
         ? `, rank ${rank} of ${count}`
         : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`
       : "";
-    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${figures(weight, rounded ? 2 : 3)}${place}${over}`;
+    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${formatNumber(weight, rounded ? 2 : 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
   const [i, j] = [Math.floor(row / block.queryBlock), Math.floor(key / block.keyBlock)];
+  /**
+   * @param {number} n @param {number} size @param {number} most
+   * @returns {number[]}
+   */
   const ends = (n, size, most) => [n * size, Math.min(most, (n + 1) * size)];
-  const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + (call.query_offset ?? 0));
-  const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + (call.key_offset ?? 0));
+  const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + call.query_offset);
+  const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + call.key_offset);
   const what = block.channel === "max" ? "largest weight" : q1 - q0 === 1 ? "mass" : "mean mass";
-  return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${figures(block.value, 3)}${over}`;
+  return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${formatNumber(block.value, 3)}${over}`;
 }
 
-/** @returns {boolean} whether the weights that the page holds of any of the heads are rounded to steps of 6.7 % */
+/**
+ * @param {Source} source @param {number} t @param {Head[]} heads
+ * @returns {boolean} whether the weights that the page holds of any of the heads are rounded to steps of 6.7 %
+ */
 export function areRounded(source, t, heads) {
   if (source.ask) return false;
   return heads.some(([c, h]) => {
@@ -74,16 +86,19 @@ export function areRounded(source, t, heads) {
 
 /**
  * The exact weight of a cell in one or several heads, and its rank in the row, where the page knows.
- * @returns {Promise<{weight: number|null, rank?: number, count?: number}>}
+ * @param {Source} source
+ * @param {{ t: number, heads: Head[], row: number, key: number, aggregate: Aggregate }} options
+ * @returns {Promise<{weight: number|null, rank?: number, count?: number|string}>}
  */
 export async function readCell(source, { t, heads, row, key, aggregate }) {
+  /** @type {Float32Array[]} */
   const rows = [];
   for (const [c, h] of heads) {
     const found = await source.row(t, c, h, row);
     if (!found?.exact) {
       const top = heads.length === 1 ? await source.topKeys(t, c, h, row, 32) : null;
       const place = top?.findIndex((edge) => edge.key === key) ?? -1;
-      return place < 0
+      return !top || place < 0
         ? { weight: null }
         : { weight: top[place].weight, rank: place + 1, count: `${top.length} stored` };
     }
@@ -102,6 +117,7 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
 
 /**
  * What is drawn now, in words: heads, blocks, and what was done to the numbers.
+ * @param {Pick<TileRequest, "heads" | "aggregate" | "channel" | "level" | "hideSink"> & { left: number, rowRank: boolean, calls: Call[], rounded?: boolean }} what
  * @returns {string}
  */
 export function mapSentence({

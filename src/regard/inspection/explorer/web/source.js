@@ -1,14 +1,18 @@
 // Where the views get their numbers: chunks in the page or from a server, and what follows from them exactly.
+
 import { bytesFromBase64, decodeChunk } from "./codes.js";
+import { largestIndices } from "./passages.js";
 import { reduceMass, reduceMax } from "./pyramid.js";
 
 const SOURCE_TILE = 256;
 const SOURCE_CACHE_BYTES = 160e6;
 
+/** @typedef {{value: Promise<any>, bytes: number}} Kept */
+
 /** The document, and everything it names. */
 export class Source {
   /**
-   * @param {object} pageDocument as pages.py writes it
+   * @param {PageDocument} pageDocument
    * @param {(name: string) => Promise<Uint8Array>} load bytes of a chunk
    * @param {((path: string) => Promise<Float32Array|null>)|null} ask the server for numbers; null: no server
    */
@@ -16,6 +20,7 @@ export class Source {
     this.document = pageDocument;
     this.load = load;
     this.ask = pageDocument.exact === "served" ? ask : null;
+    /** @type {Map<string, Kept>} */
     this.cache = new Map();
     this.bytes = 0;
   }
@@ -26,7 +31,7 @@ export class Source {
    * @returns {Source}
    */
   static fromPage(root = document) {
-    const pageDocument = JSON.parse(root.querySelector("#regard-document").textContent);
+    const pageDocument = JSON.parse(root.querySelector("#regard-document")?.textContent ?? "");
     if (pageDocument.exact === "served") {
       return new Source(pageDocument, sourceFetchChunk, sourceFetchNumbers);
     }
@@ -52,18 +57,25 @@ export class Source {
     return this.keep(`chunk ${name}`, async () => decodeChunk(entry, await this.load(name)));
   }
 
-  /** @returns {object} a call of the document */
+  /**
+   * @param {number} t @param {number} c
+   * @returns {Call}
+   */
   call(t, c) {
     return this.document.traces[t].calls[c];
   }
 
-  /** @returns {object} a head of the document */
+  /**
+   * @param {number} t @param {number} c @param {number} h
+   * @returns {HeadRecord}
+   */
   head(t, c, h) {
     return this.call(t, c).head[h];
   }
 
   /**
    * All weights of a head, if the page has them.
+   * @param {number} t @param {number} c @param {number} h
    * @returns {Promise<{values: Float32Array, rows: number, keys: number}|null>}
    */
   async weights(t, c, h) {
@@ -74,12 +86,13 @@ export class Source {
 
   /**
    * Block sizes that can be drawn, finest first: each twice the one before, up to a single block.
-   * @param {"mass"|"max"} [channel]
-   * @returns {{queryBlock: number, keyBlock: number}[]}
+   * @param {number} t @param {number} c @param {number} h @param {Channel} [channel]
+   * @returns {BlockSize[]}
    */
   levels(t, c, h, channel = "mass") {
     const call = this.call(t, c);
     const finest = this.finest(t, c, h, channel);
+    /** @type {BlockSize[]} */
     const found = [];
     if (!finest) return found;
     for (let times = 1; ; times *= 2) {
@@ -91,8 +104,8 @@ export class Source {
 
   /**
    * The finest blocks that can be drawn, 1 x 1 where every weight is known.
-   * @param {"mass"|"max"} [channel]
-   * @returns {{queryBlock: number, keyBlock: number}|null} null: nothing is known in this channel
+   * @param {number} t @param {number} c @param {number} h @param {Channel} [channel]
+   * @returns {BlockSize|null} null: nothing is known in this channel
    */
   finest(t, c, h, channel = "mass") {
     const head = this.head(t, c, h);
@@ -103,21 +116,24 @@ export class Source {
 
   /**
    * A tile of 256 x 256 blocks, row by row; NaN beyond the edge.
-   * @param {"mass"|"max"} channel
+   * @param {number} t @param {number} c @param {number} h @param {number} queryBlock
+   * @param {number} keyBlock @param {number} tileRow @param {number} tileColumn @param {Channel} channel
    * @returns {Promise<Float32Array|null>} null: blocks of this size do not follow from what is known
    */
   async tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel) {
     const level = await this.level(t, c, h, queryBlock, keyBlock, channel);
     if (level) return sourceCut(level, tileRow, tileColumn);
-    if (!this.ask) return null;
+    const { ask } = this;
+    if (!ask) return null;
     const path = `tile/${t}/${c}/${h}/${queryBlock}/${keyBlock}/${tileRow}/${tileColumn}?channel=${channel}`;
-    return this.keep(path, () => this.ask(path));
+    return this.keep(path, () => ask(path));
   }
 
   /**
    * All blocks of one size, from what the page carries.
-   * @param {"mass"|"max"} channel
-   * @returns {Promise<{values: Float32Array, I: number, J: number}|null>}
+   * @param {number} t @param {number} c @param {number} h @param {number} queryBlock
+   * @param {number} keyBlock @param {Channel} channel
+   * @returns {Promise<Blocks|null>}
    */
   async level(t, c, h, queryBlock, keyBlock, channel) {
     const head = this.head(t, c, h);
@@ -138,7 +154,8 @@ export class Source {
 
   /**
    * The weights of a query, or what is known of them.
-   * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, rows: number}|null>}
+   * @param {number} t @param {number} c @param {number} h @param {number} i
+   * @returns {Promise<(Line & {rows: number})|null>}
    *   with exact, a weight for each key; else for each `bin` keys their largest ("largest"), or what an
    *   average of `rows` queries around it gives to them ("mass")
    */
@@ -147,10 +164,12 @@ export class Source {
     if (!(i >= 0 && i < rows)) return null;
     const head = this.head(t, c, h);
     const weights = await this.weights(t, c, h);
-    const whole = { exact: true, bin: 1, of: "weights", rows: 1 };
+    const whole = { exact: true, bin: 1, of: /** @type {const} */ ("weights"), rows: 1 };
     if (weights) return { values: weights.values.slice(i * keys, (i + 1) * keys), ...whole };
-    if (this.ask) {
-      const values = await this.keep(`row/${t}/${c}/${h}/${i}`, () => this.ask(`row/${t}/${c}/${h}/${i}`));
+    const { ask } = this;
+    if (ask) {
+      const path = `row/${t}/${c}/${h}/${i}`;
+      const values = await this.keep(path, () => ask(path));
       if (values) return { values, ...whole };
     }
     if (i === rows - 1 && head.last_row !== null) {
@@ -168,7 +187,8 @@ export class Source {
 
   /**
    * The weights on a key, or what is known of them.
-   * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, keys: number}|null>}
+   * @param {number} t @param {number} c @param {number} h @param {number} j
+   * @returns {Promise<(Line & {keys: number})|null>}
    *   with exact, a weight for each query; else for each `bin` queries the mean of what they give to the
    *   `keys` keys around it
    */
@@ -176,14 +196,15 @@ export class Source {
     const { rows, keys } = this.call(t, c);
     if (!(j >= 0 && j < keys)) return null;
     const weights = await this.weights(t, c, h);
-    const whole = { exact: true, bin: 1, of: "weights", keys: 1 };
+    const whole = { exact: true, bin: 1, of: /** @type {const} */ ("weights"), keys: 1 };
     if (weights) {
       const values = Float32Array.from({ length: rows }, (_, i) => weights.values[i * keys + j]);
       return { values, ...whole };
     }
-    if (this.ask) {
+    const { ask } = this;
+    if (ask) {
       const path = `column/${t}/${c}/${h}/${j}`;
-      const values = await this.keep(path, () => this.ask(path));
+      const values = await this.keep(path, () => ask(path));
       if (values) return { values, ...whole };
     }
     const stored = this.head(t, c, h).levels[0];
@@ -196,6 +217,7 @@ export class Source {
 
   /**
    * The keys that a query attends to most, largest weight first, among equals the smaller key.
+   * @param {number} t @param {number} c @param {number} h @param {number} i
    * @param {number} k how many at most
    * @returns {Promise<{key: number, weight: number}[]|null>} null: not known
    */
@@ -211,7 +233,8 @@ export class Source {
       return found;
     }
     const row = await this.row(t, c, h, i);
-    return row && row.exact ? sourceLargest(row.values, k) : null;
+    if (!row?.exact) return null;
+    return largestIndices(row.values, k).map((key) => ({ key, weight: row.values[key] }));
   }
 
   /**
@@ -224,7 +247,12 @@ export class Source {
     return found ? this.chunk(found.tokens) : null;
   }
 
-  /** What `make` gives, made once, for as long as there is room. */
+  /**
+   * What `make` gives, made once, for as long as there is room.
+   * @template T
+   * @param {string} name @param {() => Promise<T>} make
+   * @returns {Promise<T>}
+   */
   async keep(name, make) {
     let kept = this.cache.get(name);
     if (kept) {
@@ -246,7 +274,10 @@ export class Source {
     return kept.value;
   }
 
-  /** Drop what was not asked for the longest, until there is room. */
+  /**
+   * Drop what was not asked for the longest, until there is room.
+   * @param {Kept} latest
+   */
   evict(latest) {
     for (const [name, kept] of this.cache) {
       if (this.bytes <= SOURCE_CACHE_BYTES) return;
@@ -257,28 +288,40 @@ export class Source {
   }
 }
 
+/** @param {string} name */
 async function sourceFetchChunk(name) {
   const answer = await fetch(`chunk/${encodeURIComponent(name)}`);
   if (!answer.ok) throw new Error(`the server has no chunk ${name}: ${answer.status}`);
   return new Uint8Array(await answer.arrayBuffer());
 }
 
+/** @param {string} path */
 async function sourceFetchNumbers(path) {
   const answer = await fetch(path);
   return answer.ok ? new Float32Array(await answer.arrayBuffer()) : null;
 }
 
+/** @param {any} value */
 function sourceBytes(value) {
   const values = value?.values ?? value;
   return values?.byteLength ?? (Array.isArray(values) ? 32 * values.length : 64);
 }
 
+/**
+ * @param {StoredLevel[]} levels @param {number} queryBlock @param {number} keyBlock
+ * @param {Channel} channel
+ * @returns {StoredLevel | null}
+ */
 function sourceCoarsest(levels, queryBlock, keyBlock, channel) {
+  /** @param {StoredLevel} level */
   const fits = (level) => queryBlock % level.query_block === 0 && keyBlock % level.key_block === 0;
   return levels.filter((level) => level[channel] !== null && fits(level)).at(-1) ?? null;
 }
 
-/** Which rows of exact weights have any: the others may attend to nothing. */
+/**
+ * Which rows of exact weights have any: the others may attend to nothing.
+ * @param {ArrayLike<number>} values @param {number} rows @param {number} keys
+ */
 function sourceLiving(values, rows, keys) {
   const living = new Int32Array(rows);
   for (let i = 0; i < rows; i += 1) {
@@ -287,6 +330,7 @@ function sourceLiving(values, rows, keys) {
   return living;
 }
 
+/** @param {Blocks} what @param {number} tileRow @param {number} tileColumn */
 function sourceCut({ values, I, J }, tileRow, tileColumn) {
   const tile = new Float32Array(SOURCE_TILE * SOURCE_TILE).fill(NaN);
   const top = tileRow * SOURCE_TILE;
@@ -296,18 +340,4 @@ function sourceCut({ values, I, J }, tileRow, tileColumn) {
     tile.set(part, (i - top) * SOURCE_TILE);
   }
   return tile;
-}
-
-/** The largest values above 0 with their places. */
-function sourceLargest(values, k) {
-  const found = [];
-  for (let key = 0; key < values.length; key += 1) {
-    const weight = values[key];
-    if (!(weight > 0) || (found.length === k && weight <= found[k - 1].weight)) continue;
-    let at = found.length;
-    while (at > 0 && found[at - 1].weight < weight) at -= 1;
-    found.splice(at, 0, { key, weight });
-    if (found.length > k) found.pop();
-  }
-  return found;
 }

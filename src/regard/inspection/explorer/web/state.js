@@ -4,84 +4,118 @@
 export const TABS = ["attention", "positions", "compare", "training"];
 const SCALES = ["log", "linear", "power"];
 
+/** @param {any} value @param {number} most */
 const stateWhole = (value, most) => {
   const number = typeof value === "string" ? (/^\d{1,12}$/.test(value) ? Number(value) : NaN) : value;
   return Number.isInteger(number) && number >= 0 ? Math.min(number, Math.max(0, most)) : undefined;
 };
+/**
+ * @param {string[]} choices
+ * @returns {(value: any) => any}
+ */
 const stateOneOf = (choices) => (value) => (choices.includes(value) ? value : undefined);
+/** @param {any} value */
 const stateFlag = (value) => ({ true: true, false: false, 1: true, 0: false })[String(value)];
+/** @param {any} value */
 const stateName = (value) => (/^[A-Za-z0-9_.:-]{0,64}$/.test(String(value)) ? String(value) : undefined);
 
-// By field: its name in the address (null: not kept there), what it starts as, and what a value means; `undefined` refuses it.
+/** @param {any} value @param {State} state */
+const stateTrace = (value, state) =>
+  /^\d{1,4}$/.test(String(value)) && Number(value) < state.shapes.length ? Number(value) : undefined;
+
+/**
+ * Fields that any view may set: the name in the address (null: not kept there), and what a value means;
+ * `undefined` refuses it.
+ * @type {Record<string, {hash: string|null, clean: (value: any, state: State) => any}>}
+ */
 const STATE_FIELDS = {
-  tab: { hash: "tab", initial: "attention", clean: stateOneOf(TABS) },
-  channel: { hash: "ch", initial: "mass", clean: stateOneOf(["mass", "max"]) },
-  scale: { hash: "scale", initial: "log", clean: stateOneOf(SCALES) },
-  rowRank: { hash: "rank", initial: false, clean: stateFlag },
-  hideSink: { hash: "sink", initial: false, clean: stateFlag },
-  aggregate: { hash: "agg", initial: "mean", clean: stateOneOf(["mean", "max"]) },
-  direction: { hash: "dir", initial: "out", clean: stateOneOf(["out", "in"]) },
-  sort: { hash: "sort", initial: "model", clean: stateName },
-  show: { hash: "show", initial: "mass", clean: stateName },
-  versus: { hash: "versus", initial: false, clean: stateFlag },
-  borders: { hash: null, initial: true, clean: stateFlag },
-  band: { hash: null, initial: false, clean: stateFlag },
-  tiles: { hash: null, initial: false, clean: stateFlag },
-  brush: { hash: null, initial: null, clean: (value) => value },
+  tab: { hash: "tab", clean: stateOneOf(TABS) },
+  channel: { hash: "ch", clean: stateOneOf(["mass", "max"]) },
+  scale: { hash: "scale", clean: stateOneOf(SCALES) },
+  rowRank: { hash: "rank", clean: stateFlag },
+  hideSink: { hash: "sink", clean: stateFlag },
+  aggregate: { hash: "agg", clean: stateOneOf(["mean", "max"]) },
+  direction: { hash: "dir", clean: stateOneOf(["out", "in"]) },
+  sort: { hash: "sort", clean: stateName },
+  show: { hash: "show", clean: stateName },
+  versus: { hash: "versus", clean: stateFlag },
+  borders: { hash: null, clean: stateFlag },
+  band: { hash: null, clean: stateFlag },
+  tiles: { hash: null, clean: stateFlag },
+  brush: { hash: null, clean: (value) => value },
+  other: { hash: "b", clean: stateTrace },
+  compareMode: { hash: "cmp", clean: stateOneOf(["swipe", "side", "difference"]) },
 };
 
 /**
- * Fields (all may be set): t trace, c call, h head, selection [[c, h], ...], view {q0, q1, k0, k1} in cells, row, key (null:
- * none), and those of STATE_FIELDS. A view may add its own with `declare`.
  * Events: "change" (detail: Set of names); commands sent by `ask`, under their own names: "find", "next-edge",
  * "previous-edge", "export", "fit", "zoom-in", "zoom-out", "clear", "help", "theme".
  */
 export class State extends EventTarget {
+  /** Trace, call and head. */
+  t = 0;
+  c = 0;
+  h = 0;
+  /** @type {number|null} */
+  row = null;
+  /** @type {number|null} */
+  key = null;
+  /** @type {Head[]} */
+  selection = [[0, 0]];
+  tab = "attention";
+  /** @type {Channel} */
+  channel = "mass";
+  /** @type {"log" | "linear" | "power"} */
+  scale = "log";
+  rowRank = false;
+  hideSink = false;
+  /** @type {Aggregate} */
+  aggregate = "mean";
+  /** @type {Direction} */
+  direction = "out";
+  /** A number of a head, "model", or a number after "-": smallest first. */
+  sort = "model";
+  show = "mass";
+  versus = false;
+  borders = true;
+  band = false;
+  tiles = false;
+  /** @type {Brush|null} */
+  brush = null;
+  /** The trace compared with. */
+  other = 1;
+  compareMode = "swipe";
+  /** @type {{map?: MapView}} */
+  views = {};
+  /** The address of a page as it opens. */
+  start = "";
+  /** Whether the address is written. */
+  address = false;
+  reading = false;
+  lastHash = "";
+  renewal = 0;
+
   /**
-   * @param {Array<Array<{heads: number, rows: number, keys: number}>>} shapes calls of every trace
+   * @param {Array<Array<Shape & {heads: number}>>} shapes calls of every trace
    * @param {{address?: boolean}} [options] address: follow and write `location.hash`
    */
   constructor(shapes, { address = false } = {}) {
     super();
     this.shapes = shapes;
-    this.fields = { ...STATE_FIELDS };
-    this.views = {};
-    this.address = false;
-    this.t = 0;
-    this.c = 0;
-    this.h = 0;
-    this.row = null;
-    this.key = null;
-    for (const [name, field] of Object.entries(this.fields)) this[name] = field.initial;
-    this.selection = [[0, 0]];
+    this.initial = { ...stateFields(this) };
     this.view = this.whole();
     if (address) this.followAddress();
   }
 
-  /** @returns {{heads: number, rows: number, keys: number}} shape of the call looked at */
+  /** @returns {Shape & {heads: number}} shape of the call looked at */
   shape() {
     return this.shapes[this.t]?.[this.c] ?? { heads: 0, rows: 0, keys: 0 };
   }
 
-  /** @returns {{q0: number, q1: number, k0: number, k1: number}} the view that shows every cell */
+  /** @returns {View} the view that shows every cell */
   whole() {
     const { rows, keys } = this.shape();
     return { q0: 0, q1: rows, k0: 0, k1: keys };
-  }
-
-  /**
-   * A field of one view's own, kept in the address too.
-   * @param {string} name
-   * @param {{initial: any, hash?: string|null, clean: (value: any) => any}} field `clean` gets text when it comes from the
-   *   address and answers `undefined` to refuse
-   */
-  declare(name, { initial, hash = null, clean }) {
-    if (name in this.fields) return;
-    this.fields[name] = { hash, initial, clean };
-    this[name] = initial;
-    // Only this field: what was changed a moment ago may not be in the address yet.
-    const said = this.address && hash ? new URLSearchParams(location.hash.slice(1)).get(hash) : null;
-    if (said !== null) this[name] = clean(said) ?? initial;
   }
 
   /**
@@ -90,10 +124,13 @@ export class State extends EventTarget {
    * @returns {Set<string>} the names that changed
    */
   set(changes) {
+    /** @type {Set<string>} */
     const changed = new Set();
+    const own = stateFields(this);
+    /** @param {string} name @param {any} value */
     const put = (name, value) => {
-      if (value === undefined || stateSame(this[name], value)) return;
-      this[name] = value;
+      if (value === undefined || stateSame(own[name], value)) return;
+      own[name] = value;
       changed.add(name);
     };
     const before = [this.t, this.c];
@@ -112,15 +149,12 @@ export class State extends EventTarget {
     const [old, now] = [this.shapes[before[0]]?.[before[1]], this.shape()];
     const resized = old && (old.rows !== now.rows || old.keys !== now.keys);
     if ("view" in changes || resized) put("view", this.cleanView("view" in changes ? changes.view : null));
-    for (const [name, most] of [
-      ["row", now.rows - 1],
-      ["key", now.keys - 1],
-    ]) {
-      const value = name in changes ? changes[name] : this[name];
+    for (const [name, most] of Object.entries({ row: now.rows - 1, key: now.keys - 1 })) {
+      const value = name in changes ? changes[name] : own[name];
       put(name, value === null || most < 0 ? null : stateWhole(value, most));
     }
     for (const [name, value] of Object.entries(changes)) {
-      if (name in this.fields) put(name, this.fields[name].clean(value));
+      if (name in STATE_FIELDS) put(name, STATE_FIELDS[name].clean(value, this));
     }
     if (changed.size) {
       this.dispatchEvent(new CustomEvent("change", { detail: changed }));
@@ -137,6 +171,7 @@ export class State extends EventTarget {
    */
   on(names, callback) {
     const wanted = [names].flat();
+    /** @param {any} event */
     const listener = (event) => {
       if (wanted.some((name) => event.detail.has(name))) callback(this, event.detail);
     };
@@ -152,10 +187,15 @@ export class State extends EventTarget {
   /** @returns {Record<string, any>} a copy without behaviour */
   plain() {
     const { t, c, h, row, key } = this;
-    const own = Object.fromEntries(Object.keys(this.fields).map((name) => [name, this[name]]));
+    const fields = stateFields(this);
+    const own = Object.fromEntries(Object.keys(STATE_FIELDS).map((name) => [name, fields[name]]));
     return structuredClone({ t, c, h, row, key, selection: this.selection, view: this.view, ...own });
   }
 
+  /**
+   * @param {any} heads
+   * @returns {Head[] | undefined}
+   */
   cleanSelection(heads) {
     if (!Array.isArray(heads)) return undefined;
     const calls = this.shapes[this.t] ?? [];
@@ -167,6 +207,10 @@ export class State extends EventTarget {
     return once.length ? once : undefined;
   }
 
+  /**
+   * @param {View | null} view
+   * @returns {View | undefined}
+   */
   cleanView(view) {
     const whole = this.whole();
     if (!view) return whole;
@@ -179,7 +223,10 @@ export class State extends EventTarget {
 
   /** @returns {string} the address part, without the sharp */
   toHash() {
+    /** @type {string[]} */
     const parts = [];
+    const own = stateFields(this);
+    /** @param {string} name @param {string | number} value */
     const add = (name, value) =>
       parts.push(`${name}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`);
     if (this.t) add("t", this.t);
@@ -195,15 +242,16 @@ export class State extends EventTarget {
       );
     const { q0, q1, k0, k1 } = this.view;
     if (!stateSame(this.view, this.whole())) {
+      /** @param {number} number */
       const short = (number) => String(Number(number.toFixed(2)));
       add("q", `${short(q0)}-${short(q1)}`);
       add("k", `${short(k0)}-${short(k1)}`);
     }
     if (this.row !== null) add("row", this.row);
     if (this.key !== null) add("key", this.key);
-    for (const [name, field] of Object.entries(this.fields)) {
-      if (!field.hash || stateSame(this[name], field.initial)) continue;
-      add(field.hash, typeof this[name] === "boolean" ? Number(this[name]) : this[name]);
+    for (const [name, { hash }] of Object.entries(STATE_FIELDS)) {
+      if (!hash || stateSame(own[name], this.initial[name])) continue;
+      add(hash, typeof own[name] === "boolean" ? Number(own[name]) : own[name]);
     }
     return parts.join("&");
   }
@@ -211,11 +259,13 @@ export class State extends EventTarget {
   /** Take what makes sense from an address part; fields it does not name go back to how they start. @param {string} hash */
   fromHash(hash) {
     const said = new URLSearchParams(String(hash).replace(/^#/, "").slice(0, 8192));
+    /** @param {string | null} text */
     const range = (text) =>
       /^(\d{1,12}(?:\.\d{1,6})?)-(\d{1,12}(?:\.\d{1,6})?)$/
         .exec(text ?? "")
         ?.slice(1)
         .map(Number);
+    /** @type {Record<string, any>} */
     const changes = {
       t: said.get("t") ?? "0",
       c: said.get("l") ?? "0",
@@ -223,8 +273,9 @@ export class State extends EventTarget {
       row: said.get("row"),
       key: said.get("key"),
     };
-    for (const [name, field] of Object.entries(this.fields)) {
-      if (field.hash) changes[name] = field.clean(said.get(field.hash) ?? field.initial) ?? field.initial;
+    for (const [name, { hash, clean }] of Object.entries(STATE_FIELDS)) {
+      const text = hash && said.get(hash);
+      if (hash) changes[name] = (text === null ? undefined : clean(text, this)) ?? this.initial[name];
     }
     const heads = (said.get("sel") ?? "").split(",").filter((head) => /^\d{1,4}\.\d{1,4}$/.test(head));
     this.set(changes);
@@ -254,7 +305,10 @@ export class State extends EventTarget {
     } else if (this.start) this.fromHash(this.start);
   }
 
-  /** Steps that a reader would go back over become entries of the history; moving about only renews the last one. */
+  /**
+   * Steps that a reader would go back over become entries of the history; moving about only renews the last one.
+   * @param {Set<string>} changed
+   */
   writeAddress(changed) {
     if (!this.address || this.reading) return;
     const step = ["t", "c", "h", "tab", "channel", "selection"].some((name) => changed.has(name));
@@ -279,6 +333,19 @@ export class State extends EventTarget {
   }
 }
 
+/**
+ * The fields of a state, by name.
+ * @param {any} state
+ * @returns {Record<string, any>}
+ */
+function stateFields(state) {
+  return state;
+}
+
+/**
+ * @param {number} from @param {number} to @param {number} most
+ * @returns {Limits}
+ */
 function stateRange(from, to, most) {
   const [low, high] = [Math.max(0, Math.min(from, to)), Math.min(most, Math.max(from, to))];
   if (most <= 1 || high - low >= most) return [0, most];
@@ -287,6 +354,7 @@ function stateRange(from, to, most) {
   return [middle - 0.5, middle + 0.5];
 }
 
+/** @param {any} one @param {any} other */
 function stateSame(one, other) {
   return (
     one === other ||

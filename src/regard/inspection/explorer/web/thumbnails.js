@@ -1,24 +1,31 @@
 import { limitsFor, toUnit } from "./colours.js";
+import { penOf } from "./dom.js";
 import { MaskTiles } from "./geometry.js";
+
+/** @typedef {Blocks & {level: BlockSize, picture: string|null}} Thumbnail picture: the chunk of the mask's tiles */
 
 /** Small pictures of heads, read and painted once. */
 export class Thumbnails {
-  /** @param {import("./source.js").Source} source @param {() => void} arrived */
+  /** @type {Map<string, Thumbnail|null>} */
+  values = new Map();
+  /** @type {Map<string, HTMLCanvasElement>} */
+  pictures = new Map();
+  /** @type {Map<string, MaskTiles>} */
+  masks = new Map();
+  /** @type {{t: number, c: number, h: number, channel: Channel, most: number, name: string}[]} */
+  queue = [];
+  busy = 0;
+
+  /** @param {Source} source @param {() => void} arrived */
   constructor(source, arrived) {
-    Object.assign(this, {
-      source,
-      arrived,
-      values: new Map(),
-      pictures: new Map(),
-      masks: new Map(),
-      queue: [],
-      busy: 0,
-    });
+    this.source = source;
+    this.arrived = arrived;
   }
 
   /**
+   * @param {number} t @param {number} c @param {number} h @param {Channel} channel
    * @param {number} size pixels there are for it
-   * @param {{table: Uint8Array, none: number[], dark: boolean}} look
+   * @param {Paper} look
    * @returns {HTMLCanvasElement|null} null while it is on its way, or when nothing is stored
    */
   get(t, c, h, channel, size, look) {
@@ -43,8 +50,8 @@ export class Thumbnails {
     if (this.busy >= 4) return;
     this.busy += 1;
     let since = performance.now();
-    while (this.queue.length) {
-      const { t, c, h, channel, most, name } = this.queue.shift();
+    for (let next = this.queue.shift(); next; next = this.queue.shift()) {
+      const { t, c, h, channel, most, name } = next;
       try {
         this.values.set(name, await this.read(t, c, h, channel, most));
       } catch {
@@ -60,6 +67,10 @@ export class Thumbnails {
     this.arrived();
   }
 
+  /**
+   * @param {number} t @param {number} c @param {number} h @param {Channel} channel @param {number} most
+   * @returns {Promise<Thumbnail | null>}
+   */
   async read(t, c, h, channel, most) {
     const {
       rows,
@@ -89,11 +100,12 @@ export class Thumbnails {
     return { values, I, J, level, picture };
   }
 
+  /** @param {Thumbnail} what @param {Paper} options @param {Shape} options */
   paint({ values, I, J, level, picture }, { table, none }, { rows, keys }) {
     const canvas = Object.assign(document.createElement("canvas"), { width: J, height: I });
     const image = new ImageData(J, I);
     const [low, high] = limitsFor("log", keys, 1);
-    const mask = this.masks.get(picture);
+    const mask = picture ? this.masks.get(picture) : undefined;
     for (let i = 0; i < I; i += 1) {
       for (let j = 0; j < J; j += 1) {
         const value = values[i * J + j];
@@ -110,7 +122,7 @@ export class Thumbnails {
         image.data[at + 3] = 255;
       }
     }
-    canvas.getContext("2d").putImageData(image, 0, 0);
+    penOf(canvas).putImageData(image, 0, 0);
     return canvas;
   }
 }

@@ -1,4 +1,5 @@
 import { toUnit } from "./colours.js";
+import { element, penOf } from "./dom.js";
 
 /** Blocks along a side of a tile. */
 export const TILE = 256;
@@ -87,18 +88,25 @@ export function ranksInRows(across, which) {
 
 /** Tiles as the map draws them: fetched, combined over the selected heads, painted. */
 export class TileStore {
+  /** @type {Map<string, Tile>} */
+  kept = new Map();
+  pending = 0;
+  /** @type {Map<string, number>} */
+  largest = new Map();
+
   /**
-   * @param {import("./source.js").Source} source
+   * @param {Source} source
    * @param {() => void} arrived called when something new can be drawn
    */
   constructor(source, arrived) {
-    Object.assign(this, { source, arrived, kept: new Map(), pending: 0, largest: new Map(), failed: null });
+    this.source = source;
+    this.arrived = arrived;
   }
 
   /**
-   * @param {{t: number, heads: number[][], level: {queryBlock: number, keyBlock: number}, channel: string, aggregate: string,
-   *   hideSink: boolean, ranked: boolean, columns: number}} what
-   * @returns {{values: Float32Array}|null} null while it is on its way
+   * @param {TileRequest} what
+   * @param {number} tileRow @param {number} tileColumn
+   * @returns {KnownTile|null} null while it is on its way
    */
   get(what, tileRow, tileColumn) {
     const group = this.group(what);
@@ -107,9 +115,10 @@ export class TileStore {
     if (found) {
       this.kept.delete(name);
       this.kept.set(name, found);
-      return found.values ? found : null;
+      return found.values ? /** @type {KnownTile} */ (found) : null;
     }
-    const entry = { values: null, canvas: null, painted: "", group };
+    /** @type {Tile} */
+    const entry = { values: null, canvas: null, painted: "" };
     this.kept.set(name, entry);
     this.pending += 1;
     const work = what.ranked ? this.rank(what, tileRow, tileColumn) : this.fetch(what, tileRow, tileColumn);
@@ -120,10 +129,7 @@ export class TileStore {
           entry.none = !values;
           if (values && !what.ranked) this.note(group, values);
         },
-        (error) => {
-          this.failed = error;
-          this.kept.delete(name);
-        },
+        () => this.kept.delete(name),
       )
       .finally(() => {
         this.pending -= 1;
@@ -133,6 +139,7 @@ export class TileStore {
     return null;
   }
 
+  /** @param {TileRequest} what */
   group({ t, heads, level, channel, aggregate, hideSink }) {
     return [
       t,
@@ -145,6 +152,10 @@ export class TileStore {
     ].join(" ");
   }
 
+  /**
+   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn
+   * @returns {Promise<Float32Array | null>}
+   */
   async fetch(
     { t, heads, level: { queryBlock, keyBlock }, channel, aggregate, hideSink },
     tileRow,
@@ -163,7 +174,11 @@ export class TileStore {
     return tiles.length ? combineTiles(tiles, aggregate) : null;
   }
 
-  /** Ranks need the whole row, as far as that is a reasonable number of tiles. */
+  /**
+   * Ranks need the whole row, as far as that is a reasonable number of tiles.
+   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn
+   * @returns {Promise<Float32Array | null>}
+   */
   async rank(what, tileRow, tileColumn) {
     const wide = what.columns <= RANK_TILES;
     const places = wide ? Array.from({ length: what.columns }, (_, n) => n) : [tileColumn];
@@ -176,6 +191,7 @@ export class TileStore {
     return ranksInRows(across, wide ? tileColumn : 0);
   }
 
+  /** @param {string} group @param {Float32Array} values */
   note(group, values) {
     let largest = this.largest.get(group) ?? 0;
     for (let at = 0; at < values.length; at += 1) if (values[at] > largest) largest = values[at];
@@ -191,25 +207,24 @@ export class TileStore {
 
   /**
    * The picture of a tile, one pixel a block; transparent where nothing may be attended to and beyond the edge.
-   * @param {{values: Float32Array, canvas: HTMLCanvasElement|null, painted: string}} entry
-   * @param {{scale: string, low: number, high: number, table: Uint8Array, none: number[], level: object, mask: object, isEmpty?: (q0: number, q1: number) => boolean,
-   *   shape: {rows: number, keys: number}, sign: string}} look `sign` names the look
+   * @param {KnownTile} entry @param {SignedLook} look
+   * @param {number} tileRow @param {number} tileColumn
    * @returns {HTMLCanvasElement}
    */
   paint(entry, look, tileRow, tileColumn) {
-    if (entry.painted === look.sign) return entry.canvas;
-    entry.canvas ??= Object.assign(document.createElement("canvas"), { width: TILE, height: TILE });
-    const context = entry.canvas.getContext("2d");
+    const canvas = entry.canvas ?? element("canvas", { width: TILE, height: TILE });
+    if (entry.painted === look.sign) return canvas;
     const image = new ImageData(tilePixels(entry.values, look, tileRow, tileColumn), TILE, TILE);
-    context.putImageData(image, 0, 0);
-    entry.painted = look.sign;
-    return entry.canvas;
+    penOf(canvas).putImageData(image, 0, 0);
+    Object.assign(entry, { canvas, painted: look.sign });
+    return canvas;
   }
 }
 
 /**
  * Red, green, blue and opacity of a tile's blocks.
- * @returns {Uint8ClampedArray} TILE x TILE x 4
+ * @param {Float32Array} values @param {TileLook} look @param {number} tileRow @param {number} tileColumn
+ * @returns {Uint8ClampedArray<ArrayBuffer>} TILE x TILE x 4
  */
 export function tilePixels(values, look, tileRow, tileColumn) {
   const { level, mask, shape, table, none } = look;
@@ -248,7 +263,11 @@ export function tilePixels(values, look, tileRow, tileColumn) {
   return pixels;
 }
 
-/** `toUnit` with its logarithms taken once. */
+/**
+ * `toUnit` with its logarithms taken once.
+ * @param {ColourLimits} what
+ * @returns {(value: number) => number}
+ */
 function tileScale({ scale, low, high }) {
   if (scale !== "log") return (value) => toUnit(value, scale, low, high);
   const [start, width] = [Math.log(low), Math.log(high / low)];

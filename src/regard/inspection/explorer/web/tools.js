@@ -1,4 +1,4 @@
-import { button, chooser, clear, element, tickbox } from "./dom.js";
+import { button, chooser, clear, element, partOf, tickbox } from "./dom.js";
 
 /**
  * Layers in a list: their numbers, and what of their names tells them apart beyond a number.
@@ -7,6 +7,7 @@ import { button, chooser, clear, element, tickbox } from "./dom.js";
  */
 export function layerNames(calls) {
   const names = calls.map(({ name }) => String(name ?? ""));
+  /** @param {string[]} texts */
   const shared = (texts) => {
     let length = 0;
     while (
@@ -17,6 +18,7 @@ export function layerNames(calls) {
       length += 1;
     return length;
   };
+  /** @param {string} text */
   const turn = (text) => Array.from(text).reverse().join("");
   const front = shared(names);
   const back = shared(names.map((name) => turn(name.slice(front))));
@@ -28,7 +30,7 @@ export function layerNames(calls) {
   });
 }
 
-/** @param {import("./state.js").State} state @returns {HTMLElement[]} what stands beside the map's title */
+/** @param {State} state @returns {HTMLElement[]} what stands beside the map's title */
 export function mapTools(state) {
   const zoom = element(
     "span",
@@ -49,12 +51,15 @@ export function mapTools(state) {
         ["band", "window of the mask"],
         ["tiles", "tiles of the kernel"],
       ].map(([name, text]) =>
-        tickbox(text, state[name], (value) => state.set({ [name]: value }), { data: { field: name } }),
+        tickbox(text, Boolean(state.plain()[name]), (value) => state.set({ [name]: value }), {
+          data: { field: name },
+        }),
       ),
     ),
   );
   state.on(["borders", "band", "tiles"], () => {
-    for (const input of overlays.querySelectorAll("input")) input.checked = state[input.dataset.field];
+    const now = state.plain();
+    for (const input of overlays.querySelectorAll("input")) input.checked = now[input.dataset.field ?? ""];
   });
   return [overlays, zoom];
 }
@@ -62,16 +67,18 @@ export function mapTools(state) {
 /**
  * The bar above the map: layer, head, colours, and the tools that are keys elsewhere.
  * @param {HTMLElement} host
- * @param {import("./source.js").Source} source
- * @param {import("./state.js").State} state
+ * @param {Source} source
+ * @param {State} state
  */
 export function mountTools(host, source, state) {
   const traces = source.document.traces;
+  /** @param {"c" | "h"} name @param {string} word @param {string[]} keys */
   const stepper = (name, word, keys) => {
     const select = element("select", {
       "aria-label": word,
       on: { change: () => state.set({ [name]: Number(select.value) }) },
     });
+    /** @param {number} by */
     const go = (by) => () => state.set({ [name]: Math.max(0, state[name] + by) });
     const node = element(
       "span",
@@ -148,9 +155,8 @@ export function mountTools(host, source, state) {
       state.ask("clear");
     },
   });
-  host.append(
-    ...[trace, layer.node, head.node, channel, scale, rank, several, sink, edges, wipe].filter(Boolean),
-  );
+  if (trace) host.append(trace);
+  host.append(layer.node, head.node, channel, scale, rank, several, sink, edges, wipe);
 
   let listed = -1;
   const refresh = () => {
@@ -166,19 +172,17 @@ export function mountTools(host, source, state) {
     const heads = calls[state.c]?.heads ?? 0;
     if (head.select.length !== heads) {
       clear(head.select).append(
-        ...Array.from({ length: heads }, (_, n) =>
-          element("option", { value: String(n), text: String(n) }),
-        ),
+        ...Array.from({ length: heads }, (_, n) => element("option", { value: String(n), text: String(n) })),
       );
     }
     head.select.value = String(state.h);
-    if (trace) trace.querySelector("select").value = String(state.t);
-    channel.querySelector("select").value = state.channel;
-    scale.querySelector("select").value = state.rowRank ? "rank" : state.scale;
+    if (trace) partOf(trace, "select").value = String(state.t);
+    partOf(channel, "select").value = state.channel;
+    partOf(scale, "select").value = state.rowRank ? "rank" : state.scale;
     several.hidden = state.selection.length < 2;
-    several.querySelector("select").value = state.aggregate;
+    partOf(several, "select").value = state.aggregate;
     rank.setAttribute("aria-pressed", String(state.rowRank));
-    sink.querySelector("input").checked = state.hideSink;
+    partOf(sink, "input").checked = state.hideSink;
   };
   state.on(["t", "c", "h", "channel", "scale", "rowRank", "aggregate", "selection", "hideSink"], refresh);
   refresh();

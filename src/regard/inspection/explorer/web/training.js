@@ -1,4 +1,4 @@
-import { element, tickbox } from "./dom.js";
+import { element, emptyState, tickbox } from "./dom.js";
 import { heatPlot } from "./heats.js";
 import { linePlot } from "./plots.js";
 import { rangeOf } from "./scales.js";
@@ -22,23 +22,16 @@ export function smoothed(values, half) {
   });
 }
 
-/** @param {HTMLElement} host @param {import("./source.js").Source} source */
+/** @param {HTMLElement} host @param {Source} source @param {State} state */
 export function mountTraining(host, source, state) {
   const training = source.document.training;
   host.classList.add("training");
   if (!training) {
     host.append(
-      element(
-        "div",
-        { class: "empty-state" },
-        element("h3", {}, "No training run in this page"),
-        element("p", {}, "Give one to the page: "),
-        element("pre", {}, 'trace.explore("page.html", training=run)'),
-        element(
-          "p",
-          {},
-          "run holds a title, curves (name, unit, points, split) and maps (name, rows, steps, values).",
-        ),
+      emptyState(
+        "No training run in this page",
+        "Give one to the page; a run holds a title, curves (name, unit, points, split) and maps (name, rows, steps, values):",
+        'trace.explore("page.html", training=run)',
       ),
     );
     return;
@@ -63,7 +56,9 @@ export function mountTraining(host, source, state) {
   const curves = element("div", { class: "training-curves" }),
     maps = element("div", { class: "training-maps" });
   host.append(bar, curves, maps);
+  /** @type {Map<string, PlotFrame<LineSpec>>} */
   const plots = new Map();
+  /** @param {Partial<typeof look>} changes */
   const change = (changes) => {
     Object.assign(look, changes);
     told.textContent = look.half ? `mean of ${2 * look.half + 1} points` : "off";
@@ -72,6 +67,7 @@ export function mountTraining(host, source, state) {
   range.addEventListener("input", () => change({ half: Number(range.value) }));
 
   const draw = async () => {
+    /** @type {Map<string, NonNullable<Training["curves"]>>} */
     const groups = new Map();
     for (const curve of training.curves ?? [])
       groups.set(curve.name, [...(groups.get(curve.name) ?? []), curve]);
@@ -90,6 +86,7 @@ export function mountTraining(host, source, state) {
           };
         }),
       );
+      /** @type {LineSpec} */
       const spec = {
         title: name,
         xLabel: "step",
@@ -100,7 +97,8 @@ export function mountTraining(host, source, state) {
         yScale: look.logY ? "log" : "linear",
         note: look.logX || look.logY ? "A log axis leaves out what is not above 0." : "",
       };
-      if (plots.has(name)) plots.get(name).update(spec);
+      const plot = plots.get(name);
+      if (plot) plot.update(spec);
       else plots.set(name, linePlot(curves.appendChild(element("div")), spec));
     }
   };
