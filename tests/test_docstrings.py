@@ -26,6 +26,7 @@ NAMES = {
 RECORDS = (
     "regard.masks.TileKind",
     "regard.inspection.explorer.pages.bundle",
+    "regard.inspection.explorer.pages.fill_page",
     "regard.inspection.explorer.pages.html",
     "regard.inspection.explorer.server.Serving",
     "regard.inspection.figures.Drawing",
