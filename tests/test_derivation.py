@@ -1,7 +1,6 @@
 """derive: every option of attend step by step; numbers are those of attend, formulas those of the numbers."""
 
 import dataclasses
-import inspect
 
 import jax
 import jax.numpy as jnp
@@ -288,8 +287,14 @@ def test_wrong_arguments_are_told():
 
 
 def test_it_takes_what_attend_takes():
-    theirs = set(inspect.signature(attend_function).parameters) - {"aux", "backend"}
-    assert set(inspect.signature(regard.derive).parameters) == theirs
+    x = jnp.eye(3)
+    derivation = regard.derive(
+        x, x, x, mask=masks.causal(), scale=0.5, bias=x, sinks=0.1, precision="highest"
+    )
+    given = attend_function(x, x, x, mask=masks.causal(), scale=0.5, bias=x, sinks=0.1, precision="highest")
+    np.testing.assert_allclose(derivation.output, given, rtol=1e-6)
+    with pytest.raises(TypeError, match="droput_rate: expected an option among"):
+        regard.derive(x, x, x, droput_rate=0.1)
 
 
 def test_a_derivation_is_a_sequence_of_steps():

@@ -7,7 +7,7 @@ from pathlib import Path
 from regard.cli import pictures
 from regard.cli.commands import Plot
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.inspection import figures
+from regard.inspection.figures import training_curves
 from regard.training import metrics, runs
 
 
@@ -26,7 +26,7 @@ def run_plotting(command: Plot, console: Console) -> int:
             drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
         _save(drawn, directory, command, console)
     if len(histories) > 1:
-        comparison = ("comparison", figures.training_curves(histories))
+        comparison = ("comparison", training_curves(histories))
         _save(iter([comparison]), command.runs[0], command, console)
     return 0
 

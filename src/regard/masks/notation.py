@@ -74,5 +74,5 @@ def _literal(node: ast.expr, text: str) -> Any:
 def _refusal(text: str, reason: str) -> ValueError:
     return ValueError(
         f"mask: expected an expression such as 'causal() & sliding_window(256)', got {text!r}: {reason}."
-        f" Known: {', '.join(list_makers())}; combined with & | ~"
+        f" Known: {', '.join(sorted(list_makers()))}; combined with & | ~"
     )

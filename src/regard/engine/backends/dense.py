@@ -13,7 +13,7 @@ from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.score_rows import take_chosen_rows
-from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_early, scale_late
+from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import sink
 from regard.masks.grid import Span
 from regard.scores.cells import Block
@@ -126,7 +126,7 @@ def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> A
         cells = _cells(problem)
     if problem.bias is not None:
         bias = problem.with_heads(problem.bias)
-    return finish_scores(scores, remove_pairs(keep), score=problem.score, cells=cells, bias=bias).scores
+    return finish_scores(scores, keep, score=problem.score, cells=cells, bias=bias).scores
 
 
 def _cells(problem: Problem) -> Block:

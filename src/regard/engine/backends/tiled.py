@@ -18,7 +18,7 @@ from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tiles import Blocking, TileConfig
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
-from regard.engine.softmax.scoring import finish_scores, remove_pairs
+from regard.engine.softmax.scoring import finish_scores
 from regard.engine.softmax.sinks import sink
 from regard.masks.grid import offset_column
 from regard.scores.cells import Picks
@@ -108,6 +108,6 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
         query_position, place + offset, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0])
     )
     bias = None if inputs.bias is None else pick(inputs.bias, [*index, place])
-    score = finish_scores(score, remove_pairs(None), score=problem.score, cells=cells, bias=bias).scores
+    score = finish_scores(score, None, score=problem.score, cells=cells, bias=bias).scores
     derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
     return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)

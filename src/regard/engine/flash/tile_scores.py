@@ -13,7 +13,7 @@ from regard.engine.flash.operands import PARAMETER, Context, Operands
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax import dropout
 from regard.engine.softmax.online_softmax import product
-from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_late
+from regard.engine.softmax.scoring import finish_scores, scale_late
 from regard.scores import Score
 
 
@@ -70,7 +70,7 @@ def score_tile(
     def remove(scores: Array) -> Array:
         keep = view.keep(mask, context.offsets)
         keep = keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
-        return remove_pairs(turn(keep))(scores)
+        return jnp.where(turn(keep), scores, -jnp.inf)
 
     def remove_where_partial(scores: Array) -> Array:
         return jax.lax.cond(partial, remove, lambda scores: scores, scores) if config.masked else scores

@@ -11,7 +11,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.online_softmax import product
-from regard.engine.softmax.scoring import finish_scores, remove_pairs, scale_early, scale_late
+from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
 
@@ -39,9 +39,7 @@ def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Arr
     query = scale_early(chosen.query, problem.scale, problem.low_precision)
     scores = product(query, chosen.key, problem.precision, (-1, -1))
     scores = scale_late(scores, problem.scale, problem.low_precision)
-    finished = finish_scores(
-        scores, remove_pairs(chosen.keep), score=problem.score, cells=chosen.cells, bias=chosen.bias
-    )
+    finished = finish_scores(scores, chosen.keep, score=problem.score, cells=chosen.cells, bias=chosen.bias)
     return chosen.shape(finished.scores)
 
 
@@ -54,12 +52,12 @@ def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Ar
     stages = [product(chosen.query, chosen.key, problem.precision, (-1, -1))]
     stages.append(stages[-1] * problem.scale)
     for part in () if problem.score is None else problem.score.parts:
-        stages.append(finish_scores(stages[-1], remove_pairs(None), score=part, cells=chosen.cells).scores)
+        stages.append(finish_scores(stages[-1], None, score=part, cells=chosen.cells).scores)
     if chosen.bias is not None:
-        present = remove_pairs(chosen.bias != -jnp.inf)
+        present = chosen.bias != -jnp.inf
         stages.append(finish_scores(stages[-1], present, bias=chosen.bias).scores)
     if problem.mask is not None:
-        stages.append(finish_scores(stages[-1], remove_pairs(chosen.keep)).scores)
+        stages.append(finish_scores(stages[-1], chosen.keep).scores)
     return [chosen.shape(stage) for stage in stages]
 
 

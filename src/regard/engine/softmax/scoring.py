@@ -15,6 +15,8 @@ from regard.axes import Array
 from regard.scores.cells import Cells
 from regard.scores.score import Score
 
+Remove = Callable[[Array], Array]  # sets scores to -inf
+
 
 class Finished(NamedTuple):
     """Scores as the softmax sees them, and what led to them."""
@@ -26,7 +28,7 @@ class Finished(NamedTuple):
 
 def finish_scores(
     scores: Array,
-    remove: Callable[[Array], Array],
+    keep: Array | Remove | None,
     *,
     score: Score | None = None,
     cells: Cells | None = None,
@@ -36,28 +38,30 @@ def finish_scores(
 
     Args:
         scores: scaled products.
-        remove: sets -inf where the mask, or a bias of -inf, removes a pair.
+        keep: False where the mask, or a bias of -inf, removes a pair; or a function that removes pairs.
+            None keeps all.
         score: the score function; None is none.
         cells: which pairs the scores belong to, for the score function.
         bias: broadcasts against the scores; None is none.
     """
     if score is None or cells is None:
-        scores = remove(scores if bias is None else scores + bias.astype(scores.dtype))
+        scores = _remove(scores if bias is None else scores + bias.astype(scores.dtype), keep)
         return Finished(scores, scores, scores)
-    masked = remove(scores)
+    masked = _remove(scores, keep)
     if bias is None and score.adds:
         return Finished(score.apply(masked, cells), masked, masked)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
-    gone = masked == -jnp.inf
-    raw = jnp.where(gone, 0, masked)
+    kept = masked != -jnp.inf if callable(keep) else keep
+    raw = scores if kept is None else jnp.where(kept, scores, 0)
     scores = score.apply(raw, cells)
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
-    return Finished(jnp.where(gone, -jnp.inf, scores), masked, raw)
+    return Finished(_remove(scores, kept), masked, raw)
 
 
-def remove_pairs(keep: Array | None) -> Callable[[Array], Array]:
-    """Return the function that sets scores to -inf where `keep` is False; None keeps all."""
-    return lambda scores: scores if keep is None else jnp.where(keep, scores, -jnp.inf)
+def _remove(scores: Array, keep: Array | Remove | None) -> Array:
+    if keep is None:
+        return scores
+    return keep(scores) if callable(keep) else jnp.where(keep, scores, -jnp.inf)
 
 
 def scale_early(rows: Array, scale: Any, low_precision: bool) -> Array:
