@@ -95,8 +95,8 @@ def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Oper
         named, placed = arrays.named(), specs.named()
         for name, grad in grads.items():
             # Where an array is whole and the work is not, each device has a part of the gradient.
-            apart = tuple(axis for axis in division.along(placed[name]) if division.size(axis) > 1)
-            grad = jax.lax.psum(grad, apart) if apart else grad
+            summed = tuple(axis for axis in division.along(placed[name]) if division.size(axis) > 1)
+            grad = jax.lax.psum(grad, summed) if summed else grad
             grads[name] = grad.astype(named[name].dtype)
         return _long(lambda grad: bring_out(grad, division), Operands.from_named(grads))
 

@@ -89,7 +89,7 @@ def _attend(
 
     rows = {
         "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
-        "max_score": lambda: _pick(scores, alive),
+        "max_score": lambda: _largest_score(scores, alive),
         "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
         "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
     }
@@ -193,7 +193,7 @@ def _argmax(scores: Array) -> Array:
     return jnp.argmax(scores, axis=-1, keepdims=True).astype(jnp.int32)
 
 
-def _pick(scores: Array, alive: Array) -> Array:
+def _largest_score(scores: Array, alive: Array) -> Array:
     """Return the largest score, differentiable through its first occurrence."""
     if scores.shape[-1] == 0:
         return jnp.full((*scores.shape[:-1], 1), -jnp.inf, scores.dtype)

@@ -91,12 +91,12 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     place = jnp.maximum(argmax, 0)
     key_head = index[-2] // config.group
 
-    def pick(array: Array, indices: list[Array]) -> Array:
+    def take(array: Array, indices: list[Array]) -> Array:
         sizes = array.shape[: len(indices)]
         indices = [jnp.zeros_like(i) if n == 1 else i for i, n in zip(indices, sizes, strict=True)]
         return array[tuple(indices)].astype(config.dtype)
 
-    rows = inputs.query.astype(config.dtype), pick(inputs.key, [*index[:-2], key_head, place])
+    rows = inputs.query.astype(config.dtype), take(inputs.key, [*index[:-2], key_head, place])
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)
@@ -107,7 +107,7 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     cells = Picks(
         query_position, place + offset, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0])
     )
-    bias = None if inputs.bias is None else pick(inputs.bias, [*index, place])
+    bias = None if inputs.bias is None else take(inputs.bias, [*index, place])
     score = finish_scores(score, None, score=problem.score, cells=cells, bias=bias).scores
     derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
     return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)

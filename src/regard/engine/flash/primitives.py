@@ -46,7 +46,7 @@ class Spec:
     linear: tuple[str, ...] = ()  # of Operands for tangent, of Results for backward
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of the gradients backward returns
     of: str = ""  # for second: the primitive that is differentiated
-    moving: tuple[int, ...] = ()  # for second: by which of its operands
+    wrt: tuple[int, ...] = ()  # for second: by which of its operands
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -105,24 +105,22 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
 
 
 def _evaluate_second(spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
-    count = len(operands) - len(spec.moving)
+    count = len(operands) - len(spec.wrt)
     operands, tangents = list(operands[:count]), list(operands[count:])
-    return jax.jvp(
-        _as_function_of_moving(spec, operands, reversible), _pick(operands, spec.moving), tangents
-    )[1]
+    return jax.jvp(_as_function_of(spec, operands, reversible), _take(operands, spec.wrt), tangents)[1]
 
 
-def _as_function_of_moving(spec: Spec, operands: Leaves, reversible: bool) -> Any:
-    def function(*moving: Array) -> list[Array]:
+def _as_function_of(spec: Spec, operands: Leaves, reversible: bool) -> Any:
+    def function(*wrt: Array) -> list[Array]:
         everything = list(operands)
-        for place, value in zip(spec.moving, moving, strict=True):
+        for place, value in zip(spec.wrt, wrt, strict=True):
             everything[place] = value
         return _evaluate(spec.of, spec, everything, reversible)
 
     return function
 
 
-def _pick(operands: Leaves, places: Sequence[int]) -> list[Any]:
+def _take(operands: Leaves, places: Sequence[int]) -> list[Any]:
     return [operands[place] for place in places]
 
 
@@ -153,7 +151,7 @@ def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[lis
         residuals = found[: len(spec.residuals)]
         of = dataclasses.replace(spec, linear=tuple(spec.present[place] for place in linear))
         found_tangents = tangent_p.bind(
-            *operands[:count], *residuals, *_pick(tangents, linear), *operands[count:], spec=of
+            *operands[:count], *residuals, *_take(tangents, linear), *operands[count:], spec=of
         )
         by_name |= dict(zip(spec.results, found_tangents, strict=True))
     return found, [
@@ -173,10 +171,10 @@ def _linear_jvp(name: str, operands: Leaves, tangents: Leaves, spec: Spec) -> tu
     if any(varies[first:end]):
         linear = [ad.instantiate_zeros(tangent) for tangent in tangents[first:end]]
         parts.append(primitive.bind(*operands[:first], *linear, *operands[end:], spec=spec))
-    moving = tuple(place for place in range(first) if varies[place])
-    if moving:
-        of = dataclasses.replace(spec, of=name, moving=moving)
-        parts.append(second_p.bind(*operands, *_pick(tangents, moving), spec=of))
+    wrt = tuple(place for place in range(first) if varies[place])
+    if wrt:
+        of = dataclasses.replace(spec, of=name, wrt=wrt)
+        parts.append(second_p.bind(*operands, *_take(tangents, wrt), spec=of))
     if not parts:
         return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
     return found, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
@@ -192,7 +190,7 @@ def _second_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list
             everything[place] = value
         return _evaluate_second(spec, everything, reversible=True)
 
-    return jax.jvp(function, _pick(operands, varies), _pick(tangents, varies))
+    return jax.jvp(function, _take(operands, varies), _take(tangents, varies))
 
 
 def _instantiate(cotangents: Leaves) -> list[Array]:
@@ -226,7 +224,7 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
     if not given:
         return [None] * len(operands)
     of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
-    tangents = tangent_p.bind(*operands[:first], *_pick(cotangents, given), *operands[end:], spec=of)
+    tangents = tangent_p.bind(*operands[:first], *_take(cotangents, given), *operands[end:], spec=of)
     linear = [
         tangent if ad.is_undefined_primal(operand) else None
         for tangent, operand in zip(tangents, operands[first:end], strict=True)
@@ -235,11 +233,11 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
 
 
 def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    count = len(operands) - len(spec.moving)
+    count = len(operands) - len(spec.wrt)
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    function = _as_function_of_moving(spec, operands[:count], reversible=True)
-    _, vjp = jax.vjp(function, *_pick(operands, spec.moving))
+    function = _as_function_of(spec, operands[:count], reversible=True)
+    _, vjp = jax.vjp(function, *_take(operands, spec.wrt))
     return [None] * count + list(vjp(_instantiate(cotangents)))
 
 
@@ -250,11 +248,11 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
     """Put one more leading axis in front; where the context differs along it, loop."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     end = spec.laid_out(name)
-    tail = len(operands) - len(spec.moving)
+    tail = len(operands) - len(spec.wrt)
     if any(axis is not None for axis in axes[end:tail]):
         return _loop(primitive, operands, axes, spec)
     # An operand and its tangent need one shape.
-    pairs = [*zip(spec.moving, range(tail, len(operands)), strict=True)]
+    pairs = [*zip(spec.wrt, range(tail, len(operands)), strict=True)]
     alike = {place for pair in pairs if any(axes[place] is not None for place in pair) for place in pair}
     operands = [
         operand if end <= place < tail else _lead(operand, axis, size if place in alike else 1)

@@ -155,12 +155,12 @@ class TileView:
         first = self.leading[config.added] if rank > 1 else 0
         heads = Span(self.leading[-1] * config.group, self.blocking.heads * config.group)
 
-        def lay(array: Array) -> Array:
+        def align(array: Array) -> Array:
             array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
             laid = self.over_scores(array)
             return jnp.swapaxes(laid, -1, -2) if across else laid
 
-        return Block(self.grid(offsets), heads, jnp.asarray(first, jnp.int32).reshape((1, 1, 1)), lay)
+        return Block(self.grid(offsets), heads, jnp.asarray(first, jnp.int32).reshape((1, 1, 1)), align)
 
     # Parameters have axes of their own after those that vmap added.
 
@@ -170,7 +170,7 @@ class TileView:
         array = array.astype(self.config.dtype)
         if not added:
             return array
-        return _cut(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
+        return _slice_at(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
 
     def add_parameter(self, array: Array, change: Array) -> Array:
         """Add to this leading position's parameter."""
@@ -178,7 +178,7 @@ class TileView:
             return array + change
         starts = self._added_starts(array)
         change = change.reshape((*(1,) * self.config.added, *change.shape))
-        change = change + _cut(array, starts, change.shape)
+        change = change + _slice_at(array, starts, change.shape)
         return jax.lax.dynamic_update_slice(array, change, starts, allow_negative_indices=False)
 
     def _added_starts(self, array: Array) -> list[Array]:
@@ -210,7 +210,7 @@ class TileView:
         places.append((0, array.shape[-1]) if columns is None else (columns.start, columns.size))
         places = [(0, 1) if n == 1 else place for n, place in zip(array.shape, places, strict=True)]
         starts, sizes = zip(*places, strict=True)
-        return _cut(array, starts, sizes).reshape(sizes[-3:])
+        return _slice_at(array, starts, sizes).reshape(sizes[-3:])
 
     def _matrix(self, tile: Array) -> Array:
         """Put the group of (heads * group | 1, length, x) in the rows, and drop the axis of a single head."""
@@ -283,7 +283,7 @@ class TileView:
         starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
         tile = tile.reshape((*(1,) * (array.ndim - 3), *tile.shape))
         if add:
-            tile = tile + _cut(array, starts, tile.shape)
+            tile = tile + _slice_at(array, starts, tile.shape)
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
 
 
@@ -291,25 +291,25 @@ def _place(first: Any, block: int, length: int) -> Span:
     return Span(first if length % block == 0 else jnp.minimum(first, length - block), block)
 
 
-def _cut(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
+def _slice_at(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
     starts = [jnp.asarray(start, jnp.int32) for start in starts]
     if array.dtype == jnp.bfloat16:
-        return _cut_bits(array, starts, tuple(sizes))
+        return _slice_bits(array, starts, tuple(sizes))
     return jax.lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _cut_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Array:
+def _slice_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Array:
     """Slice bfloat16 numbers as integers: XLA's CPU would first make the whole array float32."""
     bits = jax.lax.bitcast_convert_type(array, jnp.uint16)
     bits = jax.lax.dynamic_slice(bits, starts, sizes, allow_negative_indices=False)
     return jax.lax.bitcast_convert_type(bits, array.dtype)
 
 
-@_cut_bits.defjvp
-def _cut_bits_jvp(sizes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Array, Array]:
+@_slice_bits.defjvp
+def _slice_bits_jvp(sizes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Array, Array]:
     tangent = jax.lax.dynamic_slice(tangents[0], primals[1], sizes, allow_negative_indices=False)
-    return _cut_bits(*primals, sizes), tangent
+    return _slice_bits(*primals, sizes), tangent
 
 
 @dataclass(frozen=True)
@@ -354,8 +354,8 @@ class TileLoop:
         place = [0 if n == 1 else start for n, start in zip(lists.full.shape, place, strict=True)]
         ones = (1,) * len(place)
         count = lists.starts.shape[-1]
-        starts = _cut(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
-        full, kept = (_cut(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
+        starts = _slice_at(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
+        full, kept = (_slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
 
         def step(slot: Any, carry: Carry) -> Carry:
             start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
