@@ -87,7 +87,7 @@ def _backward(division: Division, residuals: Any, cotangents: Any) -> tuple[Oper
     output_cotangent, log_cotangent, _ = cotangents
 
     def local(arrays: Operands, rows: Results, cotangents: Results, call: Replicated) -> Operands:
-        # Else the compiler would keep keys from the first trip for the second: the memory of many devices.
+        # Without it the compiler keeps all devices' keys from the first trip for the second.
         arrays = jax.lax.optimization_barrier(arrays)
         cotangents = jax.tree.map(lambda array: bring_in(array, division), cotangents)
         cotangents = _as_rows(cotangents._replace(output=cotangents.output.astype(rows.output.dtype)))

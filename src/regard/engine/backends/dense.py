@@ -28,7 +28,7 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-# So many rows of queries per key head make products that wait for memory: keys and values are read once.
+# Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
 _FEW_QUERIES = 32
 
 
@@ -58,7 +58,7 @@ def _read_once_jvp(primals: Any, tangents: Any) -> Any:
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
     keep = problem.keep()
-    return _attend(problem, keep, *_reachable(problem, keep))
+    return _attend(problem, keep, *_zero_unattended(problem, keep))
 
 
 def _attend(
@@ -112,7 +112,7 @@ def _attend(
 def score_matrix(problem: Problem) -> Array:
     """Compute the T x S scores, -inf where a query may not attend."""
     keep = problem.keep()
-    query, key, _ = _reachable(problem, keep)
+    query, key, _ = _zero_unattended(problem, keep)
     return problem.spread(_scores(problem, query, key, keep), problem.T, problem.S)
 
 
@@ -152,7 +152,7 @@ def _inputs(problem: Problem) -> tuple[Array, Array, Array]:
     return query, key, value
 
 
-def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
+def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
     """Return query, key and value in the dtype of products, zero where no pair uses them.
 
     What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
@@ -170,7 +170,7 @@ def _reachable(problem: Problem, keep: Array | None) -> tuple[Array, Array, Arra
 
 
 def _zero_unless(used: Array, array: Array) -> Array:
-    """Zero the rows that no user of this array, over all axes it is broadcast along, has."""
+    """Zero the rows of an array that nothing it is broadcast to uses."""
     shared = tuple(axis for axis, size in enumerate(array.shape[:-1]) if size == 1 < used.shape[axis])
     return jnp.where(used.any(shared, keepdims=True), array, 0)
 

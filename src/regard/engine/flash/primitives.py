@@ -36,8 +36,8 @@ Leaves = Sequence[Any]
 class Spec:
     """The static parameters of a bind.
 
-    Operands come as inputs, results (but not for forward), what the call is linear in, context. All but the
-    context are arrays with the config's leading axes, but for parameters, which only have those vmap added.
+    Operands come in this order: inputs, results (not for forward), what the call is linear in, context. Arrays
+    have the config's leading axes; a score's parameters have only those that vmap added, the context its own.
     """
 
     config: TileConfig

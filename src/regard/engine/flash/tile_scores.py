@@ -1,4 +1,4 @@
-"""A tile of scores, finished and differentiable; and what dropout and NaN take from it."""
+"""A tile of scores, finished and differentiable; dropout of its weights, and NaN kept out of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TileScores(NamedTuple):
     """A tile of finished scores, which can be differentiated by raw scores and parameters."""
 
     scores: Array
-    masked: Array  # -inf where mask or bias remove a pair; else of no meaning
+    masked: Array  # -inf where mask or bias remove a pair; elsewhere not to be read
     apply: Any = None  # the score function, of raw scores and named parameters; None without one
     raw: Any = None
     parameters: Any = None
@@ -96,9 +96,9 @@ def score_tile(
 
 
 def zero_unattended(
-    has_nonfinite: Array | None, finished: TileScores, queries: int, *tiles: Array
+    has_nonfinite: Array | None, finished: TileScores, query_axis: int, *tiles: Array
 ) -> tuple[Array, ...]:
-    """Zero keys or values of a tile that none of its queries, on that axis of the scores, may attend to.
+    """Zero keys or values of a tile that none of its queries, which lie on `query_axis`, may attend to.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
     outputs and gradients.
@@ -107,7 +107,7 @@ def zero_unattended(
         return tiles
 
     def zero(*tiles: Array) -> tuple[Array, ...]:
-        asked = (finished.masked.max(queries) != -jnp.inf)[..., None]
+        asked = (finished.masked.max(query_axis) != -jnp.inf)[..., None]
         return tuple(jnp.where(asked, tile, 0) for tile in tiles)
 
     return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)

@@ -28,7 +28,7 @@ class Tuning:
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster
     dense_side: int = 256  # without a mask, also with more heads of at most side x side scores
-    dense_rows: int = 8  # and so is it for fewer queries per key head: products of a few rows
+    dense_rows: int = 8  # with fewer queries per key head than this, dense is faster, too
     tile_side: int = 512  # queries and keys of a tile
     full_side: int = 1024  # the same without a mask, in float32
     forward_cells: int = 1 << 20  # scores of a forward tile, over the heads that go together
@@ -59,13 +59,13 @@ class Tuning:
         forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
         lower = queries
         if problem.mask is not None and problem.mask.local:
-            # A band crosses its tiles: lower ones hold less that it does not keep.
+            # A band crosses its tiles: tiles of fewer queries hold fewer pairs outside of it.
             lower, backward = _divide(problem.T, side // problem.group // 2), 2 * backward
         return Blocking(queries, keys, forward), Blocking(lower, keys, backward)
 
 
 def _divide(length: int, side: int) -> int:
-    """Return the least size of as few tiles as `side` allows: half empty ones cost as much as full ones."""
+    """Divide a length into as few tiles as `side` allows, and return the least size that does so."""
     length, side = max(length, 1), max(side, 1)
     size = -(-length // -(-length // side))
     return min(-(-size // _LANES) * _LANES, length, side)

@@ -22,7 +22,7 @@ class Finished(NamedTuple):
     """Scores as the softmax sees them, and what led to them."""
 
     scores: Array
-    masked: Array  # -inf where mask or bias remove a pair; else of no meaning
+    masked: Array  # -inf where mask or bias remove a pair; elsewhere not to be read
     raw: Array  # what the score function was applied to
 
 
@@ -77,7 +77,7 @@ def scale_late(scores: Array, scale: Any, low_precision: bool) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scoring:
-    """A score without its floating-point leaves, which a call is differentiated by."""
+    """A score whose floating-point leaves are taken out: a call is differentiated by them."""
 
     structure: Any = dataclasses.field(metadata={"static": True})
     places: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # of parameters among the leaves
