@@ -53,7 +53,7 @@ class Operands(NamedTuple):
         return key, value
 
     def has_nonfinite(self, config: TileConfig) -> Array | None:
-        """Tell whether a key or value is NaN or inf; None without a mask or bias, as then nothing is hidden."""
+        """Tell whether a key or value is NaN or inf; None where no pair can be removed."""
         if not config.masked and self.bias is None:
             return None
         # Extremes show it, and finding them needs no array of the inputs' size.

@@ -36,8 +36,8 @@ Leaves = Sequence[Any]
 class Spec:
     """The static parameters of a bind.
 
-    Operands come in this order: inputs, results (not for forward), what the call is linear in, context. Arrays
-    have the config's leading axes; a score's parameters have only those that vmap added, the context its own.
+    Operands come in this order: inputs, results (not for forward), what the call is linear in, context. They
+    have the config's leading axes; a score's parameters have those that vmap added, the context its own.
     """
 
     config: TileConfig
