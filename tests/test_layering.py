@@ -39,7 +39,7 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds bounds data algebra positional predicates keys stored documents"
+    "masks": "grid picture tile_kinds bounds data algebra positional predicates stored keys documents"
     " conventions notation",
     "positions": "angles tables scaling rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
@@ -72,7 +72,7 @@ FOLDERS = {
     " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
     " traces.owners traces.sequences traces.captures traces",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
-    " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps families.family"
+    " onnx_linear onnx_ops weight_files weight_maps families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",

@@ -135,28 +135,17 @@ def attention(
     dtype = working_dtype(softmax_precision, query.dtype)
     present = key, value
     arrays = [array if dtype == query.dtype else array.astype(dtype) for array in (query, key, value)]
-    capped = functools.partial(
-        attend, *arrays, scale=scale, score=scores.softcap(softcap) if softcap else None, backend=backend
-    )
-    whole = functools.partial(
-        capped,
-        mask=arguments.all_of(parts),
-        bias=bias,
-        query_offset=offset,
-    )
-    matrix = None
+    plain = functools.partial(attend, *arrays, scale=scale, backend=backend)
+    capped = functools.partial(plain, score=scores.softcap(softcap) if softcap else None)
+    whole = functools.partial(capped, mask=arguments.all_of(parts), bias=bias, query_offset=offset)
+    name = "weights" if mode == 3 else "scores"
     if mode in (2, 3):
-        name = "weights" if mode == 3 else "scores"
         output, aux = whole(aux=(name,))
-        matrix = aux[name]
     else:
-        output = whole()
-    if mode in (0, 1):
         # Scores that no mask has touched are those of a call without one.
-        bare = capped if mode == 1 else functools.partial(capped, score=None)
-        matrix = bare(aux=("scores",))[1]["scores"]
+        output, aux = whole(), {} if mode is None else (capped if mode else plain)(aux=(name,))[1]
     output = output.astype(query.dtype)
-    matrix = None if matrix is None else matrix.astype(query.dtype)
+    matrix = aux[name].astype(query.dtype) if aux else None
     return AttentionOutputs(join_heads(output) if packed else output, *present, matrix)
 
 
