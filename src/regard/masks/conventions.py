@@ -180,6 +180,10 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
 
     Reference: jax 0.10, `jax.nn.dot_product_attention`.
     """
-    if isinstance(local_window_size, tuple):
-        return sliding_window(*local_window_size)
-    return sliding_window(local_window_size, local_window_size)
+    if not isinstance(local_window_size, list | tuple):
+        return sliding_window(local_window_size, local_window_size)
+    if len(local_window_size) != 2:
+        raise ValueError(
+            f"local_window_size: expected (left, right) or one integer for both, got {local_window_size!r}"
+        )
+    return sliding_window(*local_window_size)
