@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import wrightomega
 
 from regard.axes import Array
 from regard.theory import operands
@@ -234,4 +233,13 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
     """
     a = 2 / (width - 1) * (1 + math.log(2 * beta * radius**2 * failure * (width - 1)))
     b = 2 * radius**2 * beta / 5
-    return b / float(wrightomega(a + math.log(b)))  # omega(x) = W(e^x)
+    return b / _lambert(a + math.log(b))
+
+
+def _lambert(exponent: float) -> float:
+    """Find W(e^exponent), the w with w + log w = exponent, by Newton's method on log w."""
+    log_w = min(exponent, math.log(max(exponent, 1.0)))
+    for _ in range(50):
+        w = math.exp(log_w)
+        log_w -= (w + log_w - exponent) / (w + 1)
+    return math.exp(log_w)
