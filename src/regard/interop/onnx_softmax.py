@@ -116,9 +116,11 @@ def attention(
         parts.append(masks.lengths(lengths))
     if is_causal:
         parts.append(masks.causal())
-    window = (_window("left_window_size", left_window_size), _window("right_window_size", right_window_size))
-    if window != (None, None):
-        parts.append(masks.sliding_window(*window))
+    for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < -1:
+            raise ValueError(f"{name}: expected a number of keys, or -1 for all; got {size!r}")
+    if (left_window_size, right_window_size) != (-1, -1):
+        parts.append(masks.from_flash_window(left_window_size, right_window_size))
     bias = None
     if attn_mask is not None:
         filled = _fill(jnp.asarray(attn_mask), num_keys)
@@ -171,12 +173,6 @@ def _append(key: Array, value: Array, past_key: Any, past_value: Any) -> tuple[A
             f" {joined[1].shape[2] - value.shape[2]}"
         )
     return joined[0], joined[1], joined[0].shape[2] - key.shape[2]
-
-
-def _window(name: str, size: int) -> int | None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < -1:
-        raise ValueError(f"{name}: expected a number of keys, or -1 for all; got {size!r}")
-    return None if size == -1 else size
 
 
 def _fill(mask: Array, num_keys: int) -> Array:

@@ -166,6 +166,9 @@ def raise_index(vector: Any, metric: Any) -> Array:
             f"metric: expected ({vector.shape[-1]}, {vector.shape[-1]}) for vectors of that width,"
             f" got shape {metric.shape}"
         )
+    leading = np.broadcast_shapes(vector.shape[:-1], metric.shape[:-2])
+    metric = jnp.broadcast_to(metric, (*leading, *metric.shape[-2:]))
+    vector = jnp.broadcast_to(vector, (*leading, vector.shape[-1]))
     return jnp.linalg.solve(metric, vector[..., None])[..., 0]
 
 
