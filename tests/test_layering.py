@@ -39,9 +39,9 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds bounds data algebra positional predicates keys stored documents"
+    "masks": "grid picture tile_kinds bounds data algebra positional predicates stored keys documents"
     " conventions notation",
-    "positions": "angles tables scaling rotation",
+    "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
     "engine": "call.options call.problem call.canonicalization call.hooks call softmax.scoring"
@@ -56,7 +56,7 @@ FOLDERS = {
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"
     " placements calls",
     "planning": "chips candidates estimates reports planner",
-    "linear": "features halving state problem chunks attention",
+    "linear": "halving problem chunks attention",
     "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward"
     " residual blocks",
     "models": "config padding decoding_cache embedding stack pooling encoder decoder encoder_decoder"
@@ -71,8 +71,8 @@ FOLDERS = {
     " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
     " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
     " traces.owners traces.sequences traces.captures traces",
-    "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_rotary"
-    " onnx_linear onnx_nodes onnx_ops weight_files conversions weight_maps families.family"
+    "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
+    " weight_files weight_maps families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",

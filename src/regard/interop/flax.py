@@ -120,7 +120,12 @@ def attention_fn(
     mask, sound = _read_mask(mask)
     kept = arguments.align_mask("mask", mask, full)
     if is_causal:
-        _check_causal(kept, *full[-2:])
+        if kept is not None and full[-2] == 1 < full[-1]:
+            raise ValueError(
+                f"is_causal: expected False for one query, with a mask, on {full[-1]} keys, got True: Flax"
+                " counts it from the first key, and all others would be lost. decode=True masks its cache by"
+                " itself"
+            )
         kept = arguments.all_of([kept, masks.causal()])
     rate = 0.0 if deterministic else dropout_rate
     if rate and dropout_rng is None:
@@ -184,11 +189,3 @@ def _read_mask(mask: Any) -> tuple[Any, Array | None]:
 
 def _is_binary(array: Array) -> Array:
     return jnp.all((array == 0) | (array == 1))
-
-
-def _check_causal(mask: Mask | None, num_queries: int, num_keys: int) -> None:
-    if mask is not None and num_queries == 1 < num_keys:
-        raise ValueError(
-            f"is_causal: expected False for one query, with a mask, on {num_keys} keys, got True: Flax counts"
-            " it from the first key, and all others would be lost. decode=True masks its cache by itself"
-        )

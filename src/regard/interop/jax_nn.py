@@ -97,7 +97,7 @@ def dot_product_attention(
     if is_causal:
         parts.append(masks.causal())
     if local_window_size is not None:
-        parts.append(_window(local_window_size))
+        parts.append(masks.from_jax_window(local_window_size))
     if key_value_seq_lengths is not None:
         lengths = arguments.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
         parts.append(masks.lengths(lengths))
@@ -120,13 +120,3 @@ def dot_product_attention(
         return out[0] if unbatched else out
     out, residual = arguments.swap_heads(result[0]), jnp.swapaxes(result[1]["lse"], -2, -1)
     return (out[0], residual[0]) if unbatched else (out, residual)
-
-
-def _window(size: Any) -> Mask:
-    if isinstance(size, list | tuple):
-        if len(size) != 2:
-            raise ValueError(
-                f"local_window_size: expected (left, right) or one integer for both, got {size!r}"
-            )
-        size = tuple(size)
-    return masks.from_jax_window(size)

@@ -116,9 +116,11 @@ def attention(
         parts.append(masks.lengths(lengths))
     if is_causal:
         parts.append(masks.causal())
-    window = (_window("left_window_size", left_window_size), _window("right_window_size", right_window_size))
-    if window != (None, None):
-        parts.append(masks.sliding_window(*window))
+    for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < -1:
+            raise ValueError(f"{name}: expected a number of keys, or -1 for all; got {size!r}")
+    if (left_window_size, right_window_size) != (-1, -1):
+        parts.append(masks.from_flash_window(left_window_size, right_window_size))
     bias = None
     if attn_mask is not None:
         filled = _fill(jnp.asarray(attn_mask), num_keys)
@@ -135,28 +137,17 @@ def attention(
     dtype = working_dtype(softmax_precision, query.dtype)
     present = key, value
     arrays = [array if dtype == query.dtype else array.astype(dtype) for array in (query, key, value)]
-    capped = functools.partial(
-        attend, *arrays, scale=scale, score=scores.softcap(softcap) if softcap else None, backend=backend
-    )
-    whole = functools.partial(
-        capped,
-        mask=arguments.all_of(parts),
-        bias=bias,
-        query_offset=offset,
-    )
-    matrix = None
+    plain = functools.partial(attend, *arrays, scale=scale, backend=backend)
+    capped = functools.partial(plain, score=scores.softcap(softcap) if softcap else None)
+    whole = functools.partial(capped, mask=arguments.all_of(parts), bias=bias, query_offset=offset)
+    name = "weights" if mode == 3 else "scores"
     if mode in (2, 3):
-        name = "weights" if mode == 3 else "scores"
         output, aux = whole(aux=(name,))
-        matrix = aux[name]
     else:
-        output = whole()
-    if mode in (0, 1):
         # Scores that no mask has touched are those of a call without one.
-        bare = capped if mode == 1 else functools.partial(capped, score=None)
-        matrix = bare(aux=("scores",))[1]["scores"]
+        output, aux = whole(), {} if mode is None else (capped if mode else plain)(aux=(name,))[1]
     output = output.astype(query.dtype)
-    matrix = None if matrix is None else matrix.astype(query.dtype)
+    matrix = aux[name].astype(query.dtype) if aux else None
     return AttentionOutputs(join_heads(output) if packed else output, *present, matrix)
 
 
@@ -182,12 +173,6 @@ def _append(key: Array, value: Array, past_key: Any, past_value: Any) -> tuple[A
             f" {joined[1].shape[2] - value.shape[2]}"
         )
     return joined[0], joined[1], joined[0].shape[2] - key.shape[2]
-
-
-def _window(name: str, size: int) -> int | None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < -1:
-        raise ValueError(f"{name}: expected a number of keys, or -1 for all; got {size!r}")
-    return None if size == -1 else size
 
 
 def _fill(mask: Array, num_keys: int) -> Array:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -257,6 +256,5 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
 
 def spread_over(function: Callable[..., Array], array: Array) -> Array:
     """Apply a function of an entry and its four indices to every entry of (batch, heads, T, S)."""
-    for axis in reversed(range(4)):
-        function = jax.vmap(function, (0, *(0 if own == axis else None for own in range(4))))
-    return function(array, *(jnp.arange(n, dtype=jnp.int32) for n in array.shape))
+    indices = (jnp.arange(n, dtype=jnp.int32) for n in array.shape)
+    return jnp.vectorize(function)(array, *jnp.ix_(*indices))

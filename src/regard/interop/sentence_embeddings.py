@@ -68,7 +68,9 @@ def embed(
             " vocab.txt"
         )
     pooling, limit = _read_pooling(pretrained), _read_limit(pretrained, max_length)
-    tokens = [_truncate(one.ids, limit) for one in pretrained.tokenizer.encode_batch(list(sentences))]
+    found = [one.ids for one in pretrained.tokenizer.encode_batch(list(sentences))]
+    # The last token, [SEP], stays at the end.
+    tokens = [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in found]
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
     rows = np.zeros((len(tokens), pretrained.config.d_model), np.float32)
     for start in range(0, len(order), batch_size):
@@ -87,11 +89,6 @@ def _pool(model: Any, tokens: Array, lengths: Array, pooling: Any) -> Float[Arra
     hidden = model(tokens, lengths=lengths).astype(jnp.float32)  # zero in the padding
     pooled, _ = pooling()(hidden, lengths, ())
     return pooled * jax.lax.rsqrt(jnp.maximum(jnp.sum(pooled**2, axis=-1, keepdims=True), 1e-24))
-
-
-def _truncate(ids: list[int], limit: int) -> list[int]:
-    """Return the first `limit` tokens, with the last one, [SEP], kept at the end."""
-    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooling]:

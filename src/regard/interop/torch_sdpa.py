@@ -74,14 +74,20 @@ def scaled_dot_product_attention(
     named = (("query", query), ("key", key), ("value", value))
     arrays = [float_array(name, array, 2) for name, array in named]
     full = _score_shape(arrays, enable_gqa)
-    rate = _check_rate(dropout_p, rng)
+    if is_concrete(dropout_p) and not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
+    if is_concrete(dropout_p) and dropout_p and rng is None:
+        raise ValueError(
+            f"rng: expected a random key because dropout_p = {dropout_p}, got None; pass"
+            " rng=jax.random.key(0), or dropout_p=0.0 when not training"
+        )
     mask, bias = _read(attn_mask, full)
     return attend(
         *arrays,
         mask=arguments.all_of([mask, masks.causal() if is_causal else None]),
         bias=bias,
         scale=scale,
-        dropout_rate=rate,
+        dropout_rate=dropout_p,
         rng=rng,
         query_offset=0,
     )
@@ -104,17 +110,6 @@ def _score_shape(arrays: list[Array], enable_gqa: bool) -> tuple[int, ...]:
             " pass enable_gqa=True, or swap axes -3 and -2 if they are (batch, length, heads, width)"
         )
     return (*leading, query.shape[-2], key.shape[-2])
-
-
-def _check_rate(dropout_p: Any, rng: Any) -> Any:
-    if is_concrete(dropout_p) and not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    if is_concrete(dropout_p) and dropout_p and rng is None:
-        raise ValueError(
-            f"rng: expected a random key because dropout_p = {dropout_p}, got None; pass"
-            " rng=jax.random.key(0), or dropout_p=0.0 when not training"
-        )
-    return dropout_p
 
 
 def _read(attn_mask: Any, full: tuple[int, ...]) -> tuple[Mask | None, Array | None]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Stored:
     """Element type as the file names it, such as "F32" or "BF16"."""
 
 
-class WeightFiles(Mapping[str, Stored]):
+class WeightFiles(dict[str, Stored]):
     """The tensors of one or several safetensors files by name; `read` fetches one.
 
     Example:
@@ -67,16 +67,8 @@ class WeightFiles(Mapping[str, Stored]):
     """
 
     def __init__(self, tensors: Mapping[str, Stored], handles: Mapping[Path, Any]):
-        self._tensors, self._handles = dict(tensors), dict(handles)
-
-    def __getitem__(self, name: str) -> Stored:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        super().__init__(tensors)
+        self.handles = dict(handles)
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes.
@@ -85,18 +77,18 @@ class WeightFiles(Mapping[str, Stored]):
             KeyError: an unknown name, with the nearest.
             WeightFileError: an element type that NumPy has no match for, such as float8.
         """
-        if name not in self._tensors:
-            near = difflib.get_close_matches(name, self._tensors, n=1, cutoff=0.0)
+        if name not in self:
+            near = difflib.get_close_matches(name, self, n=1, cutoff=0.0)
             raise KeyError(
                 f"{name}: no such tensor among {len(self)}" + (f" (nearest: {near[0]})" * bool(near))
             )
-        stored = self._tensors[name]
+        stored = self[name]
         if stored.dtype not in DTYPES:
             raise WeightFileError(
                 f"{stored.path}: tensor {name} has element type {stored.dtype}; expected one of"
                 f" {', '.join(DTYPES)}; convert it before loading"
             )
-        return self._handles[stored.path].get_tensor(name)
+        return self.handles[stored.path].get_tensor(name)
 
 
 def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
@@ -116,10 +108,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
     Reference: https://github.com/huggingface/safetensors, section "Format".
     """
     path = _find(Path(path))
-    if path.name.endswith(".json"):
-        return _open_shards(path)
-    handle = _open_file(path)
-    return WeightFiles(_list(path, handle), {path: handle})
+    return _open_shards(path) if path.name.endswith(".json") else _open_file(path)
 
 
 def _find(path: Path) -> Path:
@@ -150,7 +139,7 @@ _PICKLE_REASON = (
 )
 
 
-def _open_file(path: Path) -> Any:
+def _open_file(path: Path) -> WeightFiles:
     """Open one file, whose header is checked."""
     from safetensors import SafetensorError, safe_open
 
@@ -159,21 +148,15 @@ def _open_file(path: Path) -> Any:
     if start.startswith(_PICKLE_STARTS):
         raise WeightFileError(f"{path}: named like a safetensors file but a pickle: {_PICKLE_REASON}")
     try:
-        return safe_open(path, "numpy")
+        handle = safe_open(path, "numpy")
     except SafetensorError as error:
         raise WeightFileError(
             f"{path}: expected a whole safetensors file, got {path.stat().st_size} bytes that are not one"
             f" ({error}); it is truncated or damaged: fetch it again"
         ) from error
-
-
-def _list(path: Path, handle: Any) -> dict[str, Stored]:
-    """List the tensors of one file."""
-    found = {}
-    for name in handle.keys():  # noqa: SIM118 (not a mapping)
-        view = handle.get_slice(name)
-        found[name] = Stored(path, tuple(view.get_shape()), view.get_dtype())
-    return found
+    views = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
+    tensors = {n: Stored(path, tuple(view.get_shape()), view.get_dtype()) for n, view in views.items()}
+    return WeightFiles(tensors, {path: handle})
 
 
 def _open_shards(index: Path) -> WeightFiles:
@@ -189,15 +172,14 @@ def _open_shards(index: Path) -> WeightFiles:
     absent = sorted(file.name for file in files if not file.is_file())
     if absent:
         raise WeightFileError(f"{index}: names files that are not beside it: {', '.join(absent)}")
-    handles = {file: _open_file(file) for file in sorted(files)}
-    held = {file: _list(file, handle) for file, handle in handles.items()}
+    held = {file: _open_file(file) for file in sorted(files)}
     tensors = {}
     for name, place in places.items():
         file = index.parent / Path(place).name
         if name not in held[file]:
             raise WeightFileError(f"{index}: expected tensor {name} in {file.name}, which does not hold it")
         tensors[name] = held[file][name]
-    return WeightFiles(tensors, handles)
+    return WeightFiles(tensors, {file: opened.handles[file] for file, opened in held.items()})
 
 
 @dataclass(frozen=True)

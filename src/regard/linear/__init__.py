@@ -4,6 +4,6 @@ Start from `attend` for a sequence and from `step` for one token more; both give
 """
 
 from regard.linear.attention import attend, step
-from regard.linear.state import State
+from regard.linear.problem import State
 
 __all__ = ["State", "attend", "step"]

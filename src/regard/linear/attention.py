@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array, ArrayLike
 from regard.linear.chunks import run
-from regard.linear.problem import canonicalize
-from regard.linear.state import State
+from regard.linear.problem import State, canonicalize
 
 
 def attend(

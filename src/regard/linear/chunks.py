@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.linear.features import FEATURE_MAPS
 from regard.linear.halving import decay_products, decay_weights, invert
-from regard.linear.problem import LinearConfig, LinearProblem
+from regard.linear.problem import FEATURE_MAPS, LinearConfig, LinearProblem
 
 
 class Chunk(NamedTuple):

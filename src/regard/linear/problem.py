@@ -14,13 +14,45 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
-from regard.linear.features import FEATURE_MAPS
-from regard.linear.state import State
 from regard.masks.data import check_rows, check_width
 from regard.masks.grid import spread
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
 CHUNK, CHUNK_OF_DELTA = 64, 32
+
+
+def elu1(x: Array) -> Array:
+    """Compute elu(x) + 1; `jax.nn.elu(x) + 1` loses the digits of a small e^x."""
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+FEATURE_MAPS = {"identity": lambda x: x, "elu1": elu1, "relu": jax.nn.relu, "exp": jnp.exp}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """The memory that a sequence leaves behind, of a size that does not depend on the length.
+
+    memory = sum_s key_s value_s^T, where nothing decays and nothing is erased
+
+    `attend(..., return_state=True)` and `step` make one; pass it as `initial`, or to `step`, to go on. It is
+    a pytree of float32 arrays, float64 for float64 inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import linear
+        >>> x = jnp.eye(2)
+        >>> _, state = linear.attend(x, x, x, return_state=True)
+        >>> state.memory.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    memory: Array
+    """`(*B, K, D, E)`, one matrix per key head; no head axis where key has none."""
+
+    key_sum: Array | None = None
+    """`(*B, K, D)`, the decayed sum of keys that `normalise` divides by; None without it."""
 
 
 @dataclass(frozen=True)

@@ -52,21 +52,14 @@ class Mask:
 
     maker: ClassVar[Callable[..., Mask] | None] = None
     """The function that makes such a mask from its fields and checks them; None, the class."""
-
-    @property
-    def reads_positions(self) -> bool:
-        """Return whether the answer depends on where the queries sit: T != S then needs `query_offset`."""
-        return True
-
-    @property
-    def local(self) -> bool:
-        """Return whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
-        return False
-
-    @property
-    def leading_axes(self) -> int:
-        """Return how many leading axes the mask's own data needs at least."""
-        return 0
+    reads_positions: ClassVar[bool] = True
+    """Whether the answer depends on where the queries sit: T != S then needs `query_offset`."""
+    local: ClassVar[bool] = False
+    """Whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+    leading_axes: ClassVar[int] = 0
+    """Number of leading axes that the mask's own data needs at least."""
+    bounds: ClassVar[Bounds] = Bounds(exact=False)
+    """What is known of the pairs that it keeps."""
 
     def keep(self, grid: Grid) -> Bool[Array, ...]:
         """Return True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""
@@ -80,11 +73,6 @@ class Mask:
     def reads_cells(self) -> bool:
         """Return whether `classify` evaluates every cell, which takes long."""
         return type(self).classify is Mask.classify
-
-    @property
-    def bounds(self) -> Bounds:
-        """Return what is known of the pairs that it keeps."""
-        return Bounds(exact=False)
 
     @property
     def parts(self) -> tuple[Mask, ...]:

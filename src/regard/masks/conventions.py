@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
 from regard.axes import ArrayLike
 from regard.masks.algebra import Mask
-from regard.masks.data import booleans
+from regard.masks.data import booleans, whole_number
 from regard.masks.keys import valid_keys
 from regard.masks.positional import causal, sliding_window
 from regard.masks.stored import from_array
@@ -65,7 +68,12 @@ def from_torch_mha(
     if attn_mask is not None:
         dropped = booleans("attn_mask", attn_mask)
         if dropped.ndim == 3:
-            dropped = _split_heads(dropped, num_heads)
+            if not num_heads or dropped.shape[0] % num_heads:
+                raise ValueError(
+                    "num_heads: expected a divisor of attn_mask's first axis"
+                    f" ({dropped.shape[0]} = batch * heads), got {num_heads}"
+                )
+            dropped = dropped.reshape((-1, num_heads, *dropped.shape[1:]))
         parts.append(from_array(~dropped))
     if key_padding_mask is not None:
         parts.append(valid_keys(~booleans("key_padding_mask", key_padding_mask)))
@@ -73,20 +81,7 @@ def from_torch_mha(
         parts.append(causal())
     if not parts:
         raise ValueError("from_torch_mha: expected attn_mask, key_padding_mask or is_causal=True, got none")
-    mask = parts[0]
-    for part in parts[1:]:
-        mask = mask & part
-    return mask
-
-
-def _split_heads(array, num_heads: int | None):
-    """Reshape (batch * H, T, S) to (batch, H, T, S)."""
-    if not num_heads or array.shape[0] % num_heads:
-        raise ValueError(
-            f"num_heads: expected a divisor of attn_mask's first axis ({array.shape[0]} = batch * heads), got"
-            f" {num_heads}"
-        )
-    return array.reshape((-1, num_heads, *array.shape[1:]))
+    return reduce(operator.and_, parts)
 
 
 def from_flash_window(left: int, right: int) -> Mask:
@@ -138,15 +133,7 @@ def from_hf_window(sliding_window_size: int) -> Mask:
 
     Reference: transformers 5, `masking_utils.sliding_window_overlay`.
     """
-    if (
-        not isinstance(sliding_window_size, bool)
-        and isinstance(sliding_window_size, int)
-        and (sliding_window_size < 1)
-    ):
-        raise ValueError(
-            f"sliding_window_size: expected at least 1 key, the query's own; got {sliding_window_size}"
-        )
-    return sliding_window(sliding_window_size - 1)
+    return sliding_window(whole_number("sliding_window_size", sliding_window_size, 1) - 1)
 
 
 def from_hf_attention_mask(attention_mask: ArrayLike) -> Mask:
@@ -193,6 +180,10 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
 
     Reference: jax 0.10, `jax.nn.dot_product_attention`.
     """
-    if isinstance(local_window_size, tuple):
-        return sliding_window(*local_window_size)
-    return sliding_window(local_window_size, local_window_size)
+    if not isinstance(local_window_size, list | tuple):
+        return sliding_window(local_window_size, local_window_size)
+    if len(local_window_size) != 2:
+        raise ValueError(
+            f"local_window_size: expected (left, right) or one integer for both, got {local_window_size!r}"
+        )
+    return sliding_window(*local_window_size)

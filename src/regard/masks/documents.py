@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, Take
+from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import check_rows, check_width, integers, literal, split
+from regard.masks.data import integers, literal, split
 from regard.masks.grid import Blocks, Grid, offset_column, spread
 from regard.masks.positional import same_value_kind
-from regard.masks.stored import FromArray
+from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import TileKind, tile_kind
 from regard.records import record
 
@@ -58,28 +58,18 @@ def _ranges(ids: Array, block: int) -> tuple[Array, Array]:
 
 
 @record
-class Segments(Mask):
+class Segments(Stored):
     """Separate ids for the rows of query and of key."""
 
     query_ids: Any
     key_ids: Any
+    ends: ClassVar = {"query_ids": "query", "key_ids": "key"}
     maker = staticmethod(segments)
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    local = True
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(key_ids=self.key_ids, query_ids=self.query_ids)
-
-    @property
-    def local(self) -> bool:
-        return True
-
-    @property
-    def leading_axes(self) -> int:
-        return max(np.ndim(self.query_ids), np.ndim(self.key_ids)) - 1
 
     def keep(self, grid: Grid) -> Array:
         queries = grid.take_rows(jnp.asarray(self.query_ids))
@@ -95,38 +85,20 @@ class Segments(Mask):
         key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
         return same_value_kind(query_low, query_high, key_low, key_high)
 
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return Segments(take(self.query_ids, 1), take(self.key_ids, 1))
-
-    def slice_grid(self, grid: Grid) -> Mask:
-        queries = grid.take_rows(jnp.asarray(self.query_ids))
-        return Segments(queries, grid.take_columns(jnp.asarray(self.key_ids)))
-
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        check_rows("segments query_ids", np.shape(self.query_ids)[:-1], leading)
-        check_rows("segments key_ids", np.shape(self.key_ids)[:-1], leading)
-        check_width("segments query_ids", "query", np.shape(self.query_ids)[-1], num_queries)
-        check_width("segments key_ids", "key", np.shape(self.key_ids)[-1], num_keys)
-
 
 @record
-class Documents(Mask):
+class Documents(Stored):
     """One id per key: a query reads that of the key where it sits. Where no key sits, it sees nothing."""
 
     ids: Any
+    ends: ClassVar = {"ids": "key"}
     maker = staticmethod(segments)
+    reads_positions = True
+    local = True
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(key_ids=self.ids)
-
-    @property
-    def local(self) -> bool:
-        return True
-
-    @property
-    def leading_axes(self) -> int:
-        return np.ndim(self.ids) - 1
 
     def _at(self, row: Array, leading_axes: int) -> tuple[Array, Array]:
         """Return ids of the keys in rows (..., n, 1) and whether there is such a row, both (..., n, 1)."""
@@ -163,19 +135,12 @@ class Documents(Mask):
             empty=none_inside | (code == TileKind.EMPTY), full=all_inside & (code == TileKind.FULL)
         )
 
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return Documents(take(self.ids, 1))
-
     def slice_grid(self, grid: Grid) -> Mask:
         # The piece's queries may sit where keys of another piece do.
         row = grid.query_position - offset_column(grid.key_offset, grid.leading_axes)
         queries, inside = self._at(row, grid.leading_axes)
         keys = grid.take_columns(jnp.asarray(self.ids))
         return Segments(queries[..., 0], keys) & FromArray(inside)
-
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        check_rows("segments", np.shape(self.ids)[:-1], leading)
-        check_width("segments", "key position", np.shape(self.ids)[-1], num_keys)
 
     def expression(self) -> str:
         return f"segments({literal(self.ids)})"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, Take
+from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import booleans, check_rows, check_width, integers, split
+from regard.masks.data import booleans, integers, split
 from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.stored import Stored
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
 
@@ -90,22 +89,15 @@ def valid_keys(valid: ArrayLike) -> Mask:
     return ValidKeys(array)
 
 
-class KeysBelow(Mask):
+class KeysBelow(Stored):
     """Keys below a bound, the same for every query of a row."""
 
     bound: Any
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    ends: ClassVar = {"bound": ""}
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(keys_below=self.bound)
-
-    @property
-    def leading_axes(self) -> int:
-        return np.ndim(self.bound)
 
     def keep(self, grid: Grid) -> Array:
         return grid.key_position < spread(jnp.asarray(self.bound), grid.leading_axes + 2)
@@ -113,16 +105,6 @@ class KeysBelow(Mask):
     def classify(self, blocks: Blocks) -> Array:
         bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
         return tile_kind(empty=blocks.key_position_first >= bound, full=blocks.key_position_last < bound)
-
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return dataclasses.replace(self, bound=take(self.bound, 0))  # type: ignore[type-var]
-
-    def slice_grid(self, grid: Grid) -> Mask:
-        del grid
-        return self
-
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        check_rows(type(self).__name__.lower(), np.shape(self.bound), leading)
 
 
 @record
@@ -142,19 +124,12 @@ class Lengths(KeysBelow):
 
 
 @record
-class ValidKeys(Mask):
+class ValidKeys(Stored):
     """Keys marked valid."""
 
     valid: Any
+    ends: ClassVar = {"valid": "key"}
     maker = staticmethod(valid_keys)
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
-
-    @property
-    def leading_axes(self) -> int:
-        return np.ndim(self.valid) - 1
 
     def keep(self, grid: Grid) -> Array:
         return spread(grid.take_columns(jnp.asarray(self.valid)), grid.leading_axes + 2, trailing=1)
@@ -165,13 +140,3 @@ class ValidKeys(Mask):
             spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
         )
         return tile_kind(empty=~some, full=every)
-
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return ValidKeys(take(self.valid, 1))
-
-    def slice_grid(self, grid: Grid) -> Mask:
-        return ValidKeys(grid.take_columns(jnp.asarray(self.valid)))
-
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        check_rows("valid_keys", np.shape(self.valid)[:-1], leading)
-        check_width("valid_keys", "key", np.shape(self.valid)[-1], num_keys)

@@ -147,10 +147,7 @@ class Causal(Mask):
     """Keys at the query's position and before it."""
 
     maker = staticmethod(causal)
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(after=0)
+    bounds = Bounds(after=0)
 
     def keep(self, grid: Grid) -> Array:
         return grid.key_position <= grid.query_position

@@ -1,8 +1,10 @@
-"""A mask stored as an array."""
+"""Masks with arrays: one entry per row, query or key, or a whole mask."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,44 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
-from regard.masks.data import booleans, check_broadcast, split
+from regard.masks.data import booleans, check_broadcast, check_rows, check_width, split
 from regard.masks.grid import Blocks, Grid
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
+
+
+class Stored(Mask):
+    """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
+
+    `ends` says of each what its last axis has an entry for: "query", "key", or "" where all axes are leading.
+    """
+
+    ends: ClassVar[Mapping[str, str]]
+    reads_positions = False
+
+    @property
+    def leading_axes(self) -> int:
+        return max(np.ndim(getattr(self, name)) - bool(end) for name, end in self.ends.items())
+
+    def _map(self, change: Callable[[Any, str], Any]) -> Mask:
+        changed = {name: change(getattr(self, name), end) for name, end in self.ends.items()}
+        return dataclasses.replace(self, **changed)  # type: ignore[type-var]
+
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return self._map(lambda data, end: take(data, int(bool(end))))
+
+    def slice_grid(self, grid: Grid) -> Mask:
+        takes = {"query": grid.take_rows, "key": grid.take_columns}
+        return self._map(lambda data, end: takes[end](jnp.asarray(data)) if end else data)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        maker = getattr(self.maker, "__name__", "mask")
+        for name, end in self.ends.items():
+            shape = np.shape(getattr(self, name))
+            title = f"{maker} {name}" if len(self.ends) > 1 else maker
+            check_rows(title, shape[:-1] if end else shape, leading)
+            if end:
+                check_width(title, end, shape[-1], num_queries if end == "query" else num_keys)
 
 
 def from_array(array: ArrayLike) -> Mask:
@@ -51,10 +87,7 @@ class FromArray(Mask):
 
     array: Any
     maker = staticmethod(from_array)
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    reads_positions = False
 
     @property
     def leading_axes(self) -> int:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
-from regard.positions.angles import turns
-from regard.positions.scaling import Scaling
+from regard.positions.scaling import Scaling, turns
 
 
 def rotary(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float, Int
-from regard.positions.angles import frequencies, turns
+from regard.positions.scaling import frequencies, turns
 
 
 def sinusoidal(

@@ -65,10 +65,7 @@ class Alibi(Score):
 
     slopes: Any
     reads_batch = False
-
-    @property
-    def adds(self) -> bool:
-        return True
+    adds = True
 
     @staticmethod
     def maker(slopes: Any) -> Score:
@@ -153,10 +150,7 @@ class RelativeBias(Score):
     bidirectional: bool = static()
     max_distance: int = static()
     reads_batch = False
-
-    @property
-    def adds(self) -> bool:
-        return True
+    adds = True
 
     @staticmethod
     def maker(table: Any, bidirectional: bool, max_distance: int) -> Score:

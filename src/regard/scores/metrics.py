@@ -58,10 +58,7 @@ class Bilinear(Score):
     maker = staticmethod(bilinear)
     replaces_product = True
     reads_batch = False
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    reads_positions = False
 
     def transform(self, query: Array) -> Array:
         """Multiply the queries by the metric: in the dtype of query, summed in float32 at least."""

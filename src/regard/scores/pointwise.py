@@ -50,10 +50,7 @@ class Softcap(Score):
     cap: Any
     maker = staticmethod(softcap)
     reads_batch = False
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    reads_positions = False
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         cap = cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
@@ -104,10 +101,7 @@ class Temperature(Score):
     value: Any
     maker = staticmethod(temperature)
     reads_batch = False
-
-    @property
-    def reads_positions(self) -> bool:
-        return False
+    reads_positions = False
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return scores * (1 / cells.per_head(jnp.asarray(self.value).astype(scores.dtype)))
@@ -213,24 +207,7 @@ class HoistedModifier(Modified):
             return eval_jaxpr(self.program, self.constants, *arguments)[0]
 
         places = (cells.batch, cells.head, cells.query_position, cells.key_position)
-        places = [place.reshape((*(1,) * (scores.ndim - place.ndim), *place.shape)) for place in places]
-        return _map(one, (scores, *places)).astype(scores.dtype)
+        return jnp.vectorize(one)(scores, *places).astype(scores.dtype)
 
     def expression(self) -> str:
         return self.text
-
-
-def _map(function: Callable[..., Array], arrays: tuple[Array, ...]) -> Array:
-    """Evaluate a function of scalars at every entry; axes of size 1 are not spelled out."""
-    if arrays[0].ndim == 0:
-        return function(*arrays)
-    size = arrays[0].shape[0]
-    axes = tuple(None if array.shape[0] == 1 else 0 for array in arrays)
-    arrays = tuple(
-        array.reshape(array.shape[1:]) if axis is None else array
-        for array, axis in zip(arrays, axes, strict=True)
-    )
-    # Of the scores, all entries are asked for, also along an axis of size 1.
-    if axes[0] is None:
-        return _map(function, arrays)[None]
-    return jax.vmap(lambda *parts: _map(function, parts), axes, axis_size=size)(*arrays)

@@ -34,16 +34,10 @@ class Score:
     """Whether it stands where the product of query and key does, and has `transform` instead of `apply`."""
     reads_batch: ClassVar[bool] = True
     """Whether the answer depends on the index on the first leading axis."""
-
-    @property
-    def reads_positions(self) -> bool:
-        """Return whether the answer depends on where queries and keys sit."""
-        return True
-
-    @property
-    def adds(self) -> bool:
-        """Return whether it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
-        return False
+    reads_positions: ClassVar[bool] = True
+    """Whether the answer depends on where queries and keys sit."""
+    adds: ClassVar[bool] = False
+    """Whether it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
 
     @property
     def parts(self) -> tuple[Score, ...]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.conversions import Settings
-from regard.interop.weight_maps import WeightMap
+from regard.interop.weight_maps import Settings, WeightMap
+from regard.layers.choices import check_choice
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -24,7 +24,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_WRITTEN = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+WRITTEN_ACTIVATIONS = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
 
 # What most families call the sizes.
 SIZES = {
@@ -91,13 +91,9 @@ class Family:
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Write a config as entries of config.json; the inverse of `read`."""
-        plain = {name: getattr(config, field) for name, field in {**self.sizes, **self.entries}.items()}
-        activations = {
-            name: write_activation(plain[name])
-            for name, field in self.entries.items()
-            if field == "activation"
-        }
-        return {**plain, **activations, **self.write_more(config)}
+        fields = vars(config) | {"activation": WRITTEN_ACTIVATIONS[config.activation]}
+        plain = {name: fields[field] for name, field in {**self.sizes, **self.entries}.items()}
+        return {**plain, **self.write_more(config)}
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         """Return the fields that no single entry says, given those that one does."""
@@ -132,11 +128,5 @@ def read_activation(name: Any) -> str:
     Raises:
         ValueError: an activation that no model here has.
     """
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {name!r}")
+    check_choice("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
-
-
-def write_activation(name: str) -> str:
-    """Return the name of one of our activations in config.json."""
-    return _WRITTEN[name]

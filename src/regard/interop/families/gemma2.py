@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import ONE_MORE, Settings
-from regard.interop.families.family import read_activation, write_activation
+from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
-from regard.interop.weight_maps import Pair
+from regard.interop.weight_maps import ONE_MORE, Pair, Settings
 from regard.models import TransformerConfig
 from regard.models.presets import GEMMA2
 
@@ -54,7 +53,7 @@ class Gemma2(Llama):
         scale = config.head_width**-0.5 if config.attention_scale is None else config.attention_scale
         # transformers takes a whole number, and it is one in every released model.
         whole = round(scale**-2)
-        activation = write_activation(config.activation)
+        activation = WRITTEN_ACTIVATIONS[config.activation]
         return {
             **super().write_more(config),
             **write_windows(config),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import TRANSPOSED, Settings, take_part
 from regard.interop.families.family import Family
-from regard.interop.weight_maps import Pair, WeightMap, norm
+from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, norm, take_part
 from regard.models import TransformerConfig
 from regard.models.presets import GPT2 as CHOICES
 

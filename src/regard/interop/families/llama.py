@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.conversions import TRANSPOSED, Settings
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary, write_rotary
-from regard.interop.weight_maps import Pair, WeightMap, linear
+from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, linear
 from regard.models import TransformerConfig
 from regard.models.presets import LLAMA
 

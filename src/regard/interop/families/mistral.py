@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regard.interop.conversions import Settings
 from regard.interop.families.llama import Llama
 from regard.interop.families.windows import read_window, write_windows
+from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 
 

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.conversions import TRANSPOSED, Settings
-from regard.interop.families.family import Family, read_activation, write_activation
-from regard.interop.weight_maps import Pair, WeightMap
+from regard.interop.families.family import WRITTEN_ACTIVATIONS, Family, read_activation
+from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap
 from regard.models import EncoderDecoder, TransformerConfig
 from regard.models.presets import T5 as CHOICES
 
@@ -64,7 +63,7 @@ class T5(Family):
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         is_gelu = config.gated and config.activation == "gelu_tanh"
-        name = "gelu" if is_gelu else write_activation(config.activation)
+        name = "gelu" if is_gelu else WRITTEN_ACTIVATIONS[config.activation]
         return {
             "d_kv": config.head_width,
             "feed_forward_proj": f"gated-{name}" if config.gated else name,

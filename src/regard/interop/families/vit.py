@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
-from regard.interop.conversions import Conversion, Settings, Shape, squeeze
 from regard.interop.families.family import SIZES, Family
-from regard.interop.weight_maps import Pair, WeightMap, linear, norm
+from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
 from regard.models import Encoder
 from regard.models.presets import VIT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.interop.conversions import Settings
+from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
