@@ -39,8 +39,8 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid picture tile_kinds bounds data algebra positional predicates stored keys documents"
-    " conventions notation",
+    "masks": "grid alignment picture tile_kinds bounds data algebra positional predicates stored keys"
+    " documents conventions notation",
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",

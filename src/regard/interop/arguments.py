@@ -14,7 +14,7 @@ from regard import masks
 from regard.axes import Array
 from regard.engine.call.canonicalization import float_array
 from regard.masks import Mask
-from regard.masks.data import booleans, check_broadcast, integers
+from regard.masks.data import check_boolean, check_broadcast, integers
 from regard.masks.grid import is_concrete
 
 
@@ -66,7 +66,7 @@ def align_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
     """Return a mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
     if mask is None or isinstance(mask, Mask):
         return mask
-    return masks.from_array(_full_rank(name, booleans(name, mask), full))
+    return masks.from_array(_full_rank(name, check_boolean(name, mask), full))
 
 
 def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:

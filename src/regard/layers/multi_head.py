@@ -18,7 +18,7 @@ from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.normalisation import EPSILON, build_norm
 from regard.masks import Mask
-from regard.masks.grid import place_queries
+from regard.masks.alignment import place_queries
 from regard.positions import Rotary
 from regard.scores import Score
 

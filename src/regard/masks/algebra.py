@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Bool, Int
+from regard.masks.alignment import place_queries
 from regard.masks.bounds import Bounds
 from regard.masks.data import spell_record, whole_number
-from regard.masks.grid import Blocks, Grid, Offset, is_concrete, place_queries
+from regard.masks.grid import Blocks, Grid, Offset, is_concrete
 from regard.masks.picture import draw_mask
 from regard.masks.tile_kinds import TileKind, classify_cells
 from regard.records import record

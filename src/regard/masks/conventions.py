@@ -7,7 +7,7 @@ from functools import reduce
 
 from regard.axes import ArrayLike
 from regard.masks.algebra import Mask
-from regard.masks.data import booleans, whole_number
+from regard.masks.data import check_boolean, whole_number
 from regard.masks.keys import valid_keys
 from regard.masks.positional import causal, sliding_window
 from regard.masks.stored import from_array
@@ -32,7 +32,7 @@ def from_drop(array: ArrayLike) -> Mask:
         >>> masks.from_drop([[False, True], [False, False]])
         from_array([[True, False], [True, True]])
     """
-    return from_array(~booleans("array", array))
+    return from_array(~check_boolean("array", array))
 
 
 def from_torch_mha(
@@ -66,7 +66,7 @@ def from_torch_mha(
     """
     parts: list[Mask] = []
     if attn_mask is not None:
-        dropped = booleans("attn_mask", attn_mask)
+        dropped = check_boolean("attn_mask", attn_mask)
         if dropped.ndim == 3:
             if not num_heads or dropped.shape[0] % num_heads:
                 raise ValueError(
@@ -76,7 +76,7 @@ def from_torch_mha(
             dropped = dropped.reshape((-1, num_heads, *dropped.shape[1:]))
         parts.append(from_array(~dropped))
     if key_padding_mask is not None:
-        parts.append(valid_keys(~booleans("key_padding_mask", key_padding_mask)))
+        parts.append(valid_keys(~check_boolean("key_padding_mask", key_padding_mask)))
     if is_causal:
         parts.append(causal())
     if not parts:
@@ -154,7 +154,7 @@ def from_hf_attention_mask(attention_mask: ArrayLike) -> Mask:
         >>> masks.from_hf_attention_mask([[1, 1, 0]])
         valid_keys([[True, True, False]])
     """
-    valid = booleans("attention_mask", attention_mask)
+    valid = check_boolean("attention_mask", attention_mask)
     if valid.ndim != 2:
         raise ValueError(f"attention_mask: expected shape (batch, S), got {tuple(valid.shape)}")
     return valid_keys(valid)

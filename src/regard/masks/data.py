@@ -33,7 +33,7 @@ def integers(name: str, value: Any) -> Any:
     return array if array.dtype == np.int32 else array.astype(np.int32)
 
 
-def booleans(name: str, value: Any) -> Any:
+def check_boolean(name: str, value: Any) -> Any:
     """Return a boolean array: True where the one given is nonzero."""
     array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.integer):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import booleans, integers, split
+from regard.masks.data import check_boolean, integers, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.stored import Stored
 from regard.masks.tile_kinds import tile_kind
@@ -83,7 +83,7 @@ def valid_keys(valid: ArrayLike) -> Mask:
         >>> masks.valid_keys([[1, 1, 0], [0, 1, 1]]).dense(1, 3).astype(int).tolist()
         [[[1, 1, 0]], [[0, 1, 1]]]
     """
-    array = booleans("valid", valid)
+    array = check_boolean("valid", valid)
     if array.ndim == 0:
         raise TypeError("valid: expected an array (..., S) with one entry per key, got a scalar")
     return ValidKeys(array)

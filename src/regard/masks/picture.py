@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks.grid import Offset, place_queries
+from regard.masks.alignment import place_queries
+from regard.masks.grid import Offset
 
 LARGEST_EXACT = 64
 CELLS = np.array(["·", "■"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask, Take
-from regard.masks.data import booleans, check_broadcast, check_rows, check_width, split
+from regard.masks.data import check_boolean, check_broadcast, check_rows, check_width, split
 from regard.masks.grid import Blocks, Grid
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
@@ -72,7 +72,7 @@ def from_array(array: ArrayLike) -> Mask:
         >>> masks.from_array([[1, 0], [1, 1]]) & masks.causal()
         from_array([[True, False], [True, True]]) & causal()
     """
-    kept = booleans("array", array)
+    kept = check_boolean("array", array)
     if kept.ndim < 2:
         raise TypeError(
             f"array: expected at least the axes (T, S), got shape {tuple(kept.shape)}; for one entry per key"

@@ -58,28 +58,28 @@ class Block:
     grid: Grid
     heads: Span  # query heads
     first: Array  # index on the first leading axis
-    lay: Callable[[Array], Array]  # (..., heads | 1, T | 1, S | 1) over the scores
+    over_scores: Callable[[Array], Array]  # (..., heads | 1, T | 1, S | 1) over the scores
 
     @property
     def query_position(self) -> Array:
-        return self.lay(self.grid.query_position)
+        return self.over_scores(self.grid.query_position)
 
     @property
     def key_position(self) -> Array:
-        return self.lay(self.grid.key_position)
+        return self.over_scores(self.grid.key_position)
 
     @property
     def head(self) -> Array:
-        return self.lay(self.heads.members[:, None, None])
+        return self.over_scores(self.heads.members[:, None, None])
 
     @property
     def batch(self) -> Array:
-        return self.lay(self.first)
+        return self.over_scores(self.first)
 
     def per_head(self, array: Array) -> Array:
         if array.size == 1:
             return array.reshape(())
-        return self.lay(self.heads.take(array, 0)[:, None, None])
+        return self.over_scores(self.heads.take(array, 0)[:, None, None])
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
@@ -93,7 +93,7 @@ class Block:
             # One entry per distance, from that of the last query and first key upwards.
             steps = jnp.arange(height + width, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
             entries = _entries(table, bucket(base - np.int32(height - 1) + steps))
-            return scores + self.lay(_toeplitz(entries, height, width))
+            return scores + self.over_scores(_toeplitz(entries, height, width))
 
         if 0 in (height, width):
             return scores
@@ -103,7 +103,7 @@ class Block:
         # Far off it is one number for all cells of a head, which costs no pass over the scores.
         entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
         scores = jax.lax.cond(away.reshape(()), lambda scores: scores, near, scores)
-        return scores + self.lay(jnp.where(away, entry, 0)[..., None])
+        return scores + self.over_scores(jnp.where(away, entry, 0)[..., None])
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import numpy as np
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
-from regard.masks.data import booleans, check_broadcast
-from regard.masks.grid import is_concrete, place_queries
+from regard.masks.alignment import place_queries
+from regard.masks.data import check_boolean, check_broadcast
+from regard.masks.grid import is_concrete
 from regard.scores.score import Score, compose, split_product
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
@@ -113,7 +114,7 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
         return None
     if not isinstance(mask, Mask):
         try:
-            array = booleans("mask", mask)
+            array = check_boolean("mask", mask)
         except TypeError as error:
             raise TypeError(str(error)) from None
         check_broadcast("mask", array.shape, leading, num_queries, num_keys)
