@@ -91,8 +91,7 @@ class Decoder(nnx.Module):
             TypeError: sizes that are not integers.
             ValueError: sizes below 1.
         """
-        layers = self.trunk.stack.start_caches(batch, capacity, capacity if chunk is None else chunk)
-        return DecodingCache(jnp.zeros(batch, jnp.int32), layers)
+        return self.trunk.stack.start_cache(batch, capacity, capacity if chunk is None else chunk)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
@@ -126,7 +125,8 @@ class Decoder(nnx.Module):
             >>> bool(jnp.allclose(model.predict(hidden), model(tokens)[:, 3:], atol=1e-5))
             True
         """
-        return self.trunk.read(tokens, cache, counts)
+        hidden = self.trunk.embedding(tokens, offset=cache.lengths)
+        return self.trunk.stack.read(hidden, cache, counts)
 
 
 def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nnx.Linear | None:

@@ -128,15 +128,13 @@ class EncoderDecoder(nnx.Module):
         Args:
             target: as in the call.
             memory: encoded source, `(batch, S, M)`.
-            source_lengths: as in the call.
-            target_lengths: as in the call.
-            aux: names as in `attend`.
+            source_lengths, target_lengths, aux: as in the call.
 
         Returns:
             Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also one dict per block.
         """
         hidden, seen = self.decoder(
-            self._embed(target, lengths=target_lengths),
+            self._target_embedding(target, lengths=target_lengths),
             memory,
             mask=mask_padding(target_lengths),
             memory_mask=mask_padding(source_lengths),
@@ -166,31 +164,18 @@ class EncoderDecoder(nnx.Module):
             TypeError: a capacity that is not an integer.
             ValueError: a capacity below 1, a memory of the wrong shape.
         """
-        batch = memory.shape[0]
         blocks: Any = self.decoder.blocks
         remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
-        layers = self.decoder.start_caches(batch, capacity, capacity)
         lengths = None if source_lengths is None else jnp.asarray(source_lengths, jnp.int32)
-        return DecodingCache(jnp.zeros(batch, jnp.int32), layers, remembered, lengths)
+        return self.decoder.start_cache(memory.shape[0], capacity, capacity, remembered, lengths)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
     ) -> tuple[Float[Array, "batch n M"], DecodingCache]:
         """Read more target tokens after those in the cache; as `Decoder.read`, against the memory."""
-        hidden, seen = self.decoder(
-            self._embed(tokens, offset=cache.lengths),
-            cache.memory,
-            memory_mask=mask_padding(cache.memory_lengths),
-            caches=cache.layers,
-            counts=counts,
-        )
-        layers = tuple(here["self"]["cache"] for here in seen)
-        added = hidden.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
-        return hidden, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
+        hidden = self._target_embedding(tokens, offset=cache.lengths)
+        return self.decoder.read(hidden, cache, counts)
 
     @property
     def _target_embedding(self) -> TokenEmbedding:
         return self.encoder.embedding if self.target_embedding is None else self.target_embedding
-
-    def _embed(self, tokens: ArrayLike, **options: Any) -> Array:
-        return self._target_embedding(tokens, **options)

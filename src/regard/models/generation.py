@@ -53,13 +53,12 @@ class Generated:
 
     def rows(self) -> list[list[int]]:
         """Return the tokens of each row as a list, its end included, the padding left out."""
-        return [
-            row[:length].tolist() for row, length in zip(*_on_host(self.tokens, self.lengths), strict=True)
-        ]
+        tokens, lengths = jax.device_get((self.tokens, self.lengths))
+        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
     def reasons(self) -> list[str]:
         """Say why each row ended: "stop token", "max_tokens" or "not finite"."""
-        finished, healthy = _on_host(self.finished, self.healthy)
+        finished, healthy = jax.device_get((self.finished, self.healthy))
         ends = np.where(finished, "stop token", np.where(healthy, "max_tokens", "not finite"))
         return ends.tolist()
 
@@ -177,17 +176,9 @@ def stream(
     """Write as `generate` does, and hand over tokens as they are made.
 
     Args:
-        model: as in `generate`.
-        prompts: as in `generate`.
-        max_tokens: as in `generate`.
         burst: tokens per step; after the first token, which comes alone. More cost less per token.
-        sampling: as in `generate`.
-        stop_tokens: as in `generate`.
-        rng: as in `generate`, and the same tokens.
-        lengths: as in `generate`.
-        start_token: as in `generate`.
-        capacity: as in `generate`.
-        chunk: as in `generate`.
+        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths, start_token, capacity, chunk: as in
+            `generate`, and with the same tokens.
 
     Returns:
         An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
@@ -220,11 +211,11 @@ def _stream(
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
             cache, draft = _decode(structure, arrays, cache, draft, rules, np.int32(limit))
-        tokens, lengths, alive = _on_host(done.written.tokens, done.written.lengths, done.alive)
-        yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
+        written, alive = jax.device_get((done.written, done.alive))
+        yield [row[a:b].tolist() for row, a, b in zip(written.tokens, sent, written.lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
             return
-        sent, ready = lengths, limit
+        sent, ready = written.lengths, limit
 
 
 @functools.partial(jax.jit, static_argnames="structure")
@@ -338,7 +329,3 @@ def _check_rules(
     check_token("pad_token", pad_token, 2**31)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token))
-
-
-def _on_host(*arrays: Array) -> list[np.ndarray]:
-    return [np.asarray(array) for array in arrays]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -17,6 +18,8 @@ from regard.layers.heads import name_mask
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.normalisation import build_norm
 from regard.models.config import TransformerConfig
+from regard.models.decoding_cache import DecodingCache
+from regard.models.padding import mask_padding
 
 
 class Stack(nnx.Module):
@@ -87,8 +90,8 @@ class Stack(nnx.Module):
             seen.append({**seen_here, "hidden": x} if "hidden" in aux else seen_here)
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
-    def start_caches(self, batch: int, capacity: int, chunk: int) -> tuple[KVCache, ...]:
-        """Make empty caches for `capacity` tokens read in chunks of up to `chunk`; windows bound them."""
+    def start_cache(self, batch: int, capacity: int, chunk: int, *memory: Any) -> DecodingCache:
+        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it."""
 
         def start(number: int) -> KVCache:
             block: Any = self.blocks[number]
@@ -103,7 +106,16 @@ class Stack(nnx.Module):
                 batch, attention.num_key_heads, slots, attention.head_dim, dtype=kernel.dtype, window=window
             )
 
-        return tuple(start(number) for number in range(len(self.blocks)))
+        layers = tuple(start(number) for number in range(len(self.blocks)))
+        return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
+
+    def read(self, x: Array, cache: DecodingCache, counts: ArrayLike | None) -> tuple[Array, DecodingCache]:
+        """Run every block on tokens that follow those in the cache."""
+        memory_mask = mask_padding(cache.memory_lengths)
+        x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
+        layers = tuple(here.get("self", here)["cache"] for here in seen)
+        added = x.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
+        return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
 
     def _scores(self) -> list[scores.Score] | None:
         """Return the score functions of every block."""
