@@ -9,15 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array, Bool, Float, Int
+from regard.engine.call.problem import accumulation_dtype
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, canonicalize, canonicalize_stop_tokens, vocabulary_size
-from regard.models.sampling import widen
 from regard.records import record
 
 
@@ -138,7 +137,7 @@ def _search(
     batch, width = hidden.shape[0], num_beams
     rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)
     cache = jax.tree.map(lambda leaf: leaf[rows], cache)
-    search = _begin(batch, width, request.max_tokens, widen(hidden).dtype)
+    search = _begin(batch, width, request.max_tokens, accumulation_dtype(hidden))
     search, _ = _extend(search, model.predict(hidden)[rows, 0], stops, penalty)
 
     def is_open(carry: tuple[Any, Search]) -> Array:
@@ -170,7 +169,7 @@ def _extend(
     """Try every beginning with every token; return the best, and the beam that each goes on from."""
     batch, width, _ = search.live.shape
     vocab_size = logits.shape[-1]
-    logits = widen(logits)
+    logits = logits.astype(accumulation_dtype(logits))
     gains = jax.nn.log_softmax(logits, axis=-1)
     healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
     gains = jnp.where(healthy, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))

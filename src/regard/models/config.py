@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from regard.layers.choices import NormKind, NormPlace, check_choice
-from regard.layers.normalisation import EPSILON
+from regard.layers.heads import check_heads
+from regard.layers.residual import EPSILON
 from regard.positions import Rotary, Scaling
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
@@ -169,15 +170,7 @@ class TransformerConfig:
                 raise ValueError(f"{name}: expected an integer of at least {least}, got {size!r}")
 
     def _check_heads(self) -> None:
-        if self.head_dim is None and self.d_model % self.num_heads:
-            raise ValueError(
-                f"num_heads: expected a divisor of d_model = {self.d_model}, got {self.num_heads}; choose"
-                " one, or give head_dim"
-            )
-        if self.num_heads % (self.num_key_heads or 1):
-            raise ValueError(
-                f"num_key_heads: expected a divisor of num_heads = {self.num_heads}, got {self.num_key_heads}"
-            )
+        check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
         if self.positions == "rotary" and (self.rotary_width or self.head_width) % 2:
             raise ValueError(
                 f"positions: 'rotary' turns pairs of features, got a head width of {self.head_width}; choose"

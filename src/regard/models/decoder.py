@@ -59,9 +59,8 @@ class Decoder(nnx.Module):
 
         Args:
             tokens: tokens in 0..V-1.
-            lengths: as in `Encoder`.
             mask: what else may not be attended to, beside the future.
-            aux: names as in `Encoder`.
+            lengths, aux: as in `Encoder`.
 
         Returns:
             Logits `(batch, T, V)`; with `aux`, also the dict of `Encoder`.

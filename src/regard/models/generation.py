@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.engine.call.problem import accumulation_dtype
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -23,7 +24,7 @@ from regard.models.prompts import (
     check_token,
     vocabulary_size,
 )
-from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
+from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys
 from regard.records import record
 
 
@@ -211,11 +212,11 @@ def _stream(
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
             cache, draft = _decode(structure, arrays, cache, draft, rules, np.int32(limit))
-        written, alive = jax.device_get((done.written, done.alive))
-        yield [row[a:b].tolist() for row, a, b in zip(written.tokens, sent, written.lengths, strict=True)]
+        tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
+        yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
             return
-        sent, ready = written.lengths, limit
+        sent, ready = lengths, limit
 
 
 @functools.partial(jax.jit, static_argnames="structure")
@@ -225,7 +226,6 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     hidden, cache = read_prompts(model, request)
     batch, size = request.start.shape
     shape = (batch, request.max_tokens)
-    dtype = jnp.float64 if hidden.dtype == jnp.float64 else jnp.float32
     yes = jnp.ones(batch, bool)
     seen = None
     if rules.sampling.repetition_penalty is not None:
@@ -235,7 +235,7 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     written = Generated(
         tokens=jnp.full(shape, rules.pad_token, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
-        log_probabilities=jnp.zeros(shape, dtype),
+        log_probabilities=jnp.zeros(shape, accumulation_dtype(hidden)),
         finished=~yes,
         healthy=yes,
     )
@@ -264,14 +264,14 @@ def _decode(
 
 def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
     """Write one more column: a token for each row that has not ended."""
-    logits, written, alive = widen(logits), draft.written, draft.alive
+    logits, written, alive = logits.astype(accumulation_dtype(logits)), draft.written, draft.alive
     keys = rules.keys
     if keys is not None:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, draft.step))(keys)
     token = choose(logits, rules.sampling, rng=keys, seen=draft.seen)
     healthy = token != NO_TOKEN
     chosen = jnp.maximum(token, 0)
-    log_probability = log_probabilities_of(logits, chosen)
+    log_probability = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=-1)[:, 0]
     stopped = jnp.any(token[:, None] == rules.stop_tokens[None], axis=-1)
     counts = alive & healthy
     pad = jnp.broadcast_to(rules.pad_token, token.shape)
@@ -293,12 +293,6 @@ def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
         step=draft.step + 1,
         seen=None if seen is None else _mark(seen, chosen[:, None], counts[:, None]),
     )
-
-
-def log_probabilities_of(logits: Array, tokens: Array) -> Array:
-    """Compute log softmax(logits) at one token per row."""
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 def _put(columns: Array, column: Array, index: Array) -> Array:

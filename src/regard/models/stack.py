@@ -16,7 +16,7 @@ from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.heads import name_mask
 from regard.layers.multi_head import Memory, unpack
-from regard.layers.normalisation import build_norm
+from regard.layers.residual import build_norm
 from regard.models.config import TransformerConfig
 from regard.models.decoding_cache import DecodingCache
 from regard.models.padding import mask_padding
