@@ -200,7 +200,12 @@ class MultiHeadAttention(nnx.Module):
         kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
         if cache is not None:
-            self._check_decoding(query, cache, key is not None or query_offset is not None)
+            has_more = key is not None or query_offset is not None
+            if has_more or query.shape[:-2] != (cache.batch,):
+                raise ValueError(
+                    f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value or"
+                    f" query_offset; got query {tuple(query.shape)}{' and more' if has_more else ''}"
+                )
         rank, query_leading = query.ndim, query.shape[:-2]
         # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
         # would otherwise be that of the heads.
@@ -262,14 +267,6 @@ class MultiHeadAttention(nnx.Module):
         key = split_heads(project(self.key_projection, key), self.num_key_heads)
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
-
-    def _check_decoding(self, query: Array, cache: KVCache, has_more: bool) -> None:
-        """Raise for what cannot follow the tokens of a cache."""
-        if has_more or query.shape[:-2] != (cache.batch,):
-            raise ValueError(
-                f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value or"
-                f" query_offset; got query {tuple(query.shape)}{' and more' if has_more else ''}"
-            )
 
     def _turn(
         self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | None

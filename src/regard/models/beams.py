@@ -152,7 +152,9 @@ def _search(
         return jax.tree.map(lambda leaf: leaf[origin], cache), search
 
     _, search = jax.lax.while_loop(is_open, advance, (cache, search))
-    return _finish(search, penalty)
+    # The texts that were going on when the tokens ran out count, too.
+    search = dataclasses.replace(search, step=search.step - 1)
+    return _keep_best(search, search.live, search.sums, penalty, stopped=False)
 
 
 def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
@@ -193,12 +195,6 @@ def _extend(
         Search(live, sums, ended, searching, search.step + 1),
         jnp.take_along_axis(parents, chosen, axis=1),
     )
-
-
-def _finish(search: Search, penalty: Array | float) -> Beams:
-    """Add the texts that were going on when the tokens ran out."""
-    before = dataclasses.replace(search, step=search.step - 1)
-    return _keep_best(before, search.live, search.sums, penalty, stopped=False)
 
 
 def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float, *, stopped: bool) -> Beams:

@@ -14,7 +14,6 @@ from regard import masks, scores
 from regard.axes import Array, ArrayLike
 from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock
-from regard.layers.heads import name_mask
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
 from regard.models.config import TransformerConfig
@@ -44,7 +43,10 @@ class Stack(nnx.Module):
     ):
         self.config, self.causal = config, causal
         self.blocks = nnx.List([_build_block(config, block, rngs) for _ in range(config.num_layers)])
-        self.relative_table = _build_relative_table(config, rngs) if config.positions == "relative" else None
+        shape = (config.relative_buckets, config.num_heads)  # a number for each bucket of distances and head
+        start = nnx.initializers.normal(config.d_model**-0.5)
+        is_relative = config.positions == "relative"
+        self.relative_table = nnx.Param(start(rngs.params(), shape, jnp.float32)) if is_relative else None
         norm = {"epsilon": config.norm_epsilon, "rngs": rngs}
         is_open = config.norm != "post"
         self.final_norm = build_norm(config.d_model, config.norm_kind, **norm) if is_open else None
@@ -54,7 +56,7 @@ class Stack(nnx.Module):
         x: Array,
         memory: Array | tuple[Memory, ...] | None = None,
         *,
-        mask: masks.Mask | ArrayLike | None = None,
+        mask: masks.Mask | None = None,
         memory_mask: masks.Mask | None = None,
         caches: tuple[KVCache, ...] | None = None,
         counts: ArrayLike | None = None,
@@ -75,12 +77,10 @@ class Stack(nnx.Module):
             The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
             hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        num_keys = x.shape[-2] if caches is None else -1  # raw arrays do not fit caches
-        named = name_mask(mask, x.shape[:-2], x.shape[-2], num_keys)
         asked = tuple(name for name in aux if name != "hidden")
         score, seen = self._scores(), []
         for number, block in enumerate(self.blocks):
-            options: dict[str, Any] = {"mask": self._mask(number, named), "score": score, "aux": asked}
+            options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
@@ -140,12 +140,6 @@ class Stack(nnx.Module):
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
         return functools.reduce(operator.and_, parts) if parts else None
-
-
-def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Build the table with a number for each bucket of distances and head."""
-    start = nnx.initializers.normal(config.d_model**-0.5)
-    return nnx.Param(start(rngs.params(), (config.relative_buckets, config.num_heads), jnp.float32))
 
 
 def _build_block(
