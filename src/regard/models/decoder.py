@@ -11,9 +11,9 @@ from regard import masks
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
-from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding, TokenTable
 from regard.models.encoder import Encoder
+from regard.models.stack import DecodingCache
 
 
 class Decoder(nnx.Module):

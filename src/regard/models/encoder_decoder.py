@@ -13,11 +13,10 @@ from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
 from regard.models.decoder import build_head, predict_tokens
-from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
 from regard.models.padding import blank_padding, mask_padding
-from regard.models.stack import Stack
+from regard.models.stack import DecodingCache, Stack
 
 
 class EncoderDecoder(nnx.Module):
@@ -107,41 +106,15 @@ class EncoderDecoder(nnx.Module):
             TypeError, ValueError: as in `TokenEmbedding`.
         """
         memory, seen_encoder = unpack(self.encoder(source, lengths=source_lengths, aux=aux), aux)
-        result = self.decode(
-            target, memory, source_lengths=source_lengths, target_lengths=target_lengths, aux=aux
-        )
-        hidden, seen_decoder = unpack(result, aux)
-        logits = self.predict(hidden)
-        return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
-
-    def decode(
-        self,
-        target: ArrayLike,
-        memory: Array,
-        *,
-        source_lengths: ArrayLike | None = None,
-        target_lengths: ArrayLike | None = None,
-        aux: tuple[str, ...] = (),
-    ) -> Any:
-        """Compute hidden states of the target against a memory that `encoder` made, for `predict`.
-
-        Args:
-            target: as in the call.
-            memory: encoded source, `(batch, S, M)`.
-            source_lengths, target_lengths, aux: as in the call.
-
-        Returns:
-            Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also one dict per block.
-        """
-        hidden, seen = self.decoder(
+        hidden, seen_decoder = self.decoder(
             self._target_embedding(target, lengths=target_lengths),
             memory,
             mask=mask_padding(target_lengths),
             memory_mask=mask_padding(source_lengths),
             aux=aux,
         )
-        hidden = blank_padding(hidden, target_lengths)
-        return (hidden, seen) if aux else hidden
+        logits = self.predict(blank_padding(hidden, target_lengths))
+        return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
 
     def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
         """Compute the logits of hidden states."""

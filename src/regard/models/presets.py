@@ -77,40 +77,20 @@ def preset(name: str) -> Preset:
 
 
 # What all models of a family have in common, and what their configurations mean by saying nothing.
-BERT: dict[str, Any] = {
-    "positions": "learned",
-    "norm": "post",
-    "norm_epsilon": 1e-12,
-    "activation": "gelu_erf",
-    "scale_embedding": False,
-    "embedding_norm": True,
-    "num_token_types": 2,
-}
-VIT: dict[str, Any] = {
-    "positions": "learned",
-    "norm_epsilon": 1e-12,
-    "activation": "gelu_erf",
-    "scale_embedding": False,
-    "class_token": True,
-}
-GPT2: dict[str, Any] = {
-    "positions": "learned",
-    "norm_epsilon": 1e-5,
-    "scale_embedding": False,
-    "tied_output": True,
-    "head_bias": False,
-}
-LLAMA: dict[str, Any] = {
-    "positions": "rotary",
+_LEARNED: dict[str, Any] = {"positions": "learned", "scale_embedding": False}
+_ENCODER: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-12, "activation": "gelu_erf"}
+_RMS: dict[str, Any] = {
     "norm_kind": "rms",
     "norm_epsilon": 1e-6,
-    "activation": "silu",
-    "gated": True,
     "attention_bias": False,
     "feed_forward_bias": False,
     "scale_embedding": False,
     "head_bias": False,
 }
+BERT: dict[str, Any] = {**_ENCODER, "norm": "post", "embedding_norm": True, "num_token_types": 2}
+VIT: dict[str, Any] = {**_ENCODER, "class_token": True}
+GPT2: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-5, "tied_output": True, "head_bias": False}
+LLAMA: dict[str, Any] = {**_RMS, "positions": "rotary", "activation": "silu", "gated": True}
 GEMMA2: dict[str, Any] = {
     **LLAMA,
     "norm": "both",
@@ -121,19 +101,13 @@ GEMMA2: dict[str, Any] = {
     "output_softcap": 30.0,
 }
 T5: dict[str, Any] = {
+    **_RMS,
     "positions": "relative",
-    "norm_kind": "rms",
-    "norm_epsilon": 1e-6,
     "activation": "relu",
-    "attention_bias": False,
     "attention_scale": 1.0,
-    "feed_forward_bias": False,
-    "scale_embedding": False,
     "shared_embedding": True,
     "tied_output": True,
-    "head_bias": False,
 }
-
 
 _MINILM = "Wang et al., MiniLM, 2020, table 2: width 384; every other of its 12 layers kept"
 _DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
