@@ -57,9 +57,8 @@ FOLDERS = {
     " placements calls",
     "planning": "chips candidates estimates reports planner",
     "linear": "halving problem chunks attention",
-    "layers": "choices heads dropout normalisation projections multi_head derivation feed_forward"
-    " residual blocks",
-    "models": "config padding decoding_cache embedding stack pooling encoder decoder encoder_decoder"
+    "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
+    "models": "config padding embedding stack pooling encoder decoder encoder_decoder"
     " classifier presets sampling prompts prefill generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"

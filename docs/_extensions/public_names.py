@@ -13,6 +13,8 @@ from names import list_objects, place
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from regard.cache.rows import Rows
+
 
 def read_summary(value: Any, text: str) -> str:
     """The first sentence of a documentation."""
@@ -32,7 +34,9 @@ def document(module: str, name: str, value: Any, text: str) -> Iterator[str]:
     """The directive that documents one name."""
     path = f"{module}.{name}"
     if isinstance(value, type):
-        members = ["   :members:", "   :special-members: __call__"]
+        # What the two caches have in common is shown with each: their base class has no page.
+        inherited = ["   :inherited-members:"] if issubclass(value, Rows) else []
+        members = ["   :members:", *inherited, "   :special-members: __call__"]
         yield from (f".. autoclass:: {path}", *([] if issubclass(value, BaseException) else members))
     elif callable(value):
         yield f".. autofunction:: {path}"

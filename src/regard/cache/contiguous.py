@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
-from regard.cache.rows import (
-    Chunk,
-    Rows,
-    canonicalize_chunk,
-    check_room,
-    float_dtype,
-    row_integers,
-)
+from regard.cache.rows import Chunk, Rows, check_room, float_dtype
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -132,6 +125,12 @@ class KVCache(Rows):
             window,
         )
 
+    _axes = ("batch", "key_heads", "capacity", "key_width")
+
+    @property
+    def _stored(self) -> tuple[Any, Any]:
+        return self.key, self.value
+
     @property
     def capacity(self) -> int:
         """Slots per row."""
@@ -158,34 +157,7 @@ class KVCache(Rows):
             return self.lengths > self.capacity
         return self.start > jnp.maximum(self.lengths - self.window, 0)
 
-    def append(self, key: ArrayLike, value: ArrayLike, counts: ArrayLike | None = None) -> KVCache:
-        """Add tokens at the end of each row: one in decoding, a chunk in prefill.
-
-        Args:
-            key: `(batch, K, n, D)` for any n, in a dtype that the cache's holds without loss; rotary keys are
-                turned before, at positions `lengths + 0..n-1`.
-            value: `(batch, K, n, E)`.
-            counts: how many of the n tokens are real, per row, int `(batch,)`; padding comes after them and
-                is not stored. None means all.
-
-        Returns:
-            The longer cache. Outside jit, and under jit without donation, all slots are copied.
-
-        Raises:
-            TypeError: a dtype that would lose digits, counts that are not integers.
-            ValueError: shapes that do not fit the cache, chunks beyond `longest_chunk`; outside jit also
-                counts outside 0..n and rows without room. Under jit, counts are clipped, and tokens without
-                room dropped, see `overflowed`.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from regard import KVCache
-            >>> cache = KVCache.create(batch=2, key_heads=1, capacity=8, key_width=4)
-            >>> x = jnp.ones((2, 1, 3, 4))
-            >>> cache.append(x, x, counts=jnp.array([3, 1])).append(x, x)
-            KVCache(batch=2, key_heads=1, capacity=8, key_width=4, value_width=4, float32, lengths=[6, 4])
-        """
-        chunk = canonicalize_chunk(self.batch, (self.key, self.value), key, value, counts)
+    def _extend(self, chunk: Chunk) -> KVCache:
         if chunk.size > self.longest_chunk:
             raise ValueError(self._too_long(chunk.size))
         if self.window is None:
@@ -193,23 +165,7 @@ class KVCache(Rows):
             check_room(self.lengths, chunk.real, np.full(self.batch, self.capacity), fix)
         return _append(self, chunk)
 
-    def rewind(self, lengths: int | ArrayLike) -> KVCache:
-        """Forget the newest tokens, as speculative decoding does with drafts that were not accepted.
-
-        With a window, all tokens of the last `append` can be taken back, and maybe more.
-
-        Args:
-            lengths: tokens to keep, 0..`self.lengths`, an integer or one per row.
-
-        Returns:
-            The shorter cache. Under jit, lengths are clipped to what the row has.
-
-        Raises:
-            TypeError: lengths that are not integers.
-            ValueError: another shape; outside jit also more tokens than stored, or so few that the window
-                has dropped some that the next query needs (under jit see `overflowed`).
-        """
-        kept = row_integers("lengths", lengths, self.batch)
+    def _shorten(self, kept: Array) -> KVCache:
         shorter = dataclasses.replace(self, lengths=jnp.clip(kept, 0, self.lengths))
         shorter = dataclasses.replace(shorter, start=jnp.minimum(self.start, shorter.lengths))
         if is_concrete((self.lengths, self.start, kept)):
@@ -273,17 +229,6 @@ class KVCache(Rows):
         return (
             f"rows {rows.tolist()} rewound behind the window of {self.window}. Create the cache with a larger"
             " capacity to rewind farther, or rewind before appending more"
-        )
-
-    def __repr__(self) -> str:
-        shape, lengths = np.shape(self.key), self.lengths
-        if len(shape) != 4:  # inside tree functions anything may stand for the arrays
-            return f"KVCache(key={self.key!r}, lengths={lengths!r})"
-        lengths = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
-        window = "" if self.window is None else f", window={self.window}"
-        return (
-            f"KVCache(batch={shape[0]}, key_heads={shape[1]}, capacity={shape[2]}, key_width={shape[3]},"
-            f" value_width={self.value.shape[3]}, {self.key.dtype}{window}, lengths={lengths})"
         )
 
 

@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
-from regard.cache.rows import (
-    Chunk,
-    Rows,
-    canonicalize_chunk,
-    check_room,
-    float_dtype,
-    row_integers,
-)
+from regard.cache.rows import Chunk, Rows, check_room, float_dtype
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -117,6 +110,12 @@ class PagedKVCache(Rows):
             jnp.zeros(rows, jnp.int32),
         )
 
+    _axes = ("num_pages", "key_heads", "page_size", "key_width")
+
+    @property
+    def _stored(self) -> tuple[Any, Any]:
+        return self.key_pages, self.value_pages
+
     @property
     def num_pages(self) -> int:
         """Pages in memory."""
@@ -163,42 +162,11 @@ class PagedKVCache(Rows):
         table = self._known_table("free_pages")
         return np.setdiff1d(np.arange(self.num_pages), table)
 
-    def append(self, key: ArrayLike, value: ArrayLike, counts: ArrayLike | None = None) -> PagedKVCache:
-        """Add tokens at the end of each row, as `KVCache.append` does.
-
-        Args:
-            key: `(batch, K, n, D)` for any n, in a dtype that the cache's holds without loss.
-            value: `(batch, K, n, E)`.
-            counts: how many of the n tokens are real, per row, int `(batch,)`; padding comes after them and
-                is not stored. None means all. Rows without a request get 0.
-
-        Returns:
-            The longer cache.
-
-        Raises:
-            TypeError: a dtype that would lose digits, counts that are not integers.
-            ValueError: shapes that do not fit the cache; outside jit also counts outside 0..n, and rows
-                without room. Under jit, counts are clipped, and tokens without room dropped, see
-                `overflowed`.
-        """
-        chunk = canonicalize_chunk(self.batch, (self.key_pages, self.value_pages), key, value, counts)
+    def _extend(self, chunk: Chunk) -> PagedKVCache:
         check_room(self.lengths, chunk.real, self.capacity, "Assign the row more pages from cache.free_pages")
         return _append(self, chunk)
 
-    def rewind(self, lengths: int | ArrayLike) -> PagedKVCache:
-        """Forget the newest tokens; rows keep their pages.
-
-        Args:
-            lengths: tokens to keep, an integer or one per row, from those in shared pages to `self.lengths`.
-
-        Returns:
-            The shorter cache. Under jit, lengths are clipped to what the row has and may forget.
-
-        Raises:
-            TypeError: lengths that are not integers.
-            ValueError: another shape; outside jit also more tokens than stored, or fewer than the row shares.
-        """
-        kept = row_integers("lengths", lengths, self.batch)
+    def _shorten(self, kept: Array) -> PagedKVCache:
         if is_concrete((self, kept)):
             stored = np.minimum(self.lengths, self.capacity)
             for row in np.flatnonzero((np.asarray(kept) < self.shared) | (np.asarray(kept) > stored)):
@@ -322,17 +290,6 @@ class PagedKVCache(Rows):
         return (
             f"{self.lengths[rows].tolist()} tokens for rows {rows.tolist()}, whose pages hold"
             f" {self.capacity[rows].tolist()}. Assign pages before the step that needs them"
-        )
-
-    def __repr__(self) -> str:
-        shape, lengths = np.shape(self.key_pages), self.lengths
-        if len(shape) != 4:  # inside tree functions anything may stand for the arrays
-            return f"PagedKVCache(key_pages={self.key_pages!r}, lengths={lengths!r})"
-        lengths = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
-        return (
-            f"PagedKVCache(batch={self.batch}, num_pages={shape[0]}, key_heads={shape[1]},"
-            f" page_size={shape[2]}, key_width={shape[3]}, value_width={self.value_pages.shape[3]},"
-            f" {self.key_pages.dtype}, lengths={lengths})"
         )
 
 

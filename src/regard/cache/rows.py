@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ class Rows:
     """Rows of tokens, each with a length of its own."""
 
     lengths: Any
+    window: int | None = None
+    _axes: tuple[str, ...]  # sizes of what is stored, in order
+    _stored: tuple[Any, Any]  # keys and values
 
     @property
     def batch(self) -> int:
@@ -26,6 +29,55 @@ class Rows:
     def overflowed(self) -> Bool[Array, " batch"]:
         """True where a row has lost tokens that its next queries need, so that its outputs are not right."""
         raise NotImplementedError
+
+    def append(self, key: ArrayLike, value: ArrayLike, counts: ArrayLike | None = None) -> Self:
+        """Add tokens at the end of each row: one in decoding, a chunk in prefill.
+
+        Args:
+            key: `(batch, K, n, D)` for any n, in a dtype that the cache's holds without loss; rotary keys are
+                turned before, at positions `lengths + 0..n-1`.
+            value: `(batch, K, n, E)`.
+            counts: how many of the n tokens are real, per row, int `(batch,)`; padding comes after them and
+                is not stored. None means all.
+
+        Returns:
+            The longer cache. Outside jit, and under jit without donation, all slots are copied.
+
+        Raises:
+            TypeError: a dtype that would lose digits, counts that are not integers.
+            ValueError: shapes that do not fit the cache, chunks too long for it; outside jit also counts
+                outside 0..n and rows without room. Under jit, counts are clipped, and tokens without room
+                dropped, see `overflowed`.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from regard import KVCache
+            >>> cache = KVCache.create(batch=2, key_heads=1, capacity=8, key_width=4)
+            >>> x = jnp.ones((2, 1, 3, 4))
+            >>> cache.append(x, x, counts=jnp.array([3, 1])).append(x, x)
+            KVCache(batch=2, key_heads=1, capacity=8, key_width=4, value_width=4, float32, lengths=[6, 4])
+        """
+        return self._extend(canonicalize_chunk(self.batch, self._stored, key, value, counts))
+
+    def rewind(self, lengths: int | ArrayLike) -> Self:
+        """Forget the newest tokens, as speculative decoding does with drafts that were not accepted.
+
+        With a window, all tokens of the last `append` can be taken back, and maybe more. Rows keep their
+        pages, and what lies in shared ones.
+
+        Args:
+            lengths: tokens to keep, 0..`self.lengths`, an integer or one per row.
+
+        Returns:
+            The shorter cache. Under jit, lengths are clipped to what the row has and may forget.
+
+        Raises:
+            TypeError: lengths that are not integers.
+            ValueError: another shape; outside jit also more tokens than stored, fewer than the row shares, or
+                so few that the window has dropped some that the next query needs (under jit see
+                `overflowed`).
+        """
+        return self._shorten(row_integers("lengths", lengths, self.batch))
 
     def query_offset(self, num_queries: int | ArrayLike) -> Int[Array, " batch"]:
         """Return the position of the first token appended last: `query_offset=` of `regard.attend`.
@@ -70,6 +122,24 @@ class Rows:
     def _loss(self, rows: np.ndarray) -> str:
         """Say which rows lost what, and how to avoid it."""
         raise NotImplementedError
+
+    def _extend(self, chunk: Chunk) -> Self:
+        """Add checked tokens that there is room for."""
+        raise NotImplementedError
+
+    def _shorten(self, kept: Array) -> Self:
+        """Keep so many tokens per row."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        (key, value), lengths, name = self._stored, self.lengths, type(self).__name__
+        if np.ndim(key) != 4:  # inside tree functions anything may stand for the arrays
+            return f"{name}({key!r}, lengths={lengths!r})"
+        sizes = {"batch": self.batch, **dict(zip(self._axes, key.shape, strict=True))}
+        listed = "".join(f"{axis}={size}, " for axis, size in sizes.items())
+        window = "" if self.window is None else f", window={self.window}"
+        known = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
+        return f"{name}({listed}value_width={value.shape[3]}, {key.dtype}{window}, lengths={known})"
 
 
 class Chunk(NamedTuple):

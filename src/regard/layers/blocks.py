@@ -12,8 +12,7 @@ from regard.axes import ArrayLike
 from regard.cache import KVCache
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
-from regard.layers.normalisation import EPSILON
-from regard.layers.residual import Residual
+from regard.layers.residual import EPSILON, Residual
 from regard.masks import Mask
 from regard.scores import Score
 
@@ -37,9 +36,7 @@ class EncoderBlock(nnx.Module):
             feed-forward branch.
         attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}.
         feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}.
-        dtype: dtype to compute in; None means that of inputs and parameters.
-        param_dtype: dtype of the parameters.
-        rngs: random streams: "params", and "dropout" where something drops.
+        dtype, param_dtype, rngs: as in `MultiHeadAttention`.
 
     Raises:
         ValueError: as for the parts, or an unknown `norm`.
@@ -102,10 +99,7 @@ class EncoderBlock(nnx.Module):
             x: `(*B, T, M)`, the residual stream.
             mask: as in `MultiHeadAttention`; None means that every position may attend to every other.
             score: score functions, as in `attend`.
-            query_offset: as in `MultiHeadAttention`.
-            cache: as in `MultiHeadAttention`, for decoding.
-            counts: as in `MultiHeadAttention`.
-            aux: names as in `attend`.
+            query_offset, cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also the dict of the attention.
@@ -139,17 +133,11 @@ class DecoderBlock(nnx.Module):
         num_heads: H, in both attentions.
         d_ff: width F of the feed-forward branch.
         memory_width: width of the memory. None means `d_model`.
-        norm: as in `EncoderBlock`.
-        norm_kind: as in `EncoderBlock`.
-        norm_epsilon: as in `EncoderBlock`.
         dropout_rate: in [0, 1), on the three branches before they are added, and on the hidden layer of the
             feed-forward branch.
         attention: further arguments of `MultiHeadAttention`, for both attentions; `rotary` turns only in the
             first, as a memory has positions of its own.
-        feed_forward: further arguments of `FeedForward`.
-        dtype: dtype to compute in; None means that of inputs and parameters.
-        param_dtype: dtype of the parameters.
-        rngs: random streams: "params", and "dropout" where something drops.
+        norm, norm_kind, norm_epsilon, feed_forward, dtype, param_dtype, rngs: as in `EncoderBlock`.
 
     Raises:
         ValueError: as for the parts, or an unknown `norm`.
@@ -220,9 +208,7 @@ class DecoderBlock(nnx.Module):
             mask: who may attend to whom within x; None means everyone to everyone.
             memory_mask: who may attend to what in the memory; None means everyone to everything.
             score: score functions of the self-attention, as in `attend`.
-            cache: as in `MultiHeadAttention`, for decoding.
-            counts: as in `MultiHeadAttention`.
-            aux: names as in `attend`.
+            cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also {"self": dict, "cross": dict}.

@@ -18,7 +18,7 @@ from regard.derivation.notation import Notation, spell
 from regard.engine.call.canonicalization import check_chosen_rows
 from regard.engine.call.hooks import CallEvent, watch
 from regard.formulas import Formula, Function, Row, Sum, Symbol, product
-from regard.layers.heads import add_leading_axes, merge_heads
+from regard.layers.heads import merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line
 from regard.masks import Mask
@@ -52,15 +52,7 @@ def derive(
 
     Args:
         layer: the `MultiHeadAttention` to be called. Where its dropout is on, the call draws from its stream.
-        query: as in a call of the layer.
-        key: as in a call of the layer.
-        value: as in a call of the layer.
-        mask: as in a call of the layer.
-        bias: as in a call of the layer.
-        score: as in a call of the layer.
-        query_offset: as in a call of the layer.
-        deterministic: as in a call of the layer.
-        rngs: as in a call of the layer.
+        query, key, value, mask, bias, score, query_offset, deterministic, rngs: as in a call of the layer.
         rows: which rows of the query to derive; None means all, of at most about a million scores.
         heads: which query heads to derive; None means all. The output is that of all heads either way.
 
@@ -108,7 +100,6 @@ def derive(
     )
     check_size(problem)
     metric, _ = split_product(compose(score))
-    source = _Source.read(layer, query, key, value)
     sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
     sizes |= {"f": layer.num_heads * layer.head_dim}
@@ -117,7 +108,7 @@ def derive(
     if alone:
         notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))
     course = Course(problem, notation, [])
-    _enter(course, layer, source, metric)
+    _enter(course, layer, _spread(query, key, value), metric)
     course.walk("heads")
     _leave(course, layer, output)
     if alone:
@@ -125,26 +116,14 @@ def derive(
     return assemble(course, "Multi-head attention")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """Arrays that the layer projects."""
-
-    query: Array
-    key: Array | None  # None: the query itself, or projected before
-    value: Array | None  # None: the key's
-    memory: Memory | None
-
-    @classmethod
-    def read(cls, layer: MultiHeadAttention, query: Any, key: Any, value: Any) -> _Source:
-        """Return the inputs with as many axes as the layer gives them."""
-        query = jnp.asarray(query)
-        if isinstance(key, Memory):
-            return cls(add_leading_axes(query, max(key.key.ndim - 1, query.ndim)), None, None, key)
-        key = None if key is None else jnp.asarray(key)
-        value = None if value is None else jnp.asarray(value)
-        rank = max(3, *(x.ndim for x in (query, key, value) if x is not None))
-        spread = (None if x is None else add_leading_axes(x, rank) for x in (query, key, value))
-        return cls(*spread, None)  # pyright: ignore
+def _spread(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Memory | None]:
+    """Return the inputs with the layer's number of axes, and a memory projected before."""
+    memory = key if isinstance(key, Memory) else None
+    least = 3 if memory is None else memory.key.ndim - 1
+    given = [None if x is None or x is memory else jnp.asarray(x) for x in (query, key, value)]
+    rank = max(least, *(x.ndim for x in given if x is not None))
+    query, key, value = (None if x is None else jax.lax.broadcast_to_rank(x, rank) for x in given)
+    return query, key, value, memory
 
 
 def _without_batch(step: Step) -> Step:
@@ -154,26 +133,26 @@ def _without_batch(step: Step) -> Step:
     return dataclasses.replace(step, value=step.value[0], indices=step.indices[1:])
 
 
-def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: Bilinear | None) -> None:
+def _enter(course: Course, layer: MultiHeadAttention, given: Any, metric: Bilinear | None) -> None:
     """Derive query, key and value from the inputs."""
-    problem, memory = course.problem, source.memory
+    problem, (query, key, value, memory) = course.problem, given
     grid = problem.grid()
     words = "What the layer is given: a row of features for each position."
-    asking = _give_input(course, "hidden", "X", "ic", source.query, words)
+    asking = _give_input(course, "hidden", "X", "ic", query, words)
     if layer.rotary is not None:
         course.add_positions()
     line = Line(course, "query", "Q", "i", "a" if metric is None else "e")
-    line.project(layer.query_projection, nnx.Linear.__call__, asking, source.query, layer.num_heads)
+    line.project(layer.query_projection, nnx.Linear.__call__, asking, query, layer.num_heads)
     line.adjust(layer.query_norm, layer.rotary, grid.query_position[..., 0])
     if metric is not None:
         line.measure(metric, problem.query)
     line.finish(problem.query)
 
-    read, array, apply = Symbol("X", asking.indices.replace("i", "j")), source.query, nnx.Linear.__call__
-    if source.key is not None:
+    read, array, apply = Symbol("X", asking.indices.replace("i", "j")), query, nnx.Linear.__call__
+    if key is not None:
         words = "What is read: a row of features for each position of the memory."
-        read = _give_input(course, "memory", "Y", "jd", source.key, words)
-        array, apply = source.key, project_memory
+        read = _give_input(course, "memory", "Y", "jd", key, words)
+        array, apply = key, project_memory
     line = Line(course, "key", "K", "j", "a")
     if memory is None:
         line.project(layer.key_projection, apply, read, array, layer.num_key_heads)
@@ -183,9 +162,9 @@ def _enter(course: Course, layer: MultiHeadAttention, source: _Source, metric: B
     line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
     line.finish(problem.key)
 
-    if source.value is not None:
+    if value is not None:
         words = "What the values are made of, in place of the memory."
-        read, array = _give_input(course, "value_memory", "Z", "jd", source.value, words), source.value
+        read, array = _give_input(course, "value_memory", "Z", "jd", value, words), value
     line = Line(course, "value", "V", "j", "b")
     if memory is None:
         line.project(layer.value_projection, apply, read, array, layer.num_key_heads)

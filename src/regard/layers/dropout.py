@@ -29,17 +29,13 @@ def draw_dropout(
         )
     if dropout.rate == 0.0 or off:
         return 0.0, None
-    return dropout.rate, _next_key(dropout.rngs if rngs is None else rngs)
-
-
-def _next_key(source: Any) -> jax.Array:
-    """Draw a key from whatever the caller has; the error says how to get one."""
+    source: Any = dropout.rngs if rngs is None else rngs
     if isinstance(source, nnx.Rngs) and (STREAM in source or "default" in source):
-        return source[STREAM]()
+        return dropout.rate, source[STREAM]()
     if isinstance(source, nnx.RngStream):
-        return source()
+        return dropout.rate, source()
     if isinstance(source, jax.Array):
-        return source
+        return dropout.rate, source
     raise ValueError(
         f"rngs: dropout is on and needs a random stream '{STREAM}', got {type(source).__name__}; build the"
         " layer with nnx.Rngs(seed), pass rngs=, or switch dropout off with eval() or deterministic=True"

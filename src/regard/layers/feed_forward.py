@@ -12,7 +12,7 @@ from flax import nnx
 from regard.axes import ArrayLike, Hidden
 from regard.layers.choices import check_choice
 from regard.layers.dropout import build_dropout
-from regard.layers.multi_head import check_features
+from regard.layers.multi_head import check_features, check_sizes
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -37,12 +37,7 @@ class FeedForward(nnx.Module):
             has none: GLU (silu makes it SwiGLU, gelu_tanh GeGLU).
         dropout_rate: in [0, 1), on the hidden layer, after the activation.
         use_bias: whether the maps have biases.
-        dtype: dtype to compute in; None means that of inputs and parameters.
-        param_dtype: dtype of the parameters.
-        kernel_init: initializer of the kernels, Glorot's uniform one by default.
-        bias_init: initializer of the biases.
-        precision: as in `jax.lax.dot_general`.
-        rngs: random streams: "params", and "dropout" where something drops.
+        dtype, param_dtype, kernel_init, bias_init, precision, rngs: as in `MultiHeadAttention`.
 
     Raises:
         ValueError: an unknown activation, sizes below 1, a dropout rate outside [0, 1).
@@ -74,9 +69,7 @@ class FeedForward(nnx.Module):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        for name, size in (("d_model", d_model), ("d_ff", d_ff)):
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+        check_sizes({"d_model": d_model, "d_ff": d_ff})
         check_choice("activation", activation, ACTIVATIONS)
         self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
         linear = functools.partial(

@@ -23,9 +23,18 @@ def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
     return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
-def add_leading_axes(x: Array, rank: int) -> Array:
-    """Give x leading axes of size 1 until it has `rank` axes."""
-    return x.reshape((1,) * (rank - x.ndim) + x.shape)
+def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None) -> None:
+    """Check for numbers of heads that divide what they share."""
+    if head_dim is None and d_model % num_heads:
+        raise ValueError(
+            f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or give"
+            " head_dim, the width of a head"
+        )
+    if num_heads % num_key_heads:
+        raise ValueError(
+            f"num_key_heads: expected a divisor of num_heads = {num_heads}, got {num_key_heads};"
+            f" {num_heads} gives every head its own keys, 1 shares them among all"
+        )
 
 
 def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
@@ -62,7 +71,7 @@ def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
             " write out batch and heads, 1 for the one it does not depend on"
         )
     # At full rank (T, S) cannot be taken for (batch, S) further down.
-    return add_leading_axes(bias, max(len(leading), 1) + 3)
+    return jax.lax.broadcast_to_rank(bias, max(len(leading), 1) + 3)
 
 
 def _insert_heads(array: Any, leading: tuple[int, ...]) -> Any:

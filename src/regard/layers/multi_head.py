@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,8 @@ from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
 from regard.engine.call.hooks import called_by
 from regard.layers.dropout import build_dropout, draw_dropout
-from regard.layers.heads import add_leading_axes, merge_heads, place_bias, place_mask, split_heads
-from regard.layers.normalisation import EPSILON, build_norm
+from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
+from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.masks.alignment import place_queries
 from regard.positions import Rotary
@@ -117,7 +117,9 @@ class MultiHeadAttention(nnx.Module):
     ):
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         memory_width = d_model if memory_width is None else memory_width
-        _check_sizes(d_model, num_heads, num_key_heads, head_dim, memory_width)
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
+        check_sizes({**sizes, "head_dim": head_dim, "memory_width": memory_width})
+        check_heads(d_model, num_heads, num_key_heads, head_dim)
         head_dim = d_model // num_heads if head_dim is None else head_dim
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
@@ -198,22 +200,27 @@ class MultiHeadAttention(nnx.Module):
         kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
         if cache is not None:
-            self._check_decoding(query, cache, key is not None or query_offset is not None)
+            has_more = key is not None or query_offset is not None
+            if has_more or query.shape[:-2] != (cache.batch,):
+                raise ValueError(
+                    f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value or"
+                    f" query_offset; got query {tuple(query.shape)}{' and more' if has_more else ''}"
+                )
         rank, query_leading = query.ndim, query.shape[:-2]
         # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
         # would otherwise be that of the heads.
         if isinstance(key, Memory):
             memory, leading = key, jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
-            query = add_leading_axes(query, memory.key.ndim - 1)
+            query = jax.lax.broadcast_to_rank(query, memory.key.ndim - 1)
         elif key is None:
-            leading, query = query_leading, add_leading_axes(query, 3)
+            leading, query = query_leading, jax.lax.broadcast_to_rank(query, 3)
             memory = self._project(query, query, nnx.Linear.__call__)
         else:
             key = check_features("key", key, self.memory_width)
             value = key if value is None else check_features("value", value, self.memory_width)
             rank = max(rank, key.ndim, value.ndim)
             leading = jnp.broadcast_shapes(query_leading, key.shape[:-2], value.shape[:-2])
-            query, key, value = (add_leading_axes(x, max(rank, 3)) for x in (query, key, value))
+            query, key, value = (jax.lax.broadcast_to_rank(x, max(rank, 3)) for x in (query, key, value))
             memory = self._project(key, value, project_memory)
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)
@@ -261,14 +268,6 @@ class MultiHeadAttention(nnx.Module):
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
 
-    def _check_decoding(self, query: Array, cache: KVCache, has_more: bool) -> None:
-        """Raise for what cannot follow the tokens of a cache."""
-        if has_more or query.shape[:-2] != (cache.batch,):
-            raise ValueError(
-                f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value or"
-                f" query_offset; got query {tuple(query.shape)}{' and more' if has_more else ''}"
-            )
-
     def _turn(
         self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | None
     ) -> tuple[Array, Memory]:
@@ -305,21 +304,8 @@ def check_features(name: str, x: Any, width: int) -> Array:
     return x
 
 
-def _check_sizes(
-    d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None, memory_width: int
-) -> None:
-    """Check for sizes of at least 1 and heads that divide."""
-    sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
-    for name, size in {**sizes, "head_dim": head_dim, "memory_width": memory_width}.items():
+def check_sizes(sizes: Mapping[str, int | None]) -> None:
+    """Check for sizes of at least 1; None is for the layer to choose."""
+    for name, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{name}: expected at least 1, got {size}")
-    if head_dim is None and d_model % num_heads:
-        raise ValueError(
-            f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or pass"
-            " head_dim to set the width of a head yourself"
-        )
-    if num_heads % num_key_heads:
-        raise ValueError(
-            f"num_key_heads: expected a divisor of num_heads = {num_heads}, got {num_key_heads};"
-            f" {num_heads} gives every head its own keys, 1 shares them among all"
-        )

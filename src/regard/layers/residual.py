@@ -1,4 +1,4 @@
-"""Residual connections around the branches of a block."""
+"""Norms, and the residual connections that hold them around the branches of a block."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array
-from regard.layers.choices import NormPlace, check_choice
+from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.dropout import build_dropout
-from regard.layers.normalisation import EPSILON, build_norm
+
+EPSILON = 1e-6
+
+
+def build_norm(
+    width: int,
+    kind: str = "layer",
+    *,
+    epsilon: float = EPSILON,
+    dtype: Any = None,
+    param_dtype: Any = jnp.float32,
+    rngs: nnx.Rngs,
+) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Build a LayerNorm ("layer"), or an RMSNorm ("rms"), which neither subtracts the mean nor has a bias."""
+    check_choice("norm_kind", kind, get_args(NormKind))
+    options = {"epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+    if kind == "rms":
+        return nnx.RMSNorm(width, **options)
+    # flax's default, E[x^2] - E[x]^2, cancels when a residual stream has drifted far from 0.
+    return nnx.LayerNorm(width, use_fast_variance=False, **options)
 
 
 class Residual(nnx.Module):

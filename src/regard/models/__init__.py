@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from regard.models.classifier import Classifier
     from regard.models.config import TransformerConfig
     from regard.models.decoder import Decoder
-    from regard.models.decoding_cache import DecodingCache
     from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.generation import Generated, generate, stream
     from regard.models.presets import PRESETS, Preset, preset
     from regard.models.sampling import Sampling
+    from regard.models.stack import DecodingCache
 
 __all__ = [
     "PRESETS",
@@ -49,10 +49,10 @@ __getattr__, __dir__ = defer(
     classifier="Classifier",
     config="TransformerConfig",
     decoder="Decoder",
-    decoding_cache="DecodingCache",
     encoder="Encoder",
     encoder_decoder="EncoderDecoder",
     generation="Generated generate stream",
     presets="PRESETS Preset preset",
     sampling="Sampling",
+    stack="DecodingCache",
 )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array, Bool, Float, Int
+from regard.engine.call.problem import accumulation_dtype
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, canonicalize, canonicalize_stop_tokens, vocabulary_size
-from regard.models.sampling import widen
 from regard.records import record
 
 
@@ -43,7 +43,7 @@ class Beams:
 
     def rows(self) -> list[list[list[int]]]:
         """Return the texts found for each prompt as lists, best first."""
-        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
+        tokens, lengths = jax.device_get((self.tokens, self.lengths))
         return [
             [text[:length].tolist() for text, length in zip(*row, strict=True) if length]
             for row in zip(tokens, lengths, strict=True)
@@ -88,17 +88,12 @@ def beam_search(
     exhaustive.
 
     Args:
-        model: as in `generate`.
-        prompts: as in `generate`.
+        model, prompts, lengths, start_token, capacity, chunk: as in `generate`.
         num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
         max_tokens: tokens per text at most, at least 1.
         length_penalty: 0 compares log-probabilities of whole texts, which favours short ones; 1 those per
             token; more favours long ones.
         stop_tokens: tokens that end a text, in which they are kept.
-        lengths: as in `generate`.
-        start_token: as in `generate`.
-        capacity: as in `generate`.
-        chunk: as in `generate`.
 
     Returns:
         Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score. Log-probabilities are
@@ -125,8 +120,7 @@ def beam_search(
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
     request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
-    parts = split_model(model)
-    return _search(*parts, request, stops, float(length_penalty), num_beams)
+    return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
@@ -143,7 +137,7 @@ def _search(
     batch, width = hidden.shape[0], num_beams
     rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)
     cache = jax.tree.map(lambda leaf: leaf[rows], cache)
-    search = _begin(batch, width, request.max_tokens, widen(hidden).dtype)
+    search = _begin(batch, width, request.max_tokens, accumulation_dtype(hidden))
     search, _ = _extend(search, model.predict(hidden)[rows, 0], stops, penalty)
 
     def is_open(carry: tuple[Any, Search]) -> Array:
@@ -158,7 +152,9 @@ def _search(
         return jax.tree.map(lambda leaf: leaf[origin], cache), search
 
     _, search = jax.lax.while_loop(is_open, advance, (cache, search))
-    return _finish(search, penalty)
+    # The texts that were going on when the tokens ran out count, too.
+    search = dataclasses.replace(search, step=search.step - 1)
+    return _keep_best(search, search.live, search.sums, penalty, stopped=False)
 
 
 def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
@@ -175,7 +171,7 @@ def _extend(
     """Try every beginning with every token; return the best, and the beam that each goes on from."""
     batch, width, _ = search.live.shape
     vocab_size = logits.shape[-1]
-    logits = widen(logits)
+    logits = logits.astype(accumulation_dtype(logits))
     gains = jax.nn.log_softmax(logits, axis=-1)
     healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
     gains = jnp.where(healthy, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))
@@ -201,31 +197,17 @@ def _extend(
     )
 
 
-def _finish(search: Search, penalty: Array | float) -> Beams:
-    """Add the texts that were going on when the tokens ran out."""
-    before = Search(search.live, search.sums, search.ended, search.searching, search.step - 1)
-    return _keep_best(before, search.live, search.sums, penalty, stopped=False)
-
-
 def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float, *, stopped: bool) -> Beams:
     """Keep the best of the texts put aside and those that join them, where the search is not over."""
     old, length = search.ended, search.step + 1
     scores = sums / _length_factor(length, penalty, sums.dtype)
     scores = jnp.where(search.searching[:, None], scores, jnp.full_like(scores, -jnp.inf))
     found = scores > -jnp.inf
-    joined = Beams(
-        jnp.concatenate([old.tokens, texts], axis=1),
-        jnp.concatenate([old.lengths, jnp.where(found, length, jnp.zeros_like(length))], axis=1),
-        jnp.concatenate([old.scores, scores], axis=1),
-        jnp.concatenate([old.finished, found & stopped], axis=1),
-    )
-    scores, chosen = jax.lax.top_k(joined.scores, old.scores.shape[1])
-    return Beams(
-        tokens=jnp.take_along_axis(joined.tokens, chosen[..., None], axis=1),
-        lengths=jnp.take_along_axis(joined.lengths, chosen, axis=1),
-        scores=scores,
-        finished=jnp.take_along_axis(joined.finished, chosen, axis=1),
-    )
+    lengths = jnp.where(found, length, jnp.zeros_like(length))
+    new = Beams(texts, lengths, scores, found & stopped)
+    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), old, new)
+    _, chosen = jax.lax.top_k(joined.scores, old.scores.shape[1])
+    return jax.vmap(lambda row, best: jax.tree.map(lambda leaf: leaf[best], row))(joined, chosen)
 
 
 def _length_factor(length: Array, penalty: Array | float, dtype: Any) -> Array:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from regard.layers.choices import NormKind, NormPlace, check_choice
-from regard.layers.normalisation import EPSILON
+from regard.layers.heads import check_heads
+from regard.layers.residual import EPSILON
 from regard.positions import Rotary, Scaling
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
 Activation = Literal["relu", "gelu_tanh", "gelu_erf", "silu"]
 CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "activation": Activation}
-RATES = ("dropout_rate", "attention_dropout_rate")
-SIZES = (
-    "d_model",
-    "num_heads",
-    "d_ff",
-    "num_layers",
-    "max_length",
-    "relative_buckets",
-    "relative_max_distance",
-)
-OPTIONAL_SIZES = ("vocab_size", "input_width", "num_key_heads", "head_dim", "rotary_width")
-POSITIVE = ("norm_epsilon", "attention_scale", "attention_softcap", "output_softcap", "output_scale")
+CAN_BE_0 = ("num_layers", "num_token_types")
 
 
 @dataclass(frozen=True)
@@ -130,17 +120,10 @@ class TransformerConfig:
     """Dropout on the attention weights."""
 
     def __post_init__(self) -> None:
-        self._check_sizes()
+        self._check_numbers()
         self._check_heads()
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), get_args(choices))
-        for name in RATES:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name}: expected a rate in [0, 1), got {getattr(self, name)}")
-        for name in POSITIVE:
-            number = getattr(self, name)
-            if number is not None and not (isinstance(number, int | float) and number > 0):
-                raise ValueError(f"{name}: expected a number above 0, got {number!r}")
         self._check_windows()
         self._check_inputs()
 
@@ -160,24 +143,27 @@ class TransformerConfig:
         """Return the number of keys before the query's own that a layer sees; None means all."""
         return self.windows[layer % len(self.windows)]
 
-    def _check_sizes(self) -> None:
-        for name in (*SIZES, *OPTIONAL_SIZES):
-            size, least = getattr(self, name), 0 if name == "num_layers" else 1
-            if size is None and name in OPTIONAL_SIZES:
+    def _check_numbers(self) -> None:
+        """Check sizes, rates and factors, each by what its field is declared as."""
+        for field in fields(self):
+            name = field.name
+            number: Any = getattr(self, name)
+            kind, _, is_optional = str(field.type).partition(" | ")
+            least = 0 if name in CAN_BE_0 else 1
+            if name.endswith("_rate"):
+                if not 0.0 <= number < 1.0:
+                    raise ValueError(f"{name}: expected a rate in [0, 1), got {number}")
+            elif number is None and is_optional:
                 continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise ValueError(f"{name}: expected an integer of at least {least}, got {size!r}")
+            elif kind == "int" and (
+                isinstance(number, bool) or not isinstance(number, int) or number < least
+            ):
+                raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
+            elif kind == "float" and not (isinstance(number, int | float) and number > 0):
+                raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:
-        if self.head_dim is None and self.d_model % self.num_heads:
-            raise ValueError(
-                f"num_heads: expected a divisor of d_model = {self.d_model}, got {self.num_heads}; choose"
-                " one, or give head_dim"
-            )
-        if self.num_heads % (self.num_key_heads or 1):
-            raise ValueError(
-                f"num_key_heads: expected a divisor of num_heads = {self.num_heads}, got {self.num_key_heads}"
-            )
+        check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
         if self.positions == "rotary" and (self.rotary_width or self.head_width) % 2:
             raise ValueError(
                 f"positions: 'rotary' turns pairs of features, got a head width of {self.head_width}; choose"

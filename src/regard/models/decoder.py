@@ -11,9 +11,9 @@ from regard import masks
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
-from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding, TokenTable
 from regard.models.encoder import Encoder
+from regard.models.stack import DecodingCache
 
 
 class Decoder(nnx.Module):
@@ -59,9 +59,8 @@ class Decoder(nnx.Module):
 
         Args:
             tokens: tokens in 0..V-1.
-            lengths: as in `Encoder`.
             mask: what else may not be attended to, beside the future.
-            aux: names as in `Encoder`.
+            lengths, aux: as in `Encoder`.
 
         Returns:
             Logits `(batch, T, V)`; with `aux`, also the dict of `Encoder`.
@@ -91,8 +90,7 @@ class Decoder(nnx.Module):
             TypeError: sizes that are not integers.
             ValueError: sizes below 1.
         """
-        layers = self.trunk.stack.start_caches(batch, capacity, capacity if chunk is None else chunk)
-        return DecodingCache(jnp.zeros(batch, jnp.int32), layers)
+        return self.trunk.stack.start_cache(batch, capacity, capacity if chunk is None else chunk)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
@@ -126,7 +124,8 @@ class Decoder(nnx.Module):
             >>> bool(jnp.allclose(model.predict(hidden), model(tokens)[:, 3:], atol=1e-5))
             True
         """
-        return self.trunk.read(tokens, cache, counts)
+        hidden = self.trunk.embedding(tokens, offset=cache.lengths)
+        return self.trunk.stack.read(hidden, cache, counts)
 
 
 def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nnx.Linear | None:

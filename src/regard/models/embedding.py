@@ -12,7 +12,7 @@ from flax import nnx
 from regard import positions
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.dropout import build_dropout
-from regard.layers.normalisation import build_norm
+from regard.layers.residual import build_norm
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, check_lengths, check_range, mark_valid

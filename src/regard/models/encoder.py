@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
-from regard.axes import Array, ArrayLike
+from regard.axes import ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
 from regard.models.config import TransformerConfig
-from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.padding import blank_padding, mask_padding
 from regard.models.stack import Stack
@@ -82,13 +80,3 @@ class Encoder(nnx.Module):
         if "hidden" in aux:
             return hidden, {"blocks": seen, "embedding": embedding}
         return (hidden, {"blocks": seen}) if aux else hidden
-
-    def read(
-        self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
-    ) -> tuple[Array, DecodingCache]:
-        """Read more tokens after those in the cache; see `Decoder.read`."""
-        hidden = self.embedding(tokens, offset=cache.lengths)
-        hidden, seen = self.stack(hidden, caches=cache.layers, counts=counts)
-        layers = tuple(here["cache"] for here in seen)
-        added = hidden.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
-        return hidden, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)

@@ -13,11 +13,10 @@ from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
 from regard.models.decoder import build_head, predict_tokens
-from regard.models.decoding_cache import DecodingCache
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
 from regard.models.padding import blank_padding, mask_padding
-from regard.models.stack import Stack
+from regard.models.stack import DecodingCache, Stack
 
 
 class EncoderDecoder(nnx.Module):
@@ -107,43 +106,15 @@ class EncoderDecoder(nnx.Module):
             TypeError, ValueError: as in `TokenEmbedding`.
         """
         memory, seen_encoder = unpack(self.encoder(source, lengths=source_lengths, aux=aux), aux)
-        result = self.decode(
-            target, memory, source_lengths=source_lengths, target_lengths=target_lengths, aux=aux
-        )
-        hidden, seen_decoder = unpack(result, aux)
-        logits = self.predict(hidden)
-        return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
-
-    def decode(
-        self,
-        target: ArrayLike,
-        memory: Array,
-        *,
-        source_lengths: ArrayLike | None = None,
-        target_lengths: ArrayLike | None = None,
-        aux: tuple[str, ...] = (),
-    ) -> Any:
-        """Compute hidden states of the target against a memory that `encoder` made, for `predict`.
-
-        Args:
-            target: as in the call.
-            memory: encoded source, `(batch, S, M)`.
-            source_lengths: as in the call.
-            target_lengths: as in the call.
-            aux: names as in `attend`.
-
-        Returns:
-            Hidden states `(batch, T, M)`, zero in the padding; with `aux`, also one dict per block.
-        """
-        hidden, seen = self.decoder(
-            self._embed(target, lengths=target_lengths),
+        hidden, seen_decoder = self.decoder(
+            self._target_embedding(target, lengths=target_lengths),
             memory,
             mask=mask_padding(target_lengths),
             memory_mask=mask_padding(source_lengths),
             aux=aux,
         )
-        hidden = blank_padding(hidden, target_lengths)
-        return (hidden, seen) if aux else hidden
+        logits = self.predict(blank_padding(hidden, target_lengths))
+        return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
 
     def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:
         """Compute the logits of hidden states."""
@@ -166,31 +137,18 @@ class EncoderDecoder(nnx.Module):
             TypeError: a capacity that is not an integer.
             ValueError: a capacity below 1, a memory of the wrong shape.
         """
-        batch = memory.shape[0]
         blocks: Any = self.decoder.blocks
         remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
-        layers = self.decoder.start_caches(batch, capacity, capacity)
         lengths = None if source_lengths is None else jnp.asarray(source_lengths, jnp.int32)
-        return DecodingCache(jnp.zeros(batch, jnp.int32), layers, remembered, lengths)
+        return self.decoder.start_cache(memory.shape[0], capacity, capacity, remembered, lengths)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
     ) -> tuple[Float[Array, "batch n M"], DecodingCache]:
         """Read more target tokens after those in the cache; as `Decoder.read`, against the memory."""
-        hidden, seen = self.decoder(
-            self._embed(tokens, offset=cache.lengths),
-            cache.memory,
-            memory_mask=mask_padding(cache.memory_lengths),
-            caches=cache.layers,
-            counts=counts,
-        )
-        layers = tuple(here["self"]["cache"] for here in seen)
-        added = hidden.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
-        return hidden, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
+        hidden = self._target_embedding(tokens, offset=cache.lengths)
+        return self.decoder.read(hidden, cache, counts)
 
     @property
     def _target_embedding(self) -> TokenEmbedding:
         return self.encoder.embedding if self.target_embedding is None else self.target_embedding
-
-    def _embed(self, tokens: ArrayLike, **options: Any) -> Array:
-        return self._target_embedding(tokens, **options)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.engine.call.problem import accumulation_dtype
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -23,7 +24,7 @@ from regard.models.prompts import (
     check_token,
     vocabulary_size,
 )
-from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys, widen
+from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys
 from regard.records import record
 
 
@@ -53,13 +54,12 @@ class Generated:
 
     def rows(self) -> list[list[int]]:
         """Return the tokens of each row as a list, its end included, the padding left out."""
-        return [
-            row[:length].tolist() for row, length in zip(*_on_host(self.tokens, self.lengths), strict=True)
-        ]
+        tokens, lengths = jax.device_get((self.tokens, self.lengths))
+        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
     def reasons(self) -> list[str]:
         """Say why each row ended: "stop token", "max_tokens" or "not finite"."""
-        finished, healthy = _on_host(self.finished, self.healthy)
+        finished, healthy = jax.device_get((self.finished, self.healthy))
         ends = np.where(finished, "stop token", np.where(healthy, "max_tokens", "not finite"))
         return ends.tolist()
 
@@ -177,17 +177,9 @@ def stream(
     """Write as `generate` does, and hand over tokens as they are made.
 
     Args:
-        model: as in `generate`.
-        prompts: as in `generate`.
-        max_tokens: as in `generate`.
         burst: tokens per step; after the first token, which comes alone. More cost less per token.
-        sampling: as in `generate`.
-        stop_tokens: as in `generate`.
-        rng: as in `generate`, and the same tokens.
-        lengths: as in `generate`.
-        start_token: as in `generate`.
-        capacity: as in `generate`.
-        chunk: as in `generate`.
+        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths, start_token, capacity, chunk: as in
+            `generate`, and with the same tokens.
 
     Returns:
         An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
@@ -220,7 +212,7 @@ def _stream(
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
             cache, draft = _decode(structure, arrays, cache, draft, rules, np.int32(limit))
-        tokens, lengths, alive = _on_host(done.written.tokens, done.written.lengths, done.alive)
+        tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
         yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
             return
@@ -234,7 +226,6 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     hidden, cache = read_prompts(model, request)
     batch, size = request.start.shape
     shape = (batch, request.max_tokens)
-    dtype = jnp.float64 if hidden.dtype == jnp.float64 else jnp.float32
     yes = jnp.ones(batch, bool)
     seen = None
     if rules.sampling.repetition_penalty is not None:
@@ -244,7 +235,7 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     written = Generated(
         tokens=jnp.full(shape, rules.pad_token, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
-        log_probabilities=jnp.zeros(shape, dtype),
+        log_probabilities=jnp.zeros(shape, accumulation_dtype(hidden)),
         finished=~yes,
         healthy=yes,
     )
@@ -273,14 +264,14 @@ def _decode(
 
 def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
     """Write one more column: a token for each row that has not ended."""
-    logits, written, alive = widen(logits), draft.written, draft.alive
+    logits, written, alive = logits.astype(accumulation_dtype(logits)), draft.written, draft.alive
     keys = rules.keys
     if keys is not None:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, draft.step))(keys)
     token = choose(logits, rules.sampling, rng=keys, seen=draft.seen)
     healthy = token != NO_TOKEN
     chosen = jnp.maximum(token, 0)
-    log_probability = log_probabilities_of(logits, chosen)
+    log_probability = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=-1)[:, 0]
     stopped = jnp.any(token[:, None] == rules.stop_tokens[None], axis=-1)
     counts = alive & healthy
     pad = jnp.broadcast_to(rules.pad_token, token.shape)
@@ -302,12 +293,6 @@ def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
         step=draft.step + 1,
         seen=None if seen is None else _mark(seen, chosen[:, None], counts[:, None]),
     )
-
-
-def log_probabilities_of(logits: Array, tokens: Array) -> Array:
-    """Compute log softmax(logits) at one token per row."""
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 def _put(columns: Array, column: Array, index: Array) -> Array:
@@ -338,7 +323,3 @@ def _check_rules(
     check_token("pad_token", pad_token, 2**31)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token))
-
-
-def _on_host(*arrays: Array) -> list[np.ndarray]:
-    return [np.asarray(array) for array in arrays]

@@ -77,40 +77,20 @@ def preset(name: str) -> Preset:
 
 
 # What all models of a family have in common, and what their configurations mean by saying nothing.
-BERT: dict[str, Any] = {
-    "positions": "learned",
-    "norm": "post",
-    "norm_epsilon": 1e-12,
-    "activation": "gelu_erf",
-    "scale_embedding": False,
-    "embedding_norm": True,
-    "num_token_types": 2,
-}
-VIT: dict[str, Any] = {
-    "positions": "learned",
-    "norm_epsilon": 1e-12,
-    "activation": "gelu_erf",
-    "scale_embedding": False,
-    "class_token": True,
-}
-GPT2: dict[str, Any] = {
-    "positions": "learned",
-    "norm_epsilon": 1e-5,
-    "scale_embedding": False,
-    "tied_output": True,
-    "head_bias": False,
-}
-LLAMA: dict[str, Any] = {
-    "positions": "rotary",
+_LEARNED: dict[str, Any] = {"positions": "learned", "scale_embedding": False}
+_ENCODER: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-12, "activation": "gelu_erf"}
+_RMS: dict[str, Any] = {
     "norm_kind": "rms",
     "norm_epsilon": 1e-6,
-    "activation": "silu",
-    "gated": True,
     "attention_bias": False,
     "feed_forward_bias": False,
     "scale_embedding": False,
     "head_bias": False,
 }
+BERT: dict[str, Any] = {**_ENCODER, "norm": "post", "embedding_norm": True, "num_token_types": 2}
+VIT: dict[str, Any] = {**_ENCODER, "class_token": True}
+GPT2: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-5, "tied_output": True, "head_bias": False}
+LLAMA: dict[str, Any] = {**_RMS, "positions": "rotary", "activation": "silu", "gated": True}
 GEMMA2: dict[str, Any] = {
     **LLAMA,
     "norm": "both",
@@ -121,18 +101,16 @@ GEMMA2: dict[str, Any] = {
     "output_softcap": 30.0,
 }
 T5: dict[str, Any] = {
+    **_RMS,
     "positions": "relative",
-    "norm_kind": "rms",
-    "norm_epsilon": 1e-6,
     "activation": "relu",
-    "attention_bias": False,
     "attention_scale": 1.0,
-    "feed_forward_bias": False,
-    "scale_embedding": False,
     "shared_embedding": True,
     "tied_output": True,
-    "head_bias": False,
 }
+
+_MINILM = "Wang et al., MiniLM, 2020, table 2: width 384; every other of its 12 layers kept"
+_DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
 
 
 def _scale(d_model: int, num_heads: int, num_layers: int, **choices: Any) -> TransformerConfig:
@@ -141,72 +119,59 @@ def _scale(d_model: int, num_heads: int, num_layers: int, **choices: Any) -> Tra
     return TransformerConfig(**sizes, d_ff=4 * d_model, **choices)
 
 
-_DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
+def _bert(*sizes: int, source: str = "Devlin et al., BERT, 2019, section 3") -> Preset:
+    return Preset("encoder", _scale(*sizes, vocab_size=30_522, max_length=512, **BERT, **_DROPOUT), source)
 
 
-def _bert(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    return _scale(d_model, num_heads, num_layers, vocab_size=30_522, max_length=512, **BERT, **_DROPOUT)
+def _gpt2(*sizes: int) -> Preset:
+    config = _scale(*sizes, vocab_size=50_257, max_length=1024, **GPT2, **_DROPOUT)
+    source = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019, table 2"
+    return Preset("decoder", config, source)
 
 
-def _gpt2(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    return _scale(d_model, num_heads, num_layers, vocab_size=50_257, max_length=1024, **GPT2, **_DROPOUT)
+def _t5(d_model: int, *sizes: int) -> Preset:
+    choices = {"vocab_size": 32_128, "head_dim": 64, "output_scale": d_model**-0.5}
+    config = _scale(d_model, *sizes, **choices, **T5, **_DROPOUT)
+    return Preset("encoder_decoder", config, "Raffel et al., T5, 2020, section 3.1.1 and 3.7")
 
 
-def _t5(d_model: int, num_heads: int, num_layers: int) -> TransformerConfig:
-    sizes = {"vocab_size": 32_128, "head_dim": 64, "output_scale": d_model**-0.5}
-    return _scale(d_model, num_heads, num_layers, **sizes, **T5, **_DROPOUT)
+def _vit(*sizes: int, patch: int) -> Preset:
+    config = _scale(*sizes, input_width=3 * patch**2, max_length=(224 // patch) ** 2 + 1, **VIT)
+    return Preset("encoder", config, "Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, table 1")
 
 
-def _vit(d_model: int, num_heads: int, num_layers: int, patch: int) -> TransformerConfig:
-    sizes = {"input_width": 3 * patch**2, "max_length": (224 // patch) ** 2 + 1}
-    return _scale(d_model, num_heads, num_layers, **sizes, **VIT)
-
-
-_LLAMA_7B = TransformerConfig(
-    d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, **LLAMA
+_LLAMA_7B = Preset(
+    "decoder",
+    TransformerConfig(d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, **LLAMA),
+    "Touvron et al., LLaMA, 2023, table 2",
 )
+_GROUPED = {"d_ff": 14_336, "num_key_heads": 8, "norm_epsilon": 1e-5}
 
-_MISTRAL_7B = dataclasses.replace(
-    _LLAMA_7B, d_ff=14_336, num_key_heads=8, head_dim=128, windows=(4095,), norm_epsilon=1e-5
-)
 
-_BERT_PAPER = "Devlin et al., BERT, 2019, section 3"
-_GPT2_PAPER = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019, table 2"
-_T5_PAPER = "Raffel et al., T5, 2020, section 3.1.1 and 3.7"
-_VIT_PAPER = "Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, table 1"
+def _llama(source: str, **choices: Any) -> Preset:
+    return Preset("decoder", dataclasses.replace(_LLAMA_7B.config, **choices), source)
+
 
 PRESETS: dict[str, Preset] = {
-    "bert-base": Preset("encoder", _bert(768, 12, 12), _BERT_PAPER),
-    "bert-large": Preset("encoder", _bert(1024, 16, 24), _BERT_PAPER),
-    "minilm-l6": Preset(
-        "encoder",
-        _bert(384, 12, 6),
-        "Wang et al., MiniLM, 2020, table 2: width 384; every other of its 12 layers kept",
-    ),
-    "gpt2": Preset("decoder", _gpt2(768, 12, 12), _GPT2_PAPER),
-    "gpt2-medium": Preset("decoder", _gpt2(1024, 16, 24), _GPT2_PAPER),
-    "gpt2-large": Preset("decoder", _gpt2(1280, 20, 36), _GPT2_PAPER),
-    "gpt2-xl": Preset("decoder", _gpt2(1600, 25, 48), _GPT2_PAPER),
-    "llama-7b": Preset("decoder", _LLAMA_7B, "Touvron et al., LLaMA, 2023, table 2"),
-    "llama-13b": Preset(
-        "decoder",
-        dataclasses.replace(_LLAMA_7B, d_model=5120, num_heads=40, d_ff=13_824, num_layers=40),
-        "Touvron et al., LLaMA, 2023, table 2",
-    ),
-    "llama-3.1-8b": Preset(
-        "decoder",
-        dataclasses.replace(
-            _LLAMA_7B,
-            d_ff=14_336,
-            num_key_heads=8,
-            vocab_size=128_256,
-            norm_epsilon=1e-5,
-            rotary_base=500_000.0,
-            rotary_scaling=Llama3(factor=8.0),
-        ),
+    "bert-base": _bert(768, 12, 12),
+    "bert-large": _bert(1024, 16, 24),
+    "minilm-l6": _bert(384, 12, 6, source=_MINILM),
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2-medium": _gpt2(1024, 16, 24),
+    "gpt2-large": _gpt2(1280, 20, 36),
+    "gpt2-xl": _gpt2(1600, 25, 48),
+    "llama-7b": _LLAMA_7B,
+    "llama-13b": _llama(_LLAMA_7B.source, d_model=5120, num_heads=40, d_ff=13_824, num_layers=40),
+    "llama-3.1-8b": _llama(
         "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3",
+        vocab_size=128_256,
+        rotary_base=500_000.0,
+        rotary_scaling=Llama3(factor=8.0),
+        **_GROUPED,
     ),
-    "mistral-7b": Preset("decoder", _MISTRAL_7B, "Jiang et al., Mistral 7B, 2023, table 1"),
+    "mistral-7b": _llama(
+        "Jiang et al., Mistral 7B, 2023, table 1", head_dim=128, windows=(4095,), **_GROUPED
+    ),
     "qwen3-0.6b": Preset(
         "decoder",
         TransformerConfig(
@@ -240,8 +205,8 @@ PRESETS: dict[str, Preset] = {
         ),
         "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
     ),
-    "t5-small": Preset("encoder_decoder", _t5(512, 8, 6), _T5_PAPER),
-    "t5-base": Preset("encoder_decoder", _t5(768, 12, 12), _T5_PAPER),
-    "vit-base-16": Preset("encoder", _vit(768, 12, 12, 16), _VIT_PAPER),
-    "vit-large-16": Preset("encoder", _vit(1024, 16, 24, 16), _VIT_PAPER),
+    "t5-small": _t5(512, 8, 6),
+    "t5-base": _t5(768, 12, 12),
+    "vit-base-16": _vit(768, 12, 12, patch=16),
+    "vit-large-16": _vit(1024, 16, 24, patch=16),
 }

@@ -68,7 +68,13 @@ def canonicalize(
         )
     start, counts, chunk = _pad_to_chunks(start, counts, chunk)
     least = max(needed, chunk)
-    capacity = _choose_capacity(capacity, least, start.shape[1] + max_tokens - 1)
+    if capacity is None:
+        capacity = int(start.shape[1]) + max_tokens - 1
+    elif capacity < least:
+        raise ValueError(
+            f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
+            f" of max_tokens but the last; got {capacity}. None chooses it"
+        )
     return Request(start, counts, source, source_lengths, max_tokens, capacity, chunk)
 
 
@@ -199,15 +205,3 @@ def _pad_to_chunks(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any
         arrays: Any = np if is_concrete(start) else jnp
         start = arrays.pad(start, ((0, 0), (0, -size % taken)))
     return start, counts, taken
-
-
-def _choose_capacity(capacity: int | None, least: int, default: int) -> int:
-    """Return the places per row: as asked for, where that is enough."""
-    if capacity is None:
-        return default
-    if capacity < least:
-        raise ValueError(
-            f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
-            f" of max_tokens but the last; got {capacity}. None chooses it"
-        )
-    return capacity

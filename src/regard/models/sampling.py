@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.engine.call.problem import accumulation_dtype
 
 NO_TOKEN = -1
 
@@ -199,7 +200,7 @@ def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
 
     Reference: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
     """
-    probability = jax.nn.softmax(widen(logits), axis=-1)
+    probability = jax.nn.softmax(logits.astype(accumulation_dtype(logits)), axis=-1)
     zero = jnp.zeros_like(probability)
     return _leave(logits, lambda kept: jnp.sum(jnp.where(kept, probability, zero), axis=-1) >= share)
 
@@ -297,7 +298,7 @@ def choose(
         [1, -1]
     """
     # Few digits would make many tokens equal, and the noise coarse.
-    logits = widen(logits)
+    logits = logits.astype(accumulation_dtype(logits))
     healthy = jnp.all(jnp.isfinite(logits), axis=-1)
     adjusted = adjust(logits, sampling, seen)
     if not sampling.greedy:
@@ -350,24 +351,6 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     return jax.vmap(lambda row: jax.random.fold_in(typed, row))(jnp.arange(batch, dtype=jnp.uint32))
 
 
-def widen(logits: Array) -> Array:
-    """Widen half-precision logits to float32, which probabilities and noise need.
-
-    Args:
-        logits: of any floating-point dtype.
-
-    Returns:
-        Logits in float32, or float64 if they were.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard.models import sampling
-        >>> sampling.widen(jnp.zeros(3, jnp.bfloat16)).dtype
-        dtype('float32')
-    """
-    return logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
-
-
 def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """Leave the largest logits that are `enough`: those above the greatest threshold that lets enough pass.
 
@@ -375,7 +358,7 @@ def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
     sorting takes longer from some thousand tokens on.
     """
     # A bit set may only rise with the number: negative floats count down, and have the highest bit.
-    wide = widen(logits)
+    wide = logits.astype(accumulation_dtype(logits))
     word = jnp.uint64 if wide.dtype == jnp.float64 else jnp.uint32
     bits = jax.lax.bitcast_convert_type(jnp.where(wide == 0, jnp.zeros_like(wide), wide), word)
     size = 8 * np.dtype(word).itemsize

@@ -1,7 +1,8 @@
-"""Stacks of blocks, the body of every model here."""
+"""Stacks of blocks, the body of every model here, and what they keep of the tokens read in decoding."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -10,13 +11,48 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard import masks, scores
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock
-from regard.layers.heads import name_mask
 from regard.layers.multi_head import Memory, unpack
-from regard.layers.normalisation import build_norm
+from regard.layers.residual import build_norm
 from regard.models.config import TransformerConfig
+from regard.models.padding import mask_padding
+from regard.records import record
+
+
+@record
+class DecodingCache:
+    """Keys and values of the tokens so far, as `Decoder.read` and `EncoderDecoder.read` need them.
+
+    A frozen pytree; every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)`
+    reorders rows. Make one with the model's `start_cache`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> cache = Decoder(config, rngs=nnx.Rngs(0)).start_cache(batch=2, capacity=5)
+        >>> cache.lengths.tolist(), cache.layers[0].capacity
+        ([0, 0], 5)
+    """
+
+    lengths: Int[Array, " batch"]
+    """Tokens read so far, which is the position of the next one."""
+    layers: tuple[KVCache, ...]
+    """Keys and values of each block's self-attention."""
+    memory: tuple[Memory, ...] | None = None
+    """Keys and values of each block's cross-attention; None without a source."""
+    memory_lengths: Any = None
+    """Valid positions per row of the source, `(batch,)`; None means all."""
+
+    @property
+    def overflowed(self) -> Any:
+        """True where a row has lost tokens that its next queries need, `(batch,)`."""
+        lost = self.lengths < 0
+        for layer in self.layers:
+            lost = lost | layer.overflowed
+        return lost
 
 
 class Stack(nnx.Module):
@@ -41,7 +77,10 @@ class Stack(nnx.Module):
     ):
         self.config, self.causal = config, causal
         self.blocks = nnx.List([_build_block(config, block, rngs) for _ in range(config.num_layers)])
-        self.relative_table = _build_relative_table(config, rngs) if config.positions == "relative" else None
+        shape = (config.relative_buckets, config.num_heads)  # a number for each bucket of distances and head
+        start = nnx.initializers.normal(config.d_model**-0.5)
+        is_relative = config.positions == "relative"
+        self.relative_table = nnx.Param(start(rngs.params(), shape, jnp.float32)) if is_relative else None
         norm = {"epsilon": config.norm_epsilon, "rngs": rngs}
         is_open = config.norm != "post"
         self.final_norm = build_norm(config.d_model, config.norm_kind, **norm) if is_open else None
@@ -51,7 +90,7 @@ class Stack(nnx.Module):
         x: Array,
         memory: Array | tuple[Memory, ...] | None = None,
         *,
-        mask: masks.Mask | ArrayLike | None = None,
+        mask: masks.Mask | None = None,
         memory_mask: masks.Mask | None = None,
         caches: tuple[KVCache, ...] | None = None,
         counts: ArrayLike | None = None,
@@ -72,12 +111,10 @@ class Stack(nnx.Module):
             The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
             hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        num_keys = x.shape[-2] if caches is None else -1  # raw arrays do not fit caches
-        named = name_mask(mask, x.shape[:-2], x.shape[-2], num_keys)
         asked = tuple(name for name in aux if name != "hidden")
         score, seen = self._scores(), []
         for number, block in enumerate(self.blocks):
-            options: dict[str, Any] = {"mask": self._mask(number, named), "score": score, "aux": asked}
+            options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
@@ -87,8 +124,8 @@ class Stack(nnx.Module):
             seen.append({**seen_here, "hidden": x} if "hidden" in aux else seen_here)
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
-    def start_caches(self, batch: int, capacity: int, chunk: int) -> tuple[KVCache, ...]:
-        """Make empty caches for `capacity` tokens read in chunks of up to `chunk`; windows bound them."""
+    def start_cache(self, batch: int, capacity: int, chunk: int, *memory: Any) -> DecodingCache:
+        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it."""
 
         def start(number: int) -> KVCache:
             block: Any = self.blocks[number]
@@ -103,7 +140,16 @@ class Stack(nnx.Module):
                 batch, attention.num_key_heads, slots, attention.head_dim, dtype=kernel.dtype, window=window
             )
 
-        return tuple(start(number) for number in range(len(self.blocks)))
+        layers = tuple(start(number) for number in range(len(self.blocks)))
+        return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
+
+    def read(self, x: Array, cache: DecodingCache, counts: ArrayLike | None) -> tuple[Array, DecodingCache]:
+        """Run every block on tokens that follow those in the cache."""
+        memory_mask = mask_padding(cache.memory_lengths)
+        x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
+        layers = tuple(here.get("self", here)["cache"] for here in seen)
+        added = x.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
+        return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
 
     def _scores(self) -> list[scores.Score] | None:
         """Return the score functions of every block."""
@@ -128,12 +174,6 @@ class Stack(nnx.Module):
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
         return functools.reduce(operator.and_, parts) if parts else None
-
-
-def _build_relative_table(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Build the table with a number for each bucket of distances and head."""
-    start = nnx.initializers.normal(config.d_model**-0.5)
-    return nnx.Param(start(rngs.params(), (config.relative_buckets, config.num_heads), jnp.float32))
 
 
 def _build_block(
