@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import Example, SyntheticTask, draw_heads
+from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes
+from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Int
-
-    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,9 @@ class Reverse(SyntheticTask):
     name: ClassVar[str] = "reverse"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: int = 16
+    vocab_size: Count = 16
     """Different tokens, besides the start, end and padding marks."""
-    min_length: int = 5
+    min_length: Count = 5
     """Shortest sequence."""
     max_length: int = 10
     """Longest sequence."""
@@ -42,7 +40,6 @@ class Reverse(SyntheticTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand_at_least(self, 1, "vocab_size", "min_length")
         if self.max_length < self.min_length:
             raise ValueError(
                 f"max_length must be at least min_length, got max_length={self.max_length} and "
