@@ -42,16 +42,20 @@ class MeshSpec:
             >>> str(read_mesh("fsdp=*,tensor=2").fit(8))
             'fsdp=4,tensor=2'
         """
-        given = math.prod(size for size in self.sizes.values() if size != REST)
-        open_axis = next((axis for axis, size in self.sizes.items() if size == REST), None)
+        sizes = self.sizes
+        given = math.prod(size for size in sizes.values() if size != REST)
+        open_axis = next((axis for axis, size in sizes.items() if size == REST), None)
         if open_axis and num_devices % given == 0:
             return dataclasses.replace(self, **{open_axis: num_devices // given})
         if open_axis or given != num_devices:
             needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
+            fitting = (
+                axis for axis, size in sizes.items() if not open_axis and num_devices % (given // size) == 0
+            )
             count = "1 device" if num_devices == 1 else f"{num_devices} devices"
             raise ValueError(
                 f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
-                f"{self}, which is {given}; {self._suggest(num_devices, open_axis)}"
+                f"{self}, which is {given}; {next(fitting, 'data')}=* takes what is there"
             )
         return self
 
@@ -76,14 +80,6 @@ class MeshSpec:
                     f"mesh: expected tensor to divide {name}={size}, got tensor={self.tensor}; it can be "
                     f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
                 )
-
-    def _suggest(self, num_devices: int, open_axis: str | None) -> str:
-        if open_axis is None:
-            for axis in self.sizes:
-                others = math.prod(size for name, size in self.sizes.items() if name != axis)
-                if num_devices % others == 0:
-                    return f"{axis}=* takes what is there"
-        return "data=* takes what is there"
 
     def __str__(self) -> str:
         parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]

@@ -116,7 +116,7 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
             rate = jnp.asarray(schedule(index))
             change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
-        norms = {"grad_norm": _measure_norm(gradients), "parameter_norm": _measure_norm(params)}
+        norms = {"grad_norm": optax.tree.norm(gradients), "parameter_norm": optax.tree.norm(params)}
         return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
 
     def evaluate(params: Any, batch: Batch) -> Metrics:
@@ -127,12 +127,6 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
-
-
-def _measure_norm(tree: Any) -> jax.Array:
-    """Return the Euclidean norm of all leaves together."""
-    # Not vdot, which would lay every leaf out as a vector, and gather it for that.
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _leave(tree: Any) -> Any:

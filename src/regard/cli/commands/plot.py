@@ -27,7 +27,7 @@ class Plot(Command):
     def run(self, console: Console) -> int:
         """Draw every run into its figures folder, and a comparison when there are several."""
         from regard.cli import pictures
-        from regard.inspection import figures
+        from regard.inspection.figures import training_curves
         from regard.training import metrics, runs
 
         def save(drawn: Iterator[Any], directory: Path) -> None:
@@ -47,5 +47,5 @@ class Plot(Command):
                 drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
             save(drawn, directory)
         if len(histories) > 1:
-            save(iter([("comparison", figures.training_curves(histories))]), self.runs[0])
+            save(iter([("comparison", training_curves(histories))]), self.runs[0])
         return 0

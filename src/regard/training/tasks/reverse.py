@@ -73,15 +73,13 @@ class Reverse(SyntheticTask):
         lengths = jax.random.randint(length_rng, (batch_size,), self.min_length, longest + 1)
         tokens = jax.random.randint(token_rng, (batch_size, longest), 0, self.vocab_size)
         source = jnp.where(jnp.arange(longest)[None] < lengths[:, None], tokens, self.pad_token)
-        return {"source": source, "lengths": lengths, "target": self._reverse(source, lengths)}
-
-    def _reverse(self, source: Int[Array, "B S"], lengths: Int[Array, " B"]) -> Int[Array, "B T"]:
-        """Return the tokens backwards, then the end mark, then padding; one longer than the source."""
-        place = jnp.arange(source.shape[1] + 1)[None]
-        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, source.shape[1] - 1)
+        # The tokens backwards, then the end mark, then padding: one longer than the source.
+        place = jnp.arange(longest + 1)[None]
+        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, longest - 1)
         tokens = jnp.take_along_axis(source, backwards, axis=1)
         marks = jnp.where(place == lengths[:, None], self.end_token, self.pad_token)
-        return jnp.where(place < lengths[:, None], tokens, marks)
+        target = jnp.where(place < lengths[:, None], tokens, marks)
+        return {"source": source, "lengths": lengths, "target": target}
 
     def _shift(self, target: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Return what the decoder is given: the right answer, one place to the right."""
@@ -138,10 +136,8 @@ class Reverse(SyntheticTask):
         answers = self._spell(logits[0, : length + 1].argmax(-1)).texts
         weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
         focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
-        read, title = (
-            list(tokens["encoder"].texts[:length]),
-            "reverse: each token written reads the source backwards",
-        )
+        read = list(tokens["encoder"].texts[:length])
+        title = "reverse: each token written reads the source backwards"
         yield from draw_heads(weights, list(answers), read, title, focus=focus, name="cross-attention")
 
     def _spell(self, row: Int[Array, " T"]) -> inspection.Tokens:
