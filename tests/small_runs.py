@@ -42,7 +42,7 @@ def begin(directory, task):
     """What a training of no more than one step leaves: settings, what the task keeps, a checkpoint."""
     run = runs.open_run(directory, task)
     run.begin(task.keep())
-    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).initial, {})
+    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).start(), {})
 
 
 class Compiled:

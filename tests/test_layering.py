@@ -78,7 +78,7 @@ FOLDERS = {
     "cli": "console declaration spelling text_models displays interruption overview pictures"
     " commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
-    " training supervision plotting inspecting demonstration generating",
+    " training supervision inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled,
     assert_same_run(whole[0], tmp_path / "again")
     task = tiny_copy()
     found = compiled.make_program(task, 0), loop.make_program(task, 1)
-    one, other = (program.initial.params["head"]["kernel"] for program in found)
+    one, other = (program.start().params["head"]["kernel"] for program in found)
     assert not np.array_equal(one, other)
 
 
@@ -233,7 +233,7 @@ def test_dropout_is_off_in_evaluation(compiled):
     evaluated = []
     for variant in (task, dry):
         program = compiled.make_program(variant, 0)
-        params = program.initial.params
+        params = program.start().params
         evaluated.append(program.compile(program.evaluate, params, held_out)(params, held_out))
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
 
@@ -244,7 +244,7 @@ def test_dropout_is_on_in_training_and_a_function_of_seed_and_step(monkeypatch):
     monkeypatch.setattr(tasks.Copy, "make_held_out", lambda self: batch)
     program = loop.make_program(tiny_copy(), 0)
     update = jax.jit(program.update)
-    losses = [float(update(program.initial, np.int32(step))[1]["loss"]) for step in (0, 0, 1)]
+    losses = [float(update(program.start(), np.int32(step))[1]["loss"]) for step in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 
 

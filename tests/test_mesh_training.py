@@ -27,7 +27,6 @@ def test_a_mesh_is_read():
     assert read_mesh("fsdp=*") == read_mesh("fsdp=-1") == MeshSpec(fsdp=-1)
     for text in ("data=2,fsdp=3,sequence=5,tensor=7", "data=1", "fsdp=*,tensor=2"):
         assert str(read_mesh(text)) == text
-    assert MeshSpec(2, 3, 5, 7).num_devices == 210
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run
     """As after copying checkpoints between runs: the settings say one thing, the arrays another."""
     wide = dataclasses.replace(tiny_copy(), model=settings.Sizes(d_model=8, num_heads=2, d_ff=7))
     shutil.rmtree(run / "checkpoints")
-    checkpoints.save(run / "checkpoints", 9, programs.make_program(wide, 0).initial, {})
+    checkpoints.save(run / "checkpoints", 9, programs.make_program(wide, 0).start(), {})
     before = snapshot(run)
     with pytest.raises(
         CheckpointError, match=r"another model or optimizer:\n.*float32\[13, 6\], found float32\[13, 8\]"

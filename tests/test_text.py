@@ -568,7 +568,7 @@ def test_the_corpus_is_no_constant_of_the_compiled_step(corpus):
     task = small(corpus)
     program = loop.make_program(task, 0)
     data = jax.tree.map(jnp.asarray, task.training_data)
-    lowered = jax.jit(program.update).lower(program.initial, np.int32(0), data)
+    lowered = jax.jit(program.update).lower(program.start(), np.int32(0), data)
     constants = [line for line in lowered.as_text().splitlines() if "stablehlo.constant" in line]
     assert constants
     assert max(map(len, constants)) < 2000

@@ -3,7 +3,6 @@
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
 from regard.training import loop, metrics, runs, tasks
 from regard.training.history import training_document
-from regard.training.settings import Goal
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
@@ -35,20 +33,16 @@ class Entry:
         return self.outcome.status == "already finished"
 
     @property
-    def goal(self) -> Goal:
-        return self.task.goal
-
-    @property
     def reached(self) -> bool:
-        return self.goal.is_reached(self.outcome.held_out)
+        return self.task.goal.is_reached(self.outcome.held_out)
 
     def summarise(self) -> dict[str, Any]:
         """Return the task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
         return {
             "steps": self.outcome.step,
-            "metric": self.goal.metric,
-            "value": self.outcome.held_out[self.goal.metric],
-            "goal": self.goal.bound,
+            "metric": self.task.goal.metric,
+            "value": self.outcome.held_out[self.task.goal.metric],
+            "goal": self.task.goal.bound,
             "reached": self.reached,
             "seconds": round(self.outcome.seconds, 3),
             "compile_seconds": round(self.outcome.compile_seconds, 3),
@@ -78,8 +72,16 @@ def run_demonstration(command: Demo, console: Console) -> int:
     console.say("writing pages ...")
     pages = write_pages(entries, out)
     seconds = time.perf_counter() - start
-    write_summary(out / "summary.json", entries, figures, pages, seconds, smoke=command.smoke)
-    console.emit("end", **json.loads((out / "summary.json").read_text()))
+    summary = {
+        "tasks": {entry.task.name: entry.summarise() for entry in entries},
+        "seconds": round(seconds, 3),
+        "smoke": command.smoke,
+        "figures": [str(figure.relative_to(out)) for figure in figures],
+        "pages": [str(page.relative_to(out)) for page in pages],
+        "versions": runs.read_versions(),
+    }
+    metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    console.emit("end", **summary)
     code = report(console, out, entries, figures, seconds, smoke=command.smoke)
     if not command.smoke:
         pages += show_pretrained(console, out)
@@ -100,43 +102,24 @@ def open_all(command: Demo, out: Path) -> list[runs.Run]:
 
 def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
     """Draw the figures of every task, then masks; return the files."""
-
-    def draw_all() -> Iterator[pictures.Picture]:
-        for entry in entries:
-            model = runs.load_model(entry.task, entry.run.directory)
-            drawn = pictures.draw_run(entry.task, model, metrics.read(entry.run.metrics_path))
-            yield from ((f"{entry.task.name}-{name}", drawing) for name, drawing in drawn)
-
+    written = []
+    for entry in entries:
+        model = runs.load_model(entry.task, entry.run.directory)
+        drawn = pictures.draw_run(entry.task, model, metrics.read(entry.run.metrics_path))
+        written += pictures.save_pictures(drawn, folder, "png", prefix=f"{entry.task.name}-")
     common = itertools.chain(pictures.draw_sinusoids(64), pictures.draw_masks())
-    return pictures.save_pictures(itertools.chain(draw_all(), common), folder, "png")
+    return written + pictures.save_pictures(common, folder, "png")
 
 
 def write_pages(entries: list[Entry], out: Path) -> list[Path]:
     """Write the explorer's page of every task that has one; return the files."""
-    written = []
-    for entry in entries:
-        if entry.task.name in PAGES:
-            directory = entry.run.directory
-            trace = entry.task.watch(runs.load_model(entry.task, directory))
-            page = out / PAGES[entry.task.name]
-            with expected_errors():
-                written.append(trace.explore(page, training=training_document(directory)))
-    return sorted(written, key=lambda page: list(PAGES.values()).index(page.name))
-
-
-def write_summary(
-    path: Path, entries: list[Entry], figures: list[Path], pages: list[Path], seconds: float, *, smoke: bool
-) -> None:
-    """Write summary.json in one move."""
-    summary = {
-        "tasks": {entry.task.name: entry.summarise() for entry in entries},
-        "seconds": round(seconds, 3),
-        "smoke": smoke,
-        "figures": [str(figure.relative_to(path.parent)) for figure in figures],
-        "pages": [str(page.relative_to(path.parent)) for page in pages],
-        "versions": runs.read_versions(),
-    }
-    metrics.replace_text(path, json.dumps(summary, indent=2) + "\n")
+    written, trained = [], {entry.task.name: entry for entry in entries}
+    for name, page in PAGES.items():
+        task, directory = trained[name].task, trained[name].run.directory
+        trace = task.watch(runs.load_model(task, directory))
+        with expected_errors():
+            written.append(trace.explore(out / page, training=training_document(directory)))
+    return written
 
 
 def show_pretrained(console: Console, out: Path) -> list[Path]:
@@ -160,14 +143,15 @@ def report(
     """Print the table and what to try next; return the exit code."""
     table = new_table("task", "steps", "held out", "goal", "training", "compiling", "")
     for entry in entries:
+        goal, outcome = entry.task.goal, entry.outcome
         verdict = "" if smoke else "reached" if entry.reached else "MISSED"
         table.add_row(
             entry.task.name,
-            str(entry.outcome.step),
-            f"{entry.goal.title} {entry.outcome.held_out[entry.goal.metric]:.4f}",
-            str(entry.goal),
-            f"{entry.outcome.seconds:.1f} s",
-            f"{entry.outcome.compile_seconds:.1f} s",
+            str(outcome.step),
+            f"{goal.title} {outcome.held_out[goal.metric]:.4f}",
+            str(goal),
+            f"{outcome.seconds:.1f} s",
+            f"{outcome.compile_seconds:.1f} s",
             " ".join(filter(None, [verdict, "(reused)" if entry.reused else ""])),
         )
     console.say()
@@ -186,9 +170,7 @@ def report(
     )
     missed = [entry for entry in entries if not entry.reached]
     if missed and not smoke:
-        names = ", ".join(
-            f"{entry.task.name} ({entry.goal.compare(entry.outcome.held_out)})" for entry in missed
-        )
-        console.fail(f"missed the goal: {names}")
+        told = (f"{entry.task.name} ({entry.task.goal.compare(entry.outcome.held_out)})" for entry in missed)
+        console.fail(f"missed the goal: {', '.join(told)}")
         return 1
     return 0

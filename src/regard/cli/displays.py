@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -21,11 +22,42 @@ from regard.training.metrics import LEADING, arrange, replace_nonfinite
 PLAIN_INTERVAL_SECONDS = 10.0
 
 
-class Bar(Listener):
+class Display(Listener):
+    """The listener below every display: lines about what is done, and all events as JSON where asked for."""
+
+    def __init__(self, console: Console, label: str, prefix: str = ""):
+        self._console, self._label, self._prefix = console, label, prefix
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+
+    @contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self._console.say(f"{self._prefix}compiled {what} in {seconds:.1f} s")
+        self._emit("compiled", what=what, seconds=round(seconds, 3))
+
+    def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
+        self._emit("step", step=step, steps=steps, **replace_nonfinite(metrics))
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._console.say(f"{self._prefix}{describe_evaluation(step, metrics)}")
+        self._emit("evaluation", step=step, **replace_nonfinite(metrics))
+
+    def saved(self, step: int) -> None:
+        self._emit("checkpoint", step=step)
+
+    def _emit(self, event: str, **values: Any) -> None:
+        self._console.emit(event, task=self._label, **values)
+
+
+class Bar(Display):
     """One redrawn line: step, rate, time left and metrics; evaluations scroll away above it."""
 
     def __init__(self, console: Console, label: str, steps: int, done: int):
-        self._console = console
+        super().__init__(console, label)
         columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -36,103 +68,43 @@ class Bar(Listener):
         self._task = self._bar.add_task(label, total=steps, completed=done, status="")
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
         self._bar.stop()
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         self._bar.stop()
-        start = time.perf_counter()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=self._console.human, transient=True) as ticking:
+        ticking = Progress(*columns, console=self._console.human, transient=True)
+        with super().compiling(what), ticking:
             ticking.add_task(f"compiling {what} ...", total=None)
             yield
-        self._console.say(f"compiled {what} in {time.perf_counter() - start:.1f} s")
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
+        super().stepped(step, steps, metrics, steps_per_second)
         self._bar.start()
-        self._bar.update(
-            self._task, completed=step, status=describe_step(step, steps, metrics, steps_per_second)
-        )
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.say(describe_evaluation(step, metrics))
+        status = describe_step(step, steps, metrics, steps_per_second)
+        self._bar.update(self._task, completed=step, status=status)
 
 
-class Lines(Listener):
-    """A plain line every few seconds, and one per evaluation and checkpoint, for logs and pipes."""
-
-    def __init__(self, console: Console, label: str, every_seconds: float = PLAIN_INTERVAL_SECONDS):
-        self._console, self._label, self._every = console, label, every_seconds
-        self._spoken = time.perf_counter()
-
-    def stop(self) -> None:
-        """Do nothing: lines stay."""
-
-    @contextmanager
-    def compiling(self, what: str) -> Iterator[None]:
-        self._console.say(f"{self._label}: compiling {what} ...")
-        start = time.perf_counter()
-        yield
-        self._console.say(f"{self._label}: compiled {what} in {time.perf_counter() - start:.1f} s")
-
-    def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        if time.perf_counter() - self._spoken >= self._every:
-            self._spoken = time.perf_counter()
-            self._console.say(
-                f"{self._label}: step {step}/{steps}, {describe_step(step, steps, metrics, steps_per_second)}"
-            )
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.say(f"{self._label}: {describe_evaluation(step, metrics)}")
-
-
-class JsonLines(Listener):
-    """One JSON object per event on standard output."""
+class Lines(Display):
+    """A plain line every few seconds, and one per evaluation, for logs and pipes."""
 
     def __init__(self, console: Console, label: str):
-        self._console, self._label = console, label
+        super().__init__(console, label, prefix=f"{label}: ")
+        self._spoken = time.perf_counter()
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        seconds = round(time.perf_counter() - start, 3)
-        self._console.emit("compiled", task=self._label, what=what, seconds=seconds)
-
-    def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        self._console.emit("step", task=self._label, step=step, steps=steps, **replace_nonfinite(metrics))
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.emit("evaluation", task=self._label, step=step, **replace_nonfinite(metrics))
-
-    def saved(self, step: int) -> None:
-        self._console.emit("checkpoint", task=self._label, step=step)
-
-
-class Both(Listener):
-    """A listener that passes everything on to two others."""
-
-    def __init__(self, first: Listener, second: Listener):
-        self._listeners = (first, second)
-
-    @contextmanager
-    def compiling(self, what: str) -> Iterator[None]:
-        first, second = self._listeners
-        with first.compiling(what), second.compiling(what):
+        self._console.say(f"{self._prefix}compiling {what} ...")
+        with super().compiling(what):
             yield
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        for listener in self._listeners:
-            listener.stepped(step, steps, metrics, steps_per_second)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        for listener in self._listeners:
-            listener.evaluated(step, metrics)
-
-    def saved(self, step: int) -> None:
-        for listener in self._listeners:
-            listener.saved(step)
+        super().stepped(step, steps, metrics, steps_per_second)
+        if time.perf_counter() - self._spoken >= PLAIN_INTERVAL_SECONDS:
+            self._spoken = time.perf_counter()
+            told = describe_step(step, steps, metrics, steps_per_second)
+            self._console.say(f"{self._prefix}step {step}/{steps}, {told}")
 
 
 @contextmanager
@@ -140,7 +112,7 @@ def open_display(console: Console, label: str, steps: int, done: int) -> Iterato
     """Choose how training is shown: a bar where it can be redrawn, else lines; JSON lines when asked."""
     shown = Bar(console, label, steps, done) if console.is_live else Lines(console, label)
     try:
-        yield Both(shown, JsonLines(console, label)) if console.json_lines else shown
+        yield shown
     finally:
         shown.stop()
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,77 +17,47 @@ TEMPERATURE = 0.8
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-@dataclass
-class Pace:
-    """The times at which tokens came: the first ones wait for programs to be compiled."""
-
-    begun: float = field(default_factory=time.perf_counter)
-    times: list[float] = field(default_factory=list)
-
-    def count(self) -> None:
-        """Count a token that is here."""
-        self.times.append(time.perf_counter())
-
-    def describe(self) -> dict[str, float]:
-        """Return tokens, seconds, and the rate after the second token, when nothing is compiled any more."""
-        found = {"tokens": len(self.times), "seconds": time.perf_counter() - self.begun}
-        if len(self.times) > 2 and self.times[-1] > self.times[1]:
-            found["tokens_per_second"] = (len(self.times) - 2) / (self.times[-1] - self.times[1])
-        return found
-
-
 def run_generating(command: Generate, console: Console) -> int:
     """Write after each prompt; the text goes to standard output, remarks about it to standard error."""
-    _check(command)
+    drawing: dict[str, Any] = {"temperature": TEMPERATURE} | _check(command)
     with expected_errors():
         text_model = open_text_model(command.source)
         prompts = [text_model.encode(text) for text in command.prompt]
         if command.beams is not None:
             _search(command, console, text_model, prompts)
             return 0
-        for number, tokens in enumerate(_streams(command, text_model, prompts)):
-            _write(command, console, text_model, number, prompts[number], tokens)
+        sampling = Sampling(**drawing)
+        # One after the other, as people read; each draws by its number.
+        keys = row_keys(jax.random.key(command.seed), len(prompts))
+        for number, prompt in enumerate(prompts):
+            tokens = stream(
+                text_model.model,
+                [prompt],
+                max_tokens=command.max_tokens,
+                sampling=sampling,
+                stop_tokens=text_model.stop_tokens,
+                start_token=text_model.start_token,
+                rng=keys[number : number + 1],
+            )
+            _write(command, console, text_model, number, prompt, tokens)
     return 0
 
 
-def _check(command: Generate) -> None:
-    """Raise for flags that do not go together."""
+def _check(command: Generate) -> dict[str, Any]:
+    """Raise for flags that do not go together; return those about drawing that were given."""
     if not command.prompt:
         raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
     if command.max_tokens < 1:
         raise UsageError(f"--max-tokens must be at least 1, got {command.max_tokens}")
     if not all(command.stop):
         raise UsageError("--stop must be a text, got an empty one")
-    drawn = [f"--{name.replace('_', '-')}" for name in SAMPLING_FLAGS if getattr(command, name) is not None]
-    if command.beams is not None and drawn:
-        raise UsageError(f"--beams searches and draws nothing; leave out {', '.join(drawn)}")
+    given = {name: getattr(command, name) for name in SAMPLING_FLAGS if getattr(command, name) is not None}
+    if command.beams is not None and given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"--beams searches and draws nothing; leave out {flags}")
     if command.beams is not None and command.beams < 1:
         raise UsageError(f"--beams must be at least 1, got {command.beams}")
-
-
-def _streams(
-    command: Generate, text_model: TextModel, prompts: list[list[int]]
-) -> Iterator[Iterator[list[list[int]]]]:
-    """Yield a stream of tokens per prompt, one after the other, as people read; each draws by its number."""
-    temperature = TEMPERATURE if command.temperature is None else command.temperature
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=command.top_k,
-        top_p=command.top_p,
-        min_p=command.min_p,
-        repetition_penalty=command.repetition_penalty,
-    )
-    keys = row_keys(jax.random.key(command.seed), len(prompts))
-    for number, prompt in enumerate(prompts):
-        yield stream(
-            text_model.model,
-            [prompt],
-            max_tokens=command.max_tokens,
-            sampling=sampling,
-            stop_tokens=text_model.stop_tokens,
-            start_token=text_model.start_token,
-            rng=keys[number : number + 1],
-        )
+    return given
 
 
 def _write(
@@ -100,8 +69,9 @@ def _write(
     tokens: Iterator[list[list[int]]],
 ) -> None:
     """Show one text while it is made, and how fast that was."""
-    spelling, ending, pace = text_model.spell(prompt), Ending(command.stop), Pace()
+    spelling, ending, begun = text_model.spell(prompt), Ending(command.stop), time.perf_counter()
     made: list[int] = []
+    times: list[float] = []
     text = ""
 
     def show(piece: str) -> None:
@@ -115,7 +85,7 @@ def _write(
     for (row,) in tokens:
         for token in row:
             made.append(token)
-            pace.count()
+            times.append(time.perf_counter())
             if token not in text_model.stop_tokens:
                 show(ending.push(spelling.push([token])))
         if ending.is_reached:
@@ -124,13 +94,16 @@ def _write(
     show(ending.finish())
     console.write("\n")
     reason = _name_end(made, ending, text_model, command)
-    facts: dict[str, Any] = pace.describe()
+    facts: dict[str, Any] = {"tokens": len(made), "seconds": time.perf_counter() - begun}
+    shown = ""
+    # The first tokens wait for programs to be compiled.
+    if len(times) > 2 and times[-1] > times[1]:
+        rate = facts["tokens_per_second"] = (len(times) - 2) / (times[-1] - times[1])
+        shown = f", then {rate:.1f} tokens per second"
     console.emit(
         "text", prompt=number, given=command.prompt[number], text=text, ids=made, reason=reason, **facts
     )
-    rate = facts.get("tokens_per_second")
-    shown = "" if rate is None else f", then {rate:.1f} tokens per second"
-    first = f"the first after {pace.times[0] - pace.begun:.2f} s with compiling" if pace.times else "none"
+    first = f"the first after {times[0] - begun:.2f} s with compiling" if times else "none"
     console.remark(f"{facts['tokens']} tokens, {first}{shown}; ended by {reason}")
 
 
@@ -154,14 +127,13 @@ def _search(command: Generate, console: Console, text_model: TextModel, prompts:
         stop_tokens=text_model.stop_tokens,
         start_token=text_model.start_token,
     )
-    scores = found.scores.tolist()
-    for number, texts in enumerate(found.rows()):
+    for number, (texts, scores) in enumerate(zip(found.rows(), found.scores.tolist(), strict=True)):
         told = []
-        for tokens in texts:
+        for tokens, score in zip(texts, scores, strict=False):
             spelling, ending = text_model.spell(prompts[number]), Ending(command.stop)
             kept = [token for token in tokens if token not in text_model.stop_tokens]
             text = ending.push(spelling.push(kept)) + ending.push(spelling.finish()) + ending.finish()
-            told.append({"text": text, "ids": tokens, "score": scores[number][len(told)]})
+            told.append({"text": text, "ids": tokens, "score": score})
         given = command.prompt[number]
         console.emit("beams", prompt=number, given=given, texts=told)
         best = told[0]["text"] if told else ""

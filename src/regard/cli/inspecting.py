@@ -12,9 +12,9 @@ from rich.table import Table
 
 from regard import inspection, readouts
 from regard.cli.commands import Inspect
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
-from regard.inspection import Call, Tokens, Trace, figures
+from regard.inspection import Tokens, Trace, figures
 from regard.inspection.words import WordReading, join_pieces
 from regard.training import runs
 from regard.training.history import training_document
@@ -61,7 +61,7 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
         read = reading.words[best[layer, head]]
         amount = f"{share[layer, head]:.2f} in layer {layer}, head {head}"
         console.say(f'most of all, "{word}" reads "{read}": {amount}')
-    drawings = itertools.chain(_draw(reading, reader, drawn, text), draw_trace(trace))
+    drawings = itertools.chain(_draw(reading, reader, drawn, trace.title), draw_trace(trace))
     _write(command, console, trace, drawings, out, page)
     for layer, head in np.ndindex(best.shape):
         read = None if best[layer, head] < 0 else reading.words[best[layer, head]]
@@ -111,40 +111,24 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
     console.say(f"{trace.title}: {type(model).__name__}, {layers}")
     console.say()
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("attention", no_wrap=True)
-    for header in ("head", "entropy", "largest logit"):
-        table.add_column(header, justify="right")
-    table.add_column("reads")
+    table = new_table("attention", "head", "entropy", "largest logit", "reads")
+    table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
     for call in trace.calls:
-        for row in _describe_heads(call):
-            table.add_row(
-                shorten_name(call.name) if row["head"] == 0 else "",
-                str(row["head"]),
-                *(f"{row[name]:.2f}" for name in ("entropy_nats", "max_score")),
-                ", ".join(f"{name} {value:.2f}" for name, value in row["labels"].items()),
-            )
-            console.emit("head", attention=call.name, **row)
+        readout = call.readout()
+        entropies, labels = np.asarray(readouts.average(readout)["entropy"]), readouts.label(readout)
+        for head in range(call.heads):
+            entropy, largest = float(entropies[head]), float(call.max_score[head].max(initial=-math.inf))
+            found = {label.name: float(label.value) for label in labels[(head,)]}
+            layer = "" if head else shorten_name(call.name)
+            reads = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+            table.add_row(layer, str(head), f"{entropy:.2f}", f"{largest:.2f}", reads)
+            values = {"entropy_nats": entropy, "max_score": largest, "labels": found}
+            console.emit("head", attention=call.name, head=head, **values)
     console.say(table)
     console.say()
     out = command.out or directory / "figures"
     _write(command, console, trace, draw_trace(trace), out, page, training)
     return 0
-
-
-def _describe_heads(call: Call) -> Iterator[dict[str, Any]]:
-    """Describe every head: its entropy, largest logit and labels."""
-    readout = call.readout()
-    entropies, labels = np.asarray(readouts.average(readout)["entropy"]), readouts.label(readout)
-    for head in range(call.heads):
-        largest = float(call.max_score[head].max(initial=-math.inf))
-        found = {label.name: float(label.value) for label in labels[(head,)]}
-        yield {
-            "head": head,
-            "entropy_nats": float(entropies[head]),
-            "max_score": largest,
-            "labels": found,
-        }
 
 
 def _write(
@@ -198,11 +182,10 @@ def _tabulate(reading: WordReading, best: np.ndarray, share: np.ndarray, width: 
         yield table
 
 
-def _draw(reading: WordReading, reader: int, layer: int, text: str) -> Iterator[Picture]:
+def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator[Picture]:
     """Draw what the word reads in every head, and every word in the heads of one layer."""
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
-    title = text if len(text) <= TITLE_LENGTH else f"{text[: TITLE_LENGTH - 1]}…"
     layers, heads = reading.weights.shape[:2]
     reads = figures.head_grid(
         reading.weights[:, :, reader, shown],
@@ -217,12 +200,8 @@ def _draw(reading: WordReading, reader: int, layer: int, text: str) -> Iterator[
         if ax.get_xlabel() == "Key position":
             ax.set_xlabel("Word")
     yield "reads", reads
+    weights, title = reading.weights[layer, :, shown, shown], f"layer {layer}: {title}"
     yield (
         f"heads-layer-{layer}",
-        figures.head_grid(
-            reading.weights[layer, :, shown, shown],
-            query_labels=words,
-            key_labels=words,
-            title=f"layer {layer}: {title}",
-        ),
+        figures.head_grid(weights, query_labels=words, key_labels=words, title=title),
     )

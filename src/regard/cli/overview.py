@@ -18,7 +18,7 @@ from regard.training.tasks import Task
 
 
 def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
-    """Prints where and with what a run is about to train."""
+    """Print where and with what a run is about to train."""
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     params = nnx.state(shapes, nnx.Param)
     modules = _count_parameters(params)
@@ -37,7 +37,9 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
     for line in describe_attention(task, deployment):
         console.note("attention", line)
     data = task.describe_data()
-    console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {_name_rate(task)}")
+    rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
+    rate = f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"
+    console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {rate}")
     for label, text in data.items():
         console.note(label, text)
     console.note("output", f"{run.directory} ({describe_start(run)})")
@@ -94,10 +96,3 @@ def _count_parameters(params: Any) -> dict[str, list[int]]:
         block = next((index for index, name in enumerate(names) if name.isdigit()), len(names))
         modules.setdefault(".".join(names[: block + 2]), []).append(leaf.size)
     return modules
-
-
-def _name_rate(task: Task) -> str:
-    """Describe the learning rate and its course."""
-    optimization = task.optimization
-    rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
-    return f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"

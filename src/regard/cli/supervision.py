@@ -14,15 +14,15 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
 from regard.cli.commands import Train
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.interruption import handle_signals
 from regard.training.membership import Membership, find_membership
 
-OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+FAILED, MISUSED = 1, 2
 LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its socket to the parent
 JOINED, TOLD = b"j", b"t"
 # How the runtimes of JAX, gloo and NCCL speak of others that are gone.
@@ -34,10 +34,8 @@ FLAGS = ("--coordinator", "--processes", "--process")
 
 def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
     """Train in this process, or in a child of it where there are several; return the exit code."""
-    try:
+    with expected_errors():
         membership = find_membership(command.coordinator, command.processes, command.process, os.environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if membership is None:
         from regard.cli.training import run_training
 
@@ -61,7 +59,9 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
         process_group=0,  # Ctrl-C comes here alone, and is passed on once
     )
     other.close()
-    with own, _passed_on(child):
+    # The child may still save when this process is asked to stop.
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with own, handle_signals(lambda number, frame: child.send_signal(number), *stopping):
         ended = child.wait()
         own.setblocking(False)
         heard = b""
@@ -72,21 +72,6 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
     if TOLD not in heard:
         console.fail(_explain_end(-ended, JOINED in heard, command, words, membership))
     return FAILED
-
-
-@contextmanager
-def _passed_on(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Pass signals that ask this process to stop on to the child, which may still save."""
-    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = [signal.signal(name, lambda number, frame: child.send_signal(number)) for name in names]
-    try:
-        yield
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)
 
 
 def _explain_end(
@@ -151,10 +136,8 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
     from regard.cli.training import run_training
     from regard.training import processes
 
-    try:
+    with expected_errors():
         processes.join(membership)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     _tell(line, JOINED)
     if not processes.is_first():
         console = Console(quiet=True)

@@ -10,6 +10,7 @@ from regard.cli.spelling import ByteSpelling, TokenizerSpelling
 from regard.models import Decoder, EncoderDecoder
 from regard.training import runs
 
+RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
 CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
 
 
@@ -50,16 +51,10 @@ def open_text_model(directory: Path) -> TextModel:
     if (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG):
         return _open_pretrained(directory)
     if not (directory / CONFIG).is_file():
-        raise ValueError(
-            f"{directory} has no {CONFIG}; give a run of `regard train text`, or a folder with a Hugging Face"
-            " model"
-        )
+        raise ValueError(f"{directory} has no {CONFIG}; {RIGHT_SOURCES}")
     task, model = runs.load_run(directory)
     if not task.writes_text:
-        raise ValueError(
-            f"{directory} is a run of {task.name}, which writes no text; give a run of `regard train text`,"
-            " or a folder with a Hugging Face model"
-        )
+        raise ValueError(f"{directory} is a run of {task.name}, which writes no text; {RIGHT_SOURCES}")
     vocabulary: Any = getattr(task, "vocabulary")  # noqa: B009 - of text tasks alone
     return TextModel(
         model=model,

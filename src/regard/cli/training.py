@@ -7,7 +7,7 @@ import jax
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.displays import open_display
-from regard.cli.interruption import Interruption
+from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
 from regard.training import checkpoints, loop, metrics, processes, runs
 from regard.training.meshes import read_mesh
@@ -79,11 +79,10 @@ def advance_run(console: Console, run: runs.Run, deployment: Deployment | None =
     agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
-            Interruption(ask=processes.ask_to_stop if together else None) as interruption,
+            catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             open_display(console, run.task.name, steps, done) as progress,
         ):
-            stop = agreed or interruption.is_requested
-            return loop.train(run, progress=progress, stop=stop, deployment=deployment)
+            return loop.train(run, progress=progress, stop=agreed or is_interrupted, deployment=deployment)
     except loop.DivergenceError as error:
         if processes.is_first():
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)

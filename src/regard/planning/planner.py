@@ -86,7 +86,12 @@ def plan(
             f"heads: expected a multiple of key_heads, {key_heads}; got {heads}. Each key head serves as many"
             " query heads"
         )
-    fixed = _check_axes(fixed or {}, devices)
+    fixed = dict(fixed or {})
+    if unknown := [name for name in fixed if name not in AXES]:
+        raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(unknown)}")
+    product = math.prod(fixed.values())
+    if product < 1 or devices % product:
+        raise ValueError(f"fixed: expected sizes whose product divides the {devices} devices; got {fixed}")
     with jax.enable_x64(dtype == "float64"):
         query, key = (
             jax.ShapeDtypeStruct((sizes["batch"], count, sizes["length"], sizes["width"]), dtype)
@@ -182,14 +187,3 @@ def _read(name: str, number: Any) -> int:
         return read_amount(number)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-def _check_axes(fixed: Mapping[str, int], devices: int) -> dict[str, int]:
-    if unknown := [name for name in fixed if name not in AXES]:
-        raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(unknown)}")
-    product = math.prod(fixed.values())
-    if product < 1 or devices % product:
-        raise ValueError(
-            f"fixed: expected sizes whose product divides the {devices} devices; got {dict(fixed)}"
-        )
-    return dict(fixed)

@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from regard.training import processes
+from regard.training.metrics import replace_text
 
 FORMAT = 1
 INDEX = "checkpoint.json"
@@ -84,8 +85,19 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
         CheckpointError: when this step is already saved there: nothing is overwritten.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
-    arrays = _on_disk(state)
-    processes.alone(lambda: _prepare_draft(target, draft))
+    # Orbax gets arrays of one device as NumPy arrays.
+    arrays = {
+        name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
+        for name, leaf in _leaves(state).items()
+    }
+
+    def prepare() -> None:
+        if target.exists():
+            raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+
+    processes.alone(prepare)
     _orbax(together=True).save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
 
     def finish() -> None:
@@ -119,7 +131,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
     index = _read_index(path)
     if verify:
         _verify_files(path, index["files"])
-    kinds = {name: (tuple(shape), _dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
+    kinds = {name: (tuple(shape), jax.numpy.dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
     return Checkpoint(path, index["step"], kinds, index["record"])
 
 
@@ -163,14 +175,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
 
 
-def _on_disk(state: Any) -> dict[str, Any]:
-    """Return the leaves by path as orbax gets them: those on one device as NumPy arrays."""
-    return {
-        name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
-        for name, leaf in _leaves(state).items()
-    }
-
-
 def _orbax(*, together: bool) -> ocp.Checkpointer:
     """Return an orbax checkpointer that works together with all other processes or alone.
 
@@ -190,14 +194,6 @@ def _make_empty(template: Any) -> Any:
     return jax.make_array_from_callback(template.shape, template.sharding, lambda index: empty[index])
 
 
-def _prepare_draft(target: Path, draft: Path) -> None:
-    """Make an empty folder to write into."""
-    if target.exists():
-        raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-
-
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Nest leaves by path, without the empty ones: orbax refuses them, and the index knows their shapes."""
     return unflatten_dict({path: leaf for path, leaf in flat.items() if leaf.size}, sep="/")
@@ -215,10 +211,7 @@ def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapp
     }
     text = json.dumps(body, allow_nan=False)
     seal = hashlib.sha256(text.encode()).hexdigest()
-    with (draft / INDEX).open("w", encoding="utf-8") as file:
-        file.write(f'{{"sha256": "{seal}", "body": {text}}}\n')
-        file.flush()
-        os.fsync(file.fileno())
+    replace_text(draft / INDEX, f'{{"sha256": "{seal}", "body": {text}}}\n')
 
 
 def _read_index(path: Path) -> dict[str, Any]:
@@ -256,10 +249,6 @@ def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(jax.numpy.dtype(name))
 
 
 def _describe(kind: tuple[tuple[int, ...], Any] | None) -> str:

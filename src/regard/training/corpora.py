@@ -57,7 +57,8 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
         ((name, text),) = documents.items()
         pieces = _cut(text, piece_bytes)
         documents = {f"{name}:{number}": piece for number, piece in enumerate(pieces, start=1)}
-    documents = _drop_copies(documents)
+    first = {text: name for name, text in reversed(documents.items())}
+    documents = {name: text for name, text in documents.items() if first[text] == name}
     if len(documents) < 2:
         raise ValueError(
             "files: expected at least two different documents, one to train on and one to hold out, got "
@@ -126,18 +127,19 @@ def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
 def _list_files(path: Path) -> list[Path]:
     """List the file itself, or the visible files below a directory that are not empty."""
     if path.is_dir():
-        found = [entry for entry in path.rglob("*") if entry.is_file() and entry.stat().st_size]
-        found = [entry for entry in found if not _is_hidden(entry.relative_to(path))]
+        found = [
+            entry
+            for entry in path.rglob("*")
+            if not any(part.startswith(".") for part in entry.relative_to(path).parts)
+            and entry.is_file()
+            and entry.stat().st_size
+        ]
         if not found:
             raise ValueError(f"files: expected text in {path}, got a directory without a file that holds any")
         return found
     if not path.exists():
         raise ValueError(f"files: expected a file or a directory, got {path}, which does not exist")
     return [path]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _read_text(path: Path) -> str:
@@ -171,9 +173,3 @@ def _cut(text: str, most: int) -> list[str]:
         pieces.append(piece)
         start += len(piece.encode())
     return pieces
-
-
-def _drop_copies(documents: Documents) -> Documents:
-    """Keep the first document of every text."""
-    first = {text: name for name, text in reversed(documents.items())}
-    return {name: text for name, text in documents.items() if first[text] == name}

@@ -51,7 +51,10 @@ def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
     fetched = jax.device_get(stats)
     line: dict[str, Any] = {"step": step, "split": SPLIT}
     for name, layers in fetched.items():
-        line[name] = {layer: _round(layers[layer]) for layer in sorted(layers, key=_place)}
+        line[name] = {
+            layer: [float(f"{value:.{DIGITS}g}") for value in layers[layer]]
+            for layer in sorted(layers, key=_place)
+        }
     return line
 
 
@@ -82,23 +85,12 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
     return steps, names, np.asarray(values, np.float64).reshape(len(names), len(steps))
 
 
-def _round(heads: np.ndarray) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in heads]
-
-
 def _place(layer: str) -> list[tuple[int, str]]:
     """Return a key that sorts layers by number: compiled functions return dicts sorted by letter."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in layer.split(".")]
 
 
-def _walk(seen: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
-    """Yield every attention layer of what a model returned beside its output, by its dotted place in it."""
-    if isinstance(seen, Mapping):
-        if AUX[0] in seen:
-            yield name, seen
-            return
-        parts = list(seen.items())
-    else:
-        parts = list(enumerate(seen))
-    for part, inner in parts:
-        yield from _walk(inner, f"{name}.{part}" if name else str(part))
+def _walk(seen: Any) -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
+    """Return every attention layer of what a model returned beside its output, by its dotted place in it."""
+    layers = jax.tree.leaves_with_path(seen, is_leaf=lambda part: isinstance(part, dict) and AUX[0] in part)
+    return ((jax.tree_util.keystr(path, simple=True, separator="."), layer) for path, layer in layers)

@@ -60,15 +60,8 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
     for name, unit in MAPS.items():
         steps, rows, values = read_heads(lines, name)
         if steps:
-            maps.append(
-                {
-                    "name": name,
-                    "unit": unit,
-                    "rows": rows,
-                    "steps": steps,
-                    "values": values.astype(np.float32),
-                }
-            )
+            held = {"rows": rows, "steps": steps, "values": values.astype(np.float32)}
+            maps.append({"name": name, "unit": unit, **held})
     return {"title": directory.resolve().name, "curves": curves, "maps": maps}
 
 

@@ -176,13 +176,8 @@ class _Session:
         return watch
 
     def _compile(
-        self,
-        what: str,
-        program: Program,
-        function: Any,
-        *arguments: Any,
-        options: dict[str, Any] | None = None,
-    ) -> Callable[..., Any]:
+        self, what: str, program: Program, function: Any, *arguments: Any, options: Any = None
+    ) -> Any:
         """Compile ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):

@@ -59,17 +59,15 @@ def find_membership(
     coordinator = environment.get("JAX_COORDINATOR_ADDRESS") if coordinator is None else coordinator
     count = _read(environment, "JAX_NUM_PROCESSES") if count is None else count
     index = _read(environment, "JAX_PROCESS_ID") if index is None else index
-    launched = False
-    for mark, size, rank in LAUNCHERS:
-        if mark in environment:
-            count = _read(environment, size) if count is None else count
-            index = _read(environment, rank) if index is None else index
-            launched = True
-            break
+    launcher = next((names for mark, *names in LAUNCHERS if mark in environment), None)
+    if launcher is not None:
+        size, rank = launcher
+        count = _read(environment, size) if count is None else count
+        index = _read(environment, rank) if index is None else index
     if count == 1 or (coordinator, count, index) == (None, None, None):
         return None
     missing = {
-        "--coordinator (or JAX_COORDINATOR_ADDRESS)": coordinator is None and not launched,
+        "--coordinator (or JAX_COORDINATOR_ADDRESS)": coordinator is None and launcher is None,
         "--processes (or JAX_NUM_PROCESSES)": count is None,
         "--process (or JAX_PROCESS_ID)": index is None,
     }

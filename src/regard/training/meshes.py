@@ -31,11 +31,6 @@ class MeshSpec:
         """Devices by axis."""
         return dataclasses.asdict(self)
 
-    @property
-    def num_devices(self) -> int:
-        """Devices in all."""
-        return math.prod(self.sizes.values())
-
     def fit(self, num_devices: int) -> "MeshSpec":
         """Return the specification for so many devices: an axis of size -1 gets what the others leave.
 
@@ -47,15 +42,20 @@ class MeshSpec:
             >>> str(read_mesh("fsdp=*,tensor=2").fit(8))
             'fsdp=4,tensor=2'
         """
-        given = math.prod(size for size in self.sizes.values() if size != REST)
-        open_axis = next((axis for axis, size in self.sizes.items() if size == REST), None)
+        sizes = self.sizes
+        given = math.prod(size for size in sizes.values() if size != REST)
+        open_axis = next((axis for axis, size in sizes.items() if size == REST), None)
         if open_axis and num_devices % given == 0:
             return dataclasses.replace(self, **{open_axis: num_devices // given})
         if open_axis or given != num_devices:
             needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
+            fitting = (
+                axis for axis, size in sizes.items() if not open_axis and num_devices % (given // size) == 0
+            )
+            count = "1 device" if num_devices == 1 else f"{num_devices} devices"
             raise ValueError(
-                f"mesh: expected sizes that multiply to {needed}, as there are {_count(num_devices)}; got "
-                f"{self}, which is {given}; {self._suggest(num_devices, open_axis)}"
+                f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
+                f"{self}, which is {given}; {next(fitting, 'data')}=* takes what is there"
             )
         return self
 
@@ -80,14 +80,6 @@ class MeshSpec:
                     f"mesh: expected tensor to divide {name}={size}, got tensor={self.tensor}; it can be "
                     f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
                 )
-
-    def _suggest(self, num_devices: int, open_axis: str | None) -> str:
-        if open_axis is None:
-            for axis in self.sizes:
-                others = math.prod(size for name, size in self.sizes.items() if name != axis)
-                if num_devices % others == 0:
-                    return f"{axis}=* takes what is there"
-        return "data=* takes what is there"
 
     def __str__(self) -> str:
         parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]
@@ -119,19 +111,12 @@ def read_mesh(text: str) -> MeshSpec:
             raise ValueError(f"mesh: expected axes data, fsdp, sequence and tensor, got {given!r}{hint}")
         if axis in sizes:
             raise ValueError(f"mesh: expected every axis once, got {axis} twice in {text!r}")
-        sizes[axis] = _read_size(axis, size)
+        if size in ("*", str(REST)):
+            sizes[axis] = REST
+        elif size.isascii() and size.isdigit() and int(size):
+            sizes[axis] = int(size)
+        else:
+            raise ValueError(f"mesh: expected a number of devices for {axis}, 1 or more, or *; got {size!r}")
     if list(sizes.values()).count(REST) > 1:
         raise ValueError(f"mesh: expected at most one size * or -1, got {text!r}")
     return MeshSpec(**sizes)
-
-
-def _read_size(axis: str, text: str) -> int:
-    if text in ("*", str(REST)):
-        return REST
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(f"mesh: expected a number of devices for {axis}, 1 or more, or *; got {text!r}")
-    return int(text)
-
-
-def _count(num_devices: int) -> str:
-    return "1 device" if num_devices == 1 else f"{num_devices} devices"

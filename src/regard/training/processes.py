@@ -62,19 +62,15 @@ def everyone(function: Callable[[], T]) -> T:
     Raises:
         PeerError: in processes in which it did not fail, when it did in another.
     """
-    error: Exception | None = None
-    result = None
     try:
         result = function()
-    except Exception as caught:
-        error = caught
-    told = gather("" if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for process, message in enumerate(told):
+    except Exception as error:
+        gather(f"{type(error).__name__}: {error}")
+        raise
+    for process, message in enumerate(gather("")):
         if message:
             raise PeerError(f"process {process} of {jax.process_count()}: {message}")
-    return result  # pyright: ignore[reportReturnType]
+    return result
 
 
 def alone(function: Callable[[], T]) -> T | None:

@@ -3,9 +3,9 @@
 The state is parameters and optimizer; everything random in step n is a function of (seed, n).
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,11 +46,6 @@ class Program:
     evaluate: Callable[[Any, Batch], Metrics]
     measure_heads: Callable[[Any, Batch], heads.HeadStats]
     deployment: Deployment | None = None
-
-    @functools.cached_property
-    def initial(self) -> State:
-        """The first state."""
-        return self.start()
 
     def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
         """Compile one of the functions for arguments like these; an update reuses its state's memory."""
@@ -98,8 +93,13 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         return State(params, optimizer.init(params))
 
     state_shapes = jax.eval_shape(draw_state)
-    places = None if deployment is None else deployment.divide_state(state_shapes)
-    divide, collect = (_leave, _leave) if deployment is None else (deployment.constrain, deployment.gather)
+    places, divide, collect = None, _leave, _leave
+    if deployment is not None:
+        places, divide, collect = (
+            deployment.divide_state(state_shapes),
+            deployment.constrain,
+            deployment.gather,
+        )
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.
@@ -116,7 +116,7 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
             rate = jnp.asarray(schedule(index))
             change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
-        norms = {"grad_norm": _measure_norm(gradients), "parameter_norm": _measure_norm(params)}
+        norms = {"grad_norm": optax.tree.norm(gradients), "parameter_norm": optax.tree.norm(params)}
         return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
 
     def evaluate(params: Any, batch: Batch) -> Metrics:
@@ -125,16 +125,8 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     def measure_heads(params: Any, batch: Batch) -> heads.HeadStats:
         return heads.measure_heads(task, nnx.merge(resting, collect(params), rest), divide(batch))
 
-    def start() -> State:
-        return run_once(draw_state, places=places)
-
+    start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
-
-
-def _measure_norm(tree: Any) -> jax.Array:
-    """Return the Euclidean norm of all leaves together."""
-    # Not vdot, which would lay every leaf out as a vector, and gather it for that.
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _leave(tree: Any) -> Any:

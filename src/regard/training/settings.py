@@ -1,23 +1,36 @@
 """Settings that tasks share: goals, sizes, optimization, cadence. Importing this module loads no JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 
-def demand_at_least(record: Any, bound: float, *names: str) -> None:
-    """Raise where a named field is below its bound."""
-    for name in names:
-        value = getattr(record, name)
-        if not value >= bound:
-            raise ValueError(f"{name} must be at least {bound}, got {value}")
+class Range(NamedTuple):
+    """The values that a setting may have, declared beside its type: `Annotated[int, at_least(1)]`."""
+
+    words: str
+    holds: Callable[[Any], bool]
 
 
-def demand_fraction(record: Any, name: str) -> None:
-    """Raise where a named field is not between 0 and 1."""
-    value = getattr(record, name)
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must be in (0, 1), got {value}")
+def at_least(bound: float) -> Range:
+    """Return the range from a bound on."""
+    return Range(f"at least {bound}", lambda value: value >= bound)
+
+
+FRACTION = Range("in (0, 1)", lambda value: 0 < value < 1)
+RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
+POSITIVE = Range("above 0", lambda value: value > 0)
+Count = Annotated[int, at_least(1)]
+
+
+class Settings:
+    """The base of dataclasses whose fields declare their ranges."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            for allowed in getattr(kind, "__metadata__", ()):
+                if isinstance(allowed, Range) and not allowed.holds(value := getattr(self, name)):
+                    raise ValueError(f"{name} must be {allowed.words}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -59,24 +72,22 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class LayerSizes:
+class LayerSizes(Settings):
     """Sizes that every model has."""
 
-    d_model: int = 64
+    d_model: Count = 64
     """Width of the residual stream."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Attention heads; divides d_model, with rotary positions into heads of an even width."""
-    d_ff: int = 256
+    d_ff: Count = 256
     """Width inside the feed-forward layers."""
-    num_layers: int = 1
+    num_layers: Count = 1
     """Transformer blocks (in the encoder and again in the decoder where there is one)."""
-    dropout_rate: float = 0.0
+    dropout_rate: Annotated[float, RATE] = 0.0
     """Probability of dropping a residual or embedding unit, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        demand_at_least(self, 1, "d_model", "num_heads", "d_ff", "num_layers")
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}")
+        super().__post_init__()
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads must divide d_model, got num_heads={self.num_heads} and d_model={self.d_model}"
@@ -97,9 +108,9 @@ class Sizes(LayerSizes):
 class DecoderSizes(LayerSizes):
     """Sizes of a language model with rotary positions, RMSNorm, gated branches and no biases."""
 
-    d_model: int = 128
-    d_ff: int = 320
-    num_layers: int = 4
+    d_model: Count = 128
+    d_ff: Count = 320
+    num_layers: Count = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,29 +122,26 @@ class DecoderSizes(LayerSizes):
 
 
 @dataclass(frozen=True)
-class Optimization:
+class Optimization(Settings):
     """Adam (AdamW with weight decay) with a schedule and global-norm clipping."""
 
-    steps: int = 600
+    steps: Count = 600
     """Updates of the parameters."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Examples per update."""
-    learning_rate: float = 3e-3
+    learning_rate: Annotated[float, POSITIVE] = 3e-3
     """Peak learning rate."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate after the warm-up: cosine down to 0, or constant."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, at_least(0)] = 0
     """Updates over which the learning rate rises linearly from 0."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, at_least(0)] = 1.0
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
 
     def __post_init__(self) -> None:
-        demand_at_least(self, 1, "steps", "batch_size")
-        demand_at_least(self, 0, "warmup_steps", "clip_norm", "weight_decay")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        super().__post_init__()
         if self.warmup_steps > self.steps:
             raise ValueError(
                 f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and "
@@ -142,18 +150,14 @@ class Optimization:
 
 
 @dataclass(frozen=True)
-class Cadence:
+class Cadence(Settings):
     """The steps between measurements and checkpoints; the last step always has both."""
 
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between two lines of metrics.jsonl."""
-    evaluate_every: int = 100
+    evaluate_every: Count = 100
     """Steps between two evaluations on held-out data."""
-    checkpoint_every: int = 200
+    checkpoint_every: Count = 200
     """Steps between two checkpoints."""
-    heads_every: int = 20
+    heads_every: Annotated[int, at_least(0)] = 20
     """Steps between two looks at the entropy and the largest logit of every head; 0 never looks."""
-
-    def __post_init__(self) -> None:
-        demand_at_least(self, 1, "log_every", "evaluate_every", "checkpoint_every")
-        demand_at_least(self, 0, "heads_every")

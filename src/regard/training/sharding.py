@@ -106,9 +106,14 @@ class Deployment:
         """The sharding of an array that is whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def divide_state(self, shapes: Any) -> Any:
-        """Return shardings in the structure of a state, or of its parameters."""
-        return self._place(shapes, in_use=False)
+    def divide_state(self, shapes: Any, *, in_use: bool = False) -> Any:
+        """Return shardings in the structure of a state, or of its parameters; in_use as in `divide_array`."""
+
+        def place(path: Any, leaf: Any) -> NamedSharding:
+            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
+            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape, in_use=in_use))
+
+        return jax.tree_util.tree_map_with_path(place, shapes)
 
     def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of a batch's array, rows and then positions; what does not divide is whole."""
@@ -127,7 +132,7 @@ class Deployment:
 
         Said aloud, as the compiler would else now and then divide what is computed, not the rows.
         """
-        kept, used = (self._place(params, in_use=in_use) for in_use in (False, True))
+        kept, used = (self.divide_state(params, in_use=in_use) for in_use in (False, True))
         return jax.tree.map(_gather, params, used, kept)
 
     def spread(self, arrays: Any, place: Callable[[tuple[int, ...]], NamedSharding] | None = None) -> Any:
@@ -152,13 +157,6 @@ class Deployment:
             for leaf, place in zip(shapes, places, strict=True)
         ]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
-
-    def _place(self, shapes: Any, *, in_use: bool) -> Any:
-        def place(path: Any, leaf: Any) -> NamedSharding:
-            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
-            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape, in_use=in_use))
-
-        return jax.tree_util.tree_map_with_path(place, shapes)
 
     def _count(self, *axes: str) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

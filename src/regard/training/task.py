@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from regard.training.lazy_modules import compilation, figures, inspection, jax, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
+from regard.training.settings import Cadence, Count, Goal, Optimization, Settings, Sizes
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -46,7 +46,7 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task(abc.ABC):
+class Task(Settings, abc.ABC):
     """Something to learn: settings, and from them a model, data, a measure, an example and pictures.
 
     A task is a frozen dataclass whose fields are its settings; the docstring of a field is what `regard train
@@ -193,11 +193,8 @@ class Task(abc.ABC):
 class SyntheticTask(Task):
     """A task whose held-out examples are drawn as training examples are, from a stream of their own."""
 
-    held_out_size: int = 1_000
+    held_out_size: Count = 1_000
     """Held-out sequences."""
-
-    def __post_init__(self) -> None:
-        demand_at_least(self, 1, "held_out_size")
 
     def make_held_out(self) -> Batch:
         rng = make_stream(self.data_seed, HELD_OUT)

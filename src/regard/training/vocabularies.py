@@ -23,6 +23,8 @@ class ByteVocabulary:
 
     size = NUM_BYTES + 1
     mark = NUM_BYTES
+    _bytes = tuple(bytes([byte]) for byte in range(NUM_BYTES))
+    _text: str | None = None
 
     def encode(self, text: str) -> Int[np.ndarray, " T"]:
         """Return the text's tokens, without a mark."""
@@ -34,16 +36,17 @@ class ByteVocabulary:
         Raises:
             ValueError: for a token outside the vocabulary.
         """
-        _check_token(token, self.size)
-        return b"" if token == self.mark else bytes([token])
+        if not 0 <= token < self.size:
+            raise ValueError(f"token must be in 0..{self.size - 1}, got {token}")
+        return b"" if token == self.mark else self._bytes[token]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens; bytes that are no UTF-8, such as half a character, become U+FFFD."""
         return b"".join(self.spell(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def to_json(self) -> str | None:
-        """Return None: there is nothing to keep."""
-        return None
+        """Return the contents of tokenizer.json; None where there is nothing to keep."""
+        return self._text
 
 
 class PairVocabulary(ByteVocabulary):
@@ -77,20 +80,12 @@ class PairVocabulary(ByteVocabulary):
                 "tokenizer.json must hold byte-level BPE without special tokens, got one that spells none"
             )
         self._text = text
-        self._bytes = [bytes(letters[letter] for letter in name) for _, name in spelled]
+        self._bytes = tuple(bytes(letters[letter] for letter in name) for _, name in spelled)
         self.mark = len(spelled)
         self.size = len(spelled) + 1
 
     def encode(self, text: str) -> Int[np.ndarray, " T"]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-
-    def spell(self, token: int) -> bytes:
-        _check_token(token, self.size)
-        return b"" if token == self.mark else self._bytes[token]
-
-    def to_json(self) -> str:
-        """Return the contents of tokenizer.json."""
-        return self._text
 
 
 def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
@@ -149,18 +144,9 @@ def _read_letters() -> dict[str, int]:
     }
 
 
-def _check_token(token: int, size: int) -> None:
-    if not 0 <= token < size:
-        raise ValueError(f"token must be in 0..{size - 1}, got {token}")
-
-
 def _import_tokenizers() -> Any:
     try:
         import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
     except ImportError as error:
         raise ImportError("BPE needs tokenizers: pip install 'regard[train]'") from error
     return tokenizers

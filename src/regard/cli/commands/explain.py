@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, option
 
 
@@ -42,20 +42,17 @@ class Explain(Command):
         from regard import explain, masks
 
         query, key, value = (jax.ShapeDtypeStruct(s, self.dtype) for s in (shape, key_shape, value_shape))
+        offset = self.query_offset
         try:
-            mask = masks.parse(self.mask) if self.mask else None
-            with jax.enable_x64(self.dtype == "float64"):
-                report = explain(
-                    query, key, value, mask=mask, query_offset=self.query_offset, backend=self.backend
-                )
-            console.say(str(report))
-            if self.picture and mask is not None:
-                console.say(mask.picture(shape[-2], key_shape[-2], query_offset=self.query_offset))
+            with expected_errors(), jax.enable_x64(self.dtype == "float64"):
+                mask = masks.parse(self.mask) if self.mask else None
+                report = explain(query, key, value, mask=mask, query_offset=offset, backend=self.backend)
+                console.say(str(report))
+                if self.picture and mask is not None:
+                    console.say(mask.picture(shape[-2], key_shape[-2], query_offset=offset))
         except NotImplementedError as error:
             console.fail(str(error))
             return 1
-        except (ValueError, TypeError) as error:
-            raise UsageError(str(error)) from error
         return 0
 
 

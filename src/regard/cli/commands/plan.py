@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.table import Table
 
-from regard.cli.console import Console, UsageError
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
@@ -58,26 +58,18 @@ class Plan(Command):
         from regard import masks
         from regard.planning import Assumptions, MemoryTooSmallError, plan
 
-        try:
-            report = plan(
-                length=self.length,
-                heads=self.heads,
-                devices=self.devices,
-                chip=self.chip,
-                key_heads=self.key_heads,
-                width=self.width,
-                batch=self.batch,
-                mask=masks.parse(self.mask) if self.mask else None,
-                dtype=self.dtype,
-                backward=self.backward,
-                fixed=_parse_sizes(self.fix),
-                assumptions=Assumptions(compute_efficiency=self.efficiency),
-            )
-        except MemoryTooSmallError as error:
-            console.fail(str(error))
-            return 1
-        except (ValueError, TypeError) as error:
-            raise UsageError(str(error)) from error
+        same = ("length", "heads", "devices", "chip", "key_heads", "width", "batch", "dtype", "backward")
+        with expected_errors():
+            try:
+                report = plan(
+                    **{name: getattr(self, name) for name in same},
+                    mask=masks.parse(self.mask) if self.mask else None,
+                    fixed=_parse_sizes(self.fix),
+                    assumptions=Assumptions(compute_efficiency=self.efficiency),
+                )
+            except MemoryTooSmallError as error:
+                console.fail(str(error))
+                return 1
         values = report.as_json(self.top)
         meshes = values.pop("meshes")
         console.emit("plan", **values)

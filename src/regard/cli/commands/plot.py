@@ -1,11 +1,14 @@
-"""`regard plot`: its options."""
+"""`regard plot`: curves and attention of runs as files."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
+from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command
 
 
@@ -16,9 +19,33 @@ class Plot(Command):
     Example: regard plot out/copy
     """
 
-    RUNS = "regard.cli.plotting:run_plotting"
-
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories."""
     format: Literal["png", "svg", "pdf"] = "png"
     """Kind of files to write, into RUN/figures."""
+
+    def run(self, console: Console) -> int:
+        """Draw every run into its figures folder, and a comparison when there are several."""
+        from regard.cli import pictures
+        from regard.inspection.figures import training_curves
+        from regard.training import metrics, runs
+
+        def save(drawn: Iterator[Any], directory: Path) -> None:
+            for path in pictures.save_pictures(drawn, directory / "figures", self.format):
+                console.say(str(path))
+
+        if not self.runs:
+            raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
+        with expected_errors():
+            loaded = [(directory, *runs.load_run(directory)) for directory in self.runs]
+            for _, task, _ in loaded:
+                _ = task.held_out  # may be in files that are gone
+            histories = {str(directory): metrics.read(directory / "metrics.jsonl") for directory in self.runs}
+        for directory, task, model in loaded:
+            drawn = pictures.draw_run(task, model, histories[str(directory)])
+            if task.config.positions == "sinusoidal":
+                drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
+            save(drawn, directory)
+        if len(histories) > 1:
+            save(iter([("comparison", training_curves(histories))]), self.runs[0])
+        return 0

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regard.training.accuracy import measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, models, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import Example, SyntheticTask, draw_heads
+from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes
+from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
-
-    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,13 @@ class Copy(SyntheticTask):
     name: ClassVar[str] = "copy"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: int = 16
+    vocab_size: Count = 16
     """Different tokens, besides the start and end marks."""
-    length: int = 8
+    length: Count = 8
     """Tokens per sequence, besides the mark."""
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=256)
     optimization: Optimization = Optimization(steps=200, schedule="constant")
     cadence: Cadence = Cadence(evaluate_every=50)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        demand_at_least(self, 1, "vocab_size", "length")
 
     @property
     def start_token(self) -> int:

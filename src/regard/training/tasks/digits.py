@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least, demand_fraction
-from regard.training.task import Example, Task
+from regard.training.settings import FRACTION, Cadence, Goal, Optimization, Sizes, at_least
+from regard.training.task import Batch, Example, Metrics, Picture, Task
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Bool, Float, Int
-
-    from regard.training.task import Batch, Metrics, Picture
 
 NUM_CLASSES = 10
 PATCHES = (4, 4)
@@ -38,9 +36,9 @@ class Digits(Task):
     name: ClassVar[str] = "digits"
     goal: ClassVar[Goal] = Goal("accuracy", 0.96)
 
-    held_out_fraction: float = 0.2
+    held_out_fraction: Annotated[float, FRACTION] = 0.2
     """Part of every class that is held out, in (0, 1)."""
-    distortion: float = 1.0
+    distortion: Annotated[float, at_least(0)] = 1.0
     """How far training scans are turned, stretched and moved at random: 1 is up to 0.15 radians, a tenth and
     half a pixel; 0 leaves them alone."""
     data_seed: int = 0
@@ -48,10 +46,6 @@ class Digits(Task):
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128, num_layers=2, positions="learned")
     optimization: Optimization = Optimization(steps=800, batch_size=64, warmup_steps=50, weight_decay=0.1)
     cadence: Cadence = Cadence(evaluate_every=200)
-
-    def __post_init__(self) -> None:
-        demand_at_least(self, 0, "distortion")
-        demand_fraction(self, "held_out_fraction")
 
     @property
     def config(self) -> models.TransformerConfig:

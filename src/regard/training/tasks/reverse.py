@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import Example, SyntheticTask, draw_heads
+from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes
+from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Int
-
-    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,9 @@ class Reverse(SyntheticTask):
     name: ClassVar[str] = "reverse"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: int = 16
+    vocab_size: Count = 16
     """Different tokens, besides the start, end and padding marks."""
-    min_length: int = 5
+    min_length: Count = 5
     """Shortest sequence."""
     max_length: int = 10
     """Longest sequence."""
@@ -42,7 +40,6 @@ class Reverse(SyntheticTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand_at_least(self, 1, "vocab_size", "min_length")
         if self.max_length < self.min_length:
             raise ValueError(
                 f"max_length must be at least min_length, got max_length={self.max_length} and "
@@ -76,15 +73,13 @@ class Reverse(SyntheticTask):
         lengths = jax.random.randint(length_rng, (batch_size,), self.min_length, longest + 1)
         tokens = jax.random.randint(token_rng, (batch_size, longest), 0, self.vocab_size)
         source = jnp.where(jnp.arange(longest)[None] < lengths[:, None], tokens, self.pad_token)
-        return {"source": source, "lengths": lengths, "target": self._reverse(source, lengths)}
-
-    def _reverse(self, source: Int[Array, "B S"], lengths: Int[Array, " B"]) -> Int[Array, "B T"]:
-        """Return the tokens backwards, then the end mark, then padding; one longer than the source."""
-        place = jnp.arange(source.shape[1] + 1)[None]
-        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, source.shape[1] - 1)
+        # The tokens backwards, then the end mark, then padding: one longer than the source.
+        place = jnp.arange(longest + 1)[None]
+        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, longest - 1)
         tokens = jnp.take_along_axis(source, backwards, axis=1)
         marks = jnp.where(place == lengths[:, None], self.end_token, self.pad_token)
-        return jnp.where(place < lengths[:, None], tokens, marks)
+        target = jnp.where(place < lengths[:, None], tokens, marks)
+        return {"source": source, "lengths": lengths, "target": target}
 
     def _shift(self, target: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Return what the decoder is given: the right answer, one place to the right."""
@@ -141,10 +136,8 @@ class Reverse(SyntheticTask):
         answers = self._spell(logits[0, : length + 1].argmax(-1)).texts
         weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
         focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
-        read, title = (
-            list(tokens["encoder"].texts[:length]),
-            "reverse: each token written reads the source backwards",
-        )
+        read = list(tokens["encoder"].texts[:length])
+        title = "reverse: each token written reads the source backwards"
         yield from draw_heads(weights, list(answers), read, title, focus=focus, name="cross-attention")
 
     def _spell(self, row: Int[Array, " T"]) -> inspection.Tokens:

@@ -14,34 +14,15 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from regard.training.lazy_modules import (
-    corpora,
-    inspection,
-    jax,
-    jnp,
-    masks,
-    models,
-    np,
-    optax,
-    vocabularies,
-)
-from regard.training.settings import (
-    Cadence,
-    DecoderSizes,
-    Goal,
-    Optimization,
-    demand_at_least,
-    demand_fraction,
-)
-from regard.training.task import Example, Task, draw_heads
+from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, optax, vocabularies
+from regard.training.settings import FRACTION, Cadence, Count, DecoderSizes, Goal, Optimization, at_least
+from regard.training.task import Batch, Example, Metrics, Picture, Task, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Bool, Int
-
-    from regard.training.task import Batch, Metrics, Picture
 
 NUM_BYTES = 256
 SAMPLE_TEMPERATURE = 0.8  # likely tokens come more often than in the documents, which reads better
@@ -70,26 +51,20 @@ class Text(Task):
     files: tuple[str, ...] = ()
     """UTF-8 files, each one document, and directories of them; a single file is cut into documents. None
     means the topics of Python's own manual, which come with Python."""
-    document_bytes: int = 4096
+    document_bytes: Count = 4096
     """A single file is cut at ends of lines into documents of at most this many bytes."""
-    vocab_size: int = NUM_BYTES
+    vocab_size: Annotated[int, at_least(NUM_BYTES)] = NUM_BYTES
     """Tokens besides the mark between documents: 256 are the bytes, more are frequent strings (BPE) learned
     from the training documents."""
-    length: int = 256
+    length: Annotated[int, at_least(2)] = 256
     """Tokens per row, which is as far as the model ever looks back in training."""
-    held_out_fraction: float = 0.1
+    held_out_fraction: Annotated[float, FRACTION] = 0.1
     """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
     data_seed: int = 0
     """Seed of the split and of the order of the documents."""
     model: DecoderSizes = DecoderSizes()
     optimization: Optimization = Optimization(steps=300, batch_size=16, warmup_steps=50, weight_decay=0.1)
     cadence: Cadence = Cadence(evaluate_every=100, checkpoint_every=100)
-
-    def __post_init__(self) -> None:
-        demand_at_least(self, 2, "length")
-        demand_at_least(self, 1, "document_bytes")
-        demand_at_least(self, NUM_BYTES, "vocab_size")
-        demand_fraction(self, "held_out_fraction")
 
     @functools.cached_property
     def documents(self) -> tuple[corpora.Documents, corpora.Documents]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import inspection, jax, jnp, models, np
-from regard.training.settings import Cadence, Goal, Optimization, Sizes, demand_at_least
-from regard.training.task import Example, SyntheticTask, draw_heads
+from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes, at_least
+from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
-
-    from regard.training.task import Batch, Metrics, Picture
 
 
 @dataclass(frozen=True)
@@ -29,22 +27,17 @@ class Threshold(SyntheticTask):
     name: ClassVar[str] = "threshold"
     goal: ClassVar[Goal] = Goal("accuracy", 0.985)
 
-    vocab_size: int = 100
+    vocab_size: Annotated[int, at_least(2)] = 100
     """Tokens are drawn from 0 .. vocab_size - 1."""
-    length: int = 8
+    length: Count = 8
     """Tokens per sequence."""
     threshold: int = 400
     """The label is 1 when the sum of the tokens exceeds this."""
-    held_out_size: int = 10_000
+    held_out_size: Count = 10_000
     """Held-out sequences."""
     model: Sizes = Sizes(d_model=32, num_heads=4, d_ff=128)
     optimization: Optimization = Optimization(steps=800, learning_rate=1e-2)
     cadence: Cadence = Cadence(evaluate_every=200)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        demand_at_least(self, 1, "length")
-        demand_at_least(self, 2, "vocab_size")
 
     @property
     def config(self) -> models.TransformerConfig:
