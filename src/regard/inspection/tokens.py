@@ -188,15 +188,21 @@ def _picture(picture: Any) -> np.ndarray:
     return array
 
 
-def same_tokens(a: Tokens, b: Tokens) -> bool:
-    """Return True where two records say the same."""
-    if a is b:
-        return True
+def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | None:
+    """Return the number of a sequence among those given, to which it is added if it is new."""
+    if tokens is None:
+        return None
+    for number, known in enumerate(sequences):
+        if known is tokens or _same(known, tokens):
+            return number
+    sequences.append(tokens)
+    return len(sequences) - 1
+
+
+def _same(a: Tokens, b: Tokens) -> bool:
     for field in dataclasses.fields(Tokens):
         mine, theirs = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
-            if mine is None or theirs is None or not np.array_equal(mine, theirs):
-                return False
-        elif mine != theirs:
+        arrays = isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)
+        if not (np.array_equal(mine, theirs) if arrays else mine == theirs):
             return False
     return True

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from regard.inspection.explorer.budgets import Plan
 from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
-from regard.inspection.tokens import Tokens, same_tokens
+from regard.inspection.tokens import Tokens, number_sequence
 
 FORMAT, VERSION = "regard-page", 1
 LARGEST_PICTURE = 512  # pixels along a side
@@ -25,6 +25,17 @@ MOST_POINTS = 20_000  # of a curve
 MOST_BIASES = 8
 _BLOCK = 1 << 20  # characters of chunks in one element, of which a page should have few
 _LONGEST_KERNEL = 4096
+_CALL_FIELDS = ("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset")
+
+
+class PageOptions(TypedDict, total=False):
+    """Options of a page; `pages.write` describes them."""
+
+    compare: Any
+    title: str | None
+    pinned: int | Sequence[tuple[int, int]]
+    training: Mapping[str, Any] | None
+    positions: Mapping[str, Any] | None
 
 
 @dataclass
@@ -87,10 +98,11 @@ class Writer:
         traces: Sequence[Any],
         records: Sequence[Sequence[CallRecords]],
         chosen: Sequence[tuple[int, int]],
-        title: str | None,
-        training: Mapping[str, Any] | None,
-        positions: Mapping[str, Any] | None,
         served: bool,
+        *,
+        title: str | None = None,
+        training: Mapping[str, Any] | None = None,
+        positions: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep the traces, their calls as read, the heads to pin, and what else the page shows."""
         self.traces, self.records, self.chosen = traces, records, chosen
@@ -129,23 +141,14 @@ class Writer:
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
     ) -> dict[str, Any]:
         sequences: list[Tokens] = []
-
-        def number_of(tokens: Tokens | None) -> int | None:
-            if tokens is None:
-                return None
-            found = [index for index, known in enumerate(sequences) if same_tokens(known, tokens)]
-            if not found:
-                sequences.append(tokens)
-            return found[0] if found else len(sequences) - 1
-
         written = []
         for index, record in enumerate(calls):
-            of_rows, of_keys = number_of(record.call.query_tokens), number_of(record.call.key_tokens)
+            call = record.call
+            tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
+            about = {name: number_sequence(sequences, one) for name, one in tokens.items()}
             heads = [
-                record.head(head, plan, (index, head) in pinned, chunks.add)
-                for head in range(record.call.heads)
+                record.head(head, plan, (index, head) in pinned, chunks.add) for head in range(call.heads)
             ]
-            about = {"query_sequence": of_rows, "key_sequence": of_keys}
             written.append({**self._call(record, chunks), **about, "head": heads})
         return {
             "title": trace.title,
@@ -165,14 +168,7 @@ class Writer:
         tiles = outline.pop("tiles")
         picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
         return {
-            "name": call.name,
-            "layer": call.layer,
-            "kind": call.kind,
-            "heads": call.heads,
-            "rows": call.rows,
-            "keys": call.keys,
-            "query_offset": call.query_offset,
-            "key_offset": call.key_offset,
+            **{name: getattr(call, name) for name in _CALL_FIELDS},
             **{name: about.get(name) for name in ("mask", "score", "dtype")},
             "scale": None if about.get("scale") is None else number(about["scale"]),
             "bias": bool(about.get("bias")),

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import parse_qsl
 
 import numpy as np
 
+from regard.inspection.explorer.documents import PageOptions
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.tiles import Tiles
@@ -68,16 +69,7 @@ class Serving:
         return f"Serving({self.url!r})"
 
 
-def serve(
-    trace: Any,
-    *,
-    port: int = 0,
-    compare: Any = None,
-    title: str | None = None,
-    pinned: int = 8,
-    training: Mapping[str, Any] | None = None,
-    positions: Mapping[str, Any] | None = None,
-) -> Serving:
+def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Serving:
     """Serve the page of a trace to browsers on this machine; every zoom is exact, at any length.
 
     Only 127.0.0.1 is listened on. The address holds a random secret, and requests without it, or under the
@@ -87,11 +79,7 @@ def serve(
     Args:
         trace: of `capture` or `load`.
         port: to listen on; 0 takes one that is free.
-        compare: a second trace, to be laid beside the first.
-        title: of the page; None means the trace's.
-        pinned: how many heads the page carries in detail, as in `pages.write`.
-        training: what a run logged, as in `pages.write`.
-        positions: position tables by name, as in `pages.write`.
+        **options: compare, title, pinned, training and positions, as in `pages.write`.
 
     Returns:
         A `Serving`, already listening, in threads of its own.
@@ -114,19 +102,10 @@ def serve(
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port: expected a number in 0..65535, got {port}")
-    traces = [trace] if compare is None else [trace, compare]
+    traces = [one for one in (trace, options.get("compare")) if one is not None]
     # Statistics alone are no finer on a server: such a page carries all there is.
     finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload, page = fill_page(
-        trace,
-        compare=compare,
-        title=title,
-        max_mb=None,
-        served=finer,
-        pinned=pinned,
-        training=training,
-        positions=positions,
-    )
+    payload, page = fill_page(trace, max_mb=None, served=finer, **options)
     policy = load_shell().policy("'self'" if finer else "'none'") + "; frame-ancestors 'none'"
     return Serving(_Site(page, policy, payload.chunks, Tiles(traces)), port)
 
