@@ -39,12 +39,11 @@ class Course:
     Args:
         problem: the call; its rows and heads are those derived.
         notation: letters of all axes, at their full lengths.
-        entry: the steps that made query, key and value, the last three of these names included.
     """
 
-    def __init__(self, problem: Problem, notation: Notation, entry: list[Step]):
+    def __init__(self, problem: Problem, notation: Notation):
         self.problem, self.notation = problem, notation
-        self.steps = entry
+        self.steps: list[Step] = []
         self.terms: Terms | None = None
         self.aliases: dict[str, str] = {}
         self.rows = _members(problem.T, problem.rows)
@@ -55,7 +54,7 @@ class Course:
         self.queries = spell(self.pair_names[:-1])
 
     def walk(self, last: str = "output") -> None:
-        """Add all steps; the last one gets the name given."""
+        """Add all steps after those of query, key and value; the last one gets the name given."""
         if self.notation.is_grouped:
             self._add_groups()
         scores = self._add_scores(self.terms or self._place())
@@ -78,6 +77,15 @@ class Course:
         """Add a step; a name that is taken gets a number."""
         name = self._unused(name)
         self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
+
+    def give(
+        self, name: str, left: Symbol, array: Array, tail: str, words: str, unit: str, of_keys: bool = False
+    ) -> Step:
+        """Add a step of an array over leading axes and `tail` that is given, not computed."""
+        names = self.notation.name(array.shape, tail, of_keys=of_keys)
+        left = dataclasses.replace(left, indices="".join(names))
+        self.add(name, left, None, words, unit, self.pick(array, names), names)
+        return self.steps[-1]
 
     def _unused(self, name: str) -> str:
         """Return the name, with a number where it is taken."""
@@ -203,11 +211,9 @@ class Course:
         for part in parts:
             now = advance(part.title, part.formula(dataclasses.replace(terms, before=now)), part.words)
         if problem.bias is not None:
-            names = self.notation.name(problem.bias.shape, "ij")
-            bias = Symbol("B", spell(names))
             words = "What is added to the scores; -inf removes a key."
-            self.add("bias", bias, None, words, SCORES, self.pick(problem.bias, names), names)
-            now = advance("biased", Row((now, bias), "+"), "Scores with what is added.")
+            bias = self.give("bias", Symbol("B"), problem.bias, "ij", words, SCORES)
+            now = advance("biased", Row((now, bias.formula.left), "+"), "Scores with what is added.")
         if problem.mask is not None:
             keep = problem.mask.keep(self._grid())
             names = self.notation.name((*keep.shape[:-2], problem.T, problem.S), "ij")
@@ -226,16 +232,12 @@ class Course:
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
         sinks = jnp.full((1,) * (scores.ndim - 1), -jnp.inf, scores.dtype)
-        sink = Symbol("z")
+        sink: Formula = Symbol("z")
         if problem.sinks is not None:
-            own = self.notation.name(problem.sinks.shape, "")
-            sink = Symbol("z", spell(own))
-            sinks = self.pick(problem.sinks, own)
             words = "A logit per head that joins the softmax and hands nothing over."
-            self.add("sinks", sink, None, words, SCORES, sinks, own)
-            sinks = sinks.astype(scores.dtype).reshape(
-                (*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1)
-            )
+            step = self.give("sinks", Symbol("z"), problem.sinks, "", words, SCORES)
+            sink, sinks = step.formula.left, step.value.astype(scores.dtype)
+            sinks = sinks.reshape((*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1))
             terms = Row((Exponential(sink), terms), "+")
         # The largest score is subtracted first, so that nothing overflows.
         peak = jnp.maximum(scores.max(-1, initial=-jnp.inf), sinks)

@@ -69,7 +69,7 @@ class View:
 
     def legend(self, steps: Sequence[Step]) -> list[tuple[str, str]]:
         """Return each letter in use, and what it counts."""
-        used = dict.fromkeys(letter for step in steps for letter in _letters(step))
+        used = {letter for step in steps for letter in (*step.indices, *step.summed) if letter}
         order = sorted(used, key=lambda letter: "nmhgijabcdef".find(letter) % 99)
         return [(letter, self._count(letter)) for letter in order if letter in self.sizes]
 
@@ -93,20 +93,13 @@ def cut_tables(step: Step, view: View) -> list[Table]:
         numbers = zip(outer, place, strict=True)
         where = tuple((letter, view.number(letter, view.shown[letter][at])) for letter, at in numbers)
         block = array[place]
-        across, rows = (
-            _with_gaps(column_letter, block.shape[1], view),
-            _with_gaps(row_letter, block.shape[0], view),
-        )
+        rows = _with_gaps(row_letter, block.shape[0], view)
+        across = _with_gaps(column_letter, block.shape[1], view)
         blank = Cell(GAP, None)
         cells = [[blank if None in (r, c) else write(block[r, c]) for _, c in across] for _, r in rows]
         heads = [label for label, _ in rows], [label for label, _ in across]
         tables.append(Table(where, row_letter, column_letter, *heads, cells))
     return tables
-
-
-def _letters(step: Step) -> list[str]:
-    found = [*filter(None, step.indices), *step.summed]
-    return list(dict.fromkeys(found))
 
 
 def _limit(letter: str) -> int:

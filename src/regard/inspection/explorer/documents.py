@@ -90,26 +90,21 @@ class Payload:
             yield _block(lines)
 
 
+@dataclass
 class Writer:
-    """Writes the document for one plan after another."""
+    """A writer of the document for one plan after another."""
 
-    def __init__(
-        self,
-        traces: Sequence[Any],
-        records: Sequence[Sequence[CallRecords]],
-        chosen: Sequence[tuple[int, int]],
-        served: bool,
-        *,
-        title: str | None = None,
-        training: Mapping[str, Any] | None = None,
-        positions: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Keep the traces, their calls as read, the heads to pin, and what else the page shows."""
-        self.traces, self.records, self.chosen = traces, records, chosen
-        self.title = traces[0].title if title is None else title
-        self.training, self.served = training, served
+    traces: Sequence[Any]
+    records: Sequence[Sequence[CallRecords]]
+    chosen: Sequence[tuple[int, int]]  # heads to pin
+    served: bool
+    title: str | None = None
+    training: Mapping[str, Any] | None = None
+    positions: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
         self.remarks: list[str] = []
-        self.places = self._places(positions or {})
+        self.places = self._places(self.positions or {})
         self._packed: dict[Any, Packed] = {}
 
     def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
@@ -120,7 +115,7 @@ class Writer:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            "title": self.title,
+            "title": self.traces[0].title if self.title is None else self.title,
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
             "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],

@@ -38,7 +38,7 @@ def write(
             pinned: how many heads are carried in detail, those with the clearest labels and the lowest
                 entropy; or which: pairs of a call's number and a head. 8 by default.
             training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and
-                values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values": (rows, steps)}]}
+                values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}
             positions: position tables (positions, width) by name, drawn beside what the calls tell of them.
 
     Returns:

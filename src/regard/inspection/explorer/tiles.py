@@ -62,20 +62,7 @@ class Tiles:
         column: int,
         channel: str = "mass",
     ) -> np.ndarray:
-        """Cut one tile.
-
-        Args:
-            trace: number of the trace.
-            call: number of the call in it.
-            head: of the call.
-            query_block: rows in a block.
-            key_block: keys in a block.
-            row: number of the tile from the top.
-            column: number of the tile from the left.
-            channel: "mass" or "max".
-
-        Returns:
-            float32 (256, 256).
+        """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left.
 
         Raises:
             LookupError: no such trace, call, head or tile.
@@ -119,15 +106,8 @@ class Tiles:
     ) -> np.ndarray:
         """Split the scores of a window: what the features say, what positions add, and both together.
 
-        Args:
-            trace: number of the trace.
-            call: number of the call in it.
-            head: of the call.
-            rows: the first row, and the first no longer taken.
-            columns: likewise.
-
-        Returns:
-            float32 `(3, R, C)`, NaN where the mask lets nothing through.
+        Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
+        NaN where the mask lets nothing through.
 
         Raises:
             LookupError: no such trace, call, head or window.

@@ -66,8 +66,7 @@ class Trace:
             path: of the file, usually `*.regard`; an older trace there is replaced, anything else refused.
             keep: "statistics" keeps what `Call.readout` counts; "qk" keeps the queries and keys instead, from
                 which any window can be formed. They tell a lot about the text that they were made from.
-            grid: of the statistics, as in `Call.readout`.
-            top_k: of the statistics, likewise.
+            grid, top_k: of the statistics, as in `Call.readout`.
 
         Returns:
             The path.
