@@ -94,8 +94,13 @@ class Course:
         return next(free for free in names if free not in taken)
 
     def pick(self, array: Array, names: tuple[str, ...]) -> Array:
-        """Take the rows and heads that are derived."""
-        return pick(array, names, self.problem)
+        """Take the derived rows and heads of an array whose axes have these names."""
+        for axis, name in enumerate(names):
+            if name == "i" and self.problem.rows is not None:
+                array = jnp.take(array, self.problem.rows, axis)
+            if name == "h" and self.problem.heads is not None:
+                array = jnp.take(array, self.problem.heads, axis)
+        return array
 
     def _step(self, name: str) -> Step:
         return next(step for step in reversed(self.steps) if step.name == name)
@@ -178,19 +183,13 @@ class Course:
             self.pair_names,
             f"{left},{_of_query_heads(key.indices)}->{self.pairs}",
         )
-        factor, default = np.asarray(problem.scale), np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
-        root = Fraction(Number("1"), Function("sqrt", (Number(str(problem.D)),)))
-        self.add(
-            "scale",
-            Symbol("scale"),
-            root if factor == default else Number(f"{factor:.4g}"),
-            f"A sum of {problem.D} products spreads as the root of {problem.D}; this brings it back to 1."
-            if factor == default
-            else "The factor given.",
-            f"{SCORES} per features²",
-            jnp.asarray(problem.scale),
-            (),
-        )
+        D, factor = problem.D, np.asarray(problem.scale)
+        right, words = Number(f"{factor:.4g}"), "The factor given."
+        if factor == np.asarray(1 / np.sqrt(D), problem.accumulation):
+            right = Fraction(Number("1"), Function("sqrt", (Number(str(D)),)))
+            words = f"A sum of {D} products spreads as the root of {D}; this brings it back to 1."
+        unit = f"{SCORES} per features²"
+        self.add("scale", Symbol("scale"), right, words, unit, jnp.asarray(problem.scale), ())
         parts = () if problem.score is None else problem.score.parts
         last = len(parts) + (problem.bias is not None) + (problem.mask is not None)
         number = 0
@@ -217,7 +216,7 @@ class Course:
         if problem.mask is not None:
             keep = problem.mask.keep(self._grid())
             names = self.notation.name((*keep.shape[:-2], problem.T, problem.S), "ij")
-            keep = pick(keep, names[:-2], problem)
+            keep = self.pick(keep, names[:-2])
             keep = jnp.broadcast_to(keep, (*keep.shape[:-2], self.rows.size, problem.S))
             mask = Symbol("M", spell(names))
             share = f"{int(keep.sum()):,} of {keep.size:,} pairs may"
@@ -331,16 +330,6 @@ class Course:
             names,
             f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}",
         )
-
-
-def pick(array: Array, names: tuple[str, ...], problem: Problem) -> Array:
-    """Take the chosen rows and heads of an array, whose axes have these names."""
-    for axis, name in enumerate(names):
-        if name == "i" and problem.rows is not None:
-            array = jnp.take(array, problem.rows, axis)
-        if name == "h" and problem.heads is not None:
-            array = jnp.take(array, problem.heads, axis)
-    return array
 
 
 def _members(size: int, chosen: Any) -> Array:

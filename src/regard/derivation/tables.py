@@ -12,8 +12,7 @@ from regard.derivation.notation import describe
 from regard.derivation.steps import Step
 
 # Entries printed of an axis that is longer; the rest is passed over.
-_MOST = {"h": 2, "g": 2, "i": 6, "j": 8}
-_FEATURES = 6
+_MOST = {"h": 2, "g": 2, "i": 6, "j": 8, **dict.fromkeys("abcdef", 6)}
 _MOST_EXAMPLES = 1
 GAP = "…"
 
@@ -52,7 +51,7 @@ class View:
         """Print short axes whole, of long ones the ends, and of keys those with most weight."""
         members = {letter: tuple(map(int, chosen)) for letter, chosen in members.items()}
         lengths = {letter: len(members.get(letter, range(size))) for letter, size in sizes.items()}
-        shown = {letter: _ends(size, _limit(letter)) for letter, size in lengths.items()}
+        shown = {letter: _ends(size, _MOST.get(letter, _MOST_EXAMPLES)) for letter, size in lengths.items()}
         weights = next((step for step in steps if step.name == "weights"), None)
         if weights is not None and lengths.get("j", 0) > _MOST["j"]:
             array = _cut(weights, cls(sizes, members, {**shown, "j": tuple(range(lengths["j"]))}))
@@ -100,12 +99,6 @@ def cut_tables(step: Step, view: View) -> list[Table]:
         heads = [label for label, _ in rows], [label for label, _ in across]
         tables.append(Table(where, row_letter, column_letter, *heads, cells))
     return tables
-
-
-def _limit(letter: str) -> int:
-    if letter in "abcdef":
-        return _FEATURES
-    return _MOST.get(letter, _MOST_EXAMPLES)
 
 
 def _ends(size: int, most: int) -> tuple[int, ...]:

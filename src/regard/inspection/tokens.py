@@ -88,15 +88,14 @@ class Tokens:
             return self
         place = np.arange(start, start + count)
         known = (place >= 0) & (place < len(self))
-        texts = [self.texts[p] if k else "" for p, k in zip(place.tolist(), known.tolist(), strict=True)]
+        rows = np.where(known, place, len(self))  # the last one of these stands for none
+        padded = (*self.texts, "")
+        texts = [padded[row] for row in rows]
 
         def take(array: np.ndarray | None, missing: int) -> np.ndarray | None:
             if array is None:
                 return None
-            rows = array[np.clip(place, 0, max(len(self) - 1, 0))] if len(self) else array[:0]
-            if not len(self):
-                return np.full((count, *array.shape[1:]), missing, array.dtype)
-            return np.where(known.reshape((-1, *(1,) * (array.ndim - 1))), rows, np.int32(missing))
+            return np.concatenate([array, np.full_like(array, missing, shape=(1, *array.shape[1:]))])[rows]
 
         # Of a part, a grid of patches says nothing.
         kind = "text" if self.kind == "patches" else self.kind

@@ -299,10 +299,10 @@ def _shrink(picture: Any) -> np.ndarray:
     values = np.broadcast_to(values[..., None], (*values.shape, 3)) if values.ndim == 2 else values
     step = -(-max(values.shape[:2]) // LARGEST_PICTURE)
     if step > 1:
-        starts = [np.arange(0, size, step) for size in values.shape[:2]]
-        sums = np.add.reduceat(np.add.reduceat(values, starts[0], 0), starts[1], 1)
-        counts = [
-            np.minimum(step, size - start) for size, start in zip(values.shape[:2], starts, strict=True)
-        ]
-        values = sums / (counts[0][:, None] * counts[1])[..., None]
+        down, across = (np.arange(0, size, step) for size in values.shape[:2])
+        sums, counts = (
+            np.add.reduceat(np.add.reduceat(array, down, 0), across, 1)
+            for array in (values, np.ones_like(values))
+        )
+        values = sums / counts
     return np.rint(values).astype(np.uint8)

@@ -61,14 +61,12 @@ class CallRecords:
 
     def labels(self) -> list[list[dict[str, Any]]]:
         """Return the labels of each head."""
+
+        def write(label: readouts.Label) -> dict[str, Any]:
+            return {"name": label.name, "value": number(label.value), "threshold": label.threshold}
+
         found = readouts.label(self.readout)
-        return [
-            [
-                {"name": one.name, "value": number(one.value), "threshold": one.threshold}
-                for one in found[(head,)]
-            ]
-            for head in range(self.call.heads)
-        ]
+        return [[write(label) for label in found[(head,)]] for head in range(self.call.heads)]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
         """Return the record of a head; `detailed` where it is pinned under this plan."""

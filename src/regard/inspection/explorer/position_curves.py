@@ -119,7 +119,9 @@ def split_scores(
     where queries and keys are not kept or nothing is added.
     """
     problem = call.problem
-    if problem is None or not _adds(problem) or not call.rows or not call.keys:
+    if problem is None or not call.rows or not call.keys:
+        return None
+    if problem.bias is None and not any(part.adds for part in _parts(problem.score)):
         return None
     (top, bottom), (left, right) = (
         (max(size - LARGEST_SPLIT, 0), size) if span is None else span
@@ -157,10 +159,6 @@ def spaced(least: int, most: int) -> np.ndarray:
     steps = np.union1d(dense, steps)
     signed = np.union1d(-steps, steps)
     return np.union1d(signed[(signed >= least) & (signed <= most)], [least, most])
-
-
-def _adds(problem: Any) -> bool:
-    return problem.bias is not None or any(part.adds for part in _parts(problem.score))
 
 
 def _parts(score: Score | None) -> tuple[Score, ...]:

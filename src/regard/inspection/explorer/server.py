@@ -7,6 +7,7 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Unpack
@@ -35,7 +36,7 @@ HEADERS = {
 NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
-class Serving:
+class Serving(AbstractContextManager["Serving"]):
     """An explorer page that is being served; as a context manager it stops at the end of the block.
 
     Attributes:
@@ -58,9 +59,6 @@ class Serving:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Serving:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -183,12 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
     server: _Server
 
-    def do_GET(self) -> None:
-        self._respond()
-
-    def do_HEAD(self) -> None:
-        self._respond()
-
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send refusals of http.server itself as plain text; methods without a function are not allowed."""
         self.close_connection = True
@@ -198,7 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Allow"] = "GET, HEAD"
         self._send(status, text.encode(), headers)
 
-    def _respond(self) -> None:
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
         status, headers = HTTPStatus.OK, {}
         try:
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:

@@ -78,7 +78,11 @@ class Tiles:
         shape = -(-of.rows // query_block), -(-of.keys // key_block)
         _demand("tile row", row, -(-shape[0] // SIDE))
         _demand("tile column", column, -(-shape[1] // SIDE))
-        part = _Part.of(of, head, query_block, key_block, row, column)
+        rows, keys = (
+            (number * SIDE * block, min((number + 1) * SIDE * block, size))
+            for number, block, size in ((row, query_block, of.rows), (column, key_block, of.keys))
+        )
+        part = _Part(head, query_block, key_block, rows, keys)
         name = (trace, call, head, query_block, key_block, row, column)
         return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
 
@@ -158,18 +162,6 @@ class _Part:
     rows: tuple[int, int]
     keys: tuple[int, int]
 
-    @classmethod
-    def of(cls, call: Any, head: int, query_block: int, key_block: int, row: int, column: int) -> _Part:
-        def span(block: int, number: int, size: int) -> tuple[int, int]:
-            return number * SIDE * block, min((number + 1) * SIDE * block, size)
-
-        rows, keys = span(query_block, row, call.rows), span(key_block, column, call.keys)
-        return cls(head, query_block, key_block, rows, keys)
-
-    @property
-    def cells(self) -> int:
-        return (self.rows[1] - self.rows[0]) * (self.keys[1] - self.keys[0])
-
 
 def _cut(call: Any, part: _Part) -> np.ndarray:
     """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
@@ -185,7 +177,8 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
     """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
     head = part.head
     # A sweep over the whole head takes as long for each cell as four times forming it.
-    few = part.cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
+    cells = (part.rows[1] - part.rows[0]) * (part.keys[1] - part.keys[0])
+    few = cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
     for grid, heads in ((_COARSE, None), (_FINE, [head])):
         if grid == _FINE and call.problem is not None and few:
             continue

@@ -44,11 +44,10 @@ def head_atlas(
 
     Args:
         readouts: of `readouts.read` with leading axes `(H,)`, one per layer.
-        ax: where to draw; None makes a figure of its own.
         channel: "mass" or "max".
         scale: "log" from 0.0001 to 1, or "linear" from 0 to 1.
         layer_labels: names of the layers; None counts from 0.
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with one image a head, layer by layer, and the one colour bar.
@@ -115,8 +114,7 @@ def head_map(
         head: which head.
         weights: exact weights `(R, C)` of a window, as `readouts.window` gives for one head; None draws
             the whole head in the readout's blocks.
-        first_row: the query that the window begins with.
-        first_column: the key that the window begins with.
+        first_row, first_column: the query and the key that the window begins with.
         ax, channel, scale, title: as in `head_atlas`; the channel is that of the blocks.
 
     Returns:

@@ -31,10 +31,9 @@ def distance_profile(
 
     Args:
         readout: of `readouts.read`, with leading axes `(H,)` or none.
-        ax: where to draw; None makes a figure of its own.
         heads: which heads; None means all.
         head_labels: their names; None counts "head 0", "head 1", ...
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with one curve a head, and the legend where there are at most 12.
@@ -57,9 +56,10 @@ def distance_profile(
     first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
     places = np.arange(first, last + 1) - middle
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
+    curves = zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
     lines = tuple(
         target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
+        for mass, name, color in curves
     )
     target.set_xticks(places, [_name_distance(int(place)) for place in places])
     cells.slant_labels(target.xaxis)
@@ -139,9 +139,8 @@ def head_history(
         steps: when the heads were looked at, one a column, increasing.
         names: of the heads, one a row.
         values: shape (heads, steps), with NaN in grey; `regard.training.heads.read_heads` gives all three.
-        ax: where to draw; None makes a figure of its own.
         label: what the numbers are.
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with the image and its colour bar.

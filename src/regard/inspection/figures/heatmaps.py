@@ -109,9 +109,7 @@ def head_grid(
         A `Drawing` with one axes and one image a head, and the one colour bar they share.
 
     Raises:
-        ValueError: `weights` is not of rank 3 (the message says which index to take), is empty, holds values
-            outside [0, 1], or the labels do not fit the shape.
-        TypeError: `weights` holds no real numbers.
+        ValueError, TypeError: as `attention_heatmap`, of weights of rank 3.
 
     Example:
         >>> import numpy as np
@@ -143,9 +141,8 @@ def head_grid(
 def show_matrix(
     ax: Axes,
     matrix: NDArray,
-    labels: tuple[Sequence[object] | None, Sequence[object] | None] = (None, None),
-    *,
-    vmax: float = 1.0,
+    labels: tuple[Sequence[object] | None, Sequence[object] | None],
+    vmax: float,
     most_ticks: int = 12,
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""

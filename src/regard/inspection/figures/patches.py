@@ -108,9 +108,7 @@ def scan_attention_grid(
         and the one colour bar.
 
     Raises:
-        ValueError: a shape or a number of labels does not fit, a weight is negative, an image is not finite,
-            or `vmax` is not positive.
-        TypeError: `images` or `weights` holds no real numbers.
+        ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.
 
     Example:
         >>> import numpy as np

@@ -170,11 +170,10 @@ class Call:
         return np.asarray(weights, np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the call.
+        """Return the settings of the call as a dict of plain values.
 
-        Returns:
-            A dict of plain values: mask and score as their expressions or None, scale, whether there were
-            bias and sinks, dropout_rate, query_offset and key_offset, dtype, backend and width D.
+        They are mask and score as their expressions or None, scale, whether there were bias and sinks,
+        dropout_rate, query_offset and key_offset, dtype, backend and width D.
         """
         return dataclasses.asdict(self.description)
 
