@@ -186,11 +186,11 @@ def test_many_labels_are_thinned_and_stay_at_their_positions():
         ),
         (
             lambda: figures.attention_heatmap([[1.0]], key_labels="ab"),
-            r"key_labels: expected 1 labels .* got 2",
+            r"key_labels: expected 1 labels, .* got 2",
         ),
         (
             lambda: figures.attention_heatmap([[1.0]], query_labels=[]),
-            r"query_labels: expected 1 labels .* got 0",
+            r"query_labels: expected 1 labels, .* got 0",
         ),
         (lambda: figures.head_grid(weights(2, 3, 5, 7)), r"\(H, T, S\), got \(2, 3, 5, 7\); .*weights\[0\]"),
         (lambda: figures.head_grid(weights(5, 7)), r"got \(5, 7\); .*weights\[None\]"),

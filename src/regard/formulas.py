@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Protocol
+from typing import Literal
 
 Roles = Mapping[str, str]  # what each index does, for its colour in MathML
+Form = Literal["text", "latex", "mathml"]
 
 _GREEK = {"gamma": "γ", "eps": "ε"}
 _LATEX = {"gamma": r"\gamma", "eps": r"\epsilon"}
@@ -15,43 +16,42 @@ _FUNCTIONS = ("tanh", "log")
 _TIGHT = '<mo stretchy="false" lspace="0" rspace="0">'
 
 
-class Formula(Protocol):
+class Formula:
     """A part of a formula."""
 
     @property
     def text(self) -> str:
         """Return text as `regard.theory` writes it: S^{ij} = sum_a Q^{ia} K^{ja}."""
-        ...
+        return self.write("text", {})
 
     @property
     def latex(self) -> str:
         """Return LaTeX for math mode; no package is needed."""
-        ...
+        return self.write("latex", {})
 
     def mathml(self, roles: Roles) -> str:
         """Return MathML elements; an index has the class of its role."""
-        ...
+        return self.write("mathml", roles)
+
+    def write(self, form: Form, roles: Roles) -> str:
+        """Write the formula in one of the three forms; roles are for MathML."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Symbol:
+class Symbol(Formula):
     """A letter or a word with indices above and a mark below."""
 
     name: str
     indices: str = ""
     below: str = ""
 
-    @property
-    def text(self) -> str:
-        below = f"_{self.below}" if self.below else ""
-        return f"{self.name}{below}{f'^{{{self.indices}}}' if self.indices else ''}"
-
-    @property
-    def latex(self) -> str:
-        below = f"_{{{_upright(self.below)}}}" if self.below else ""
-        return f"{_upright(self.name)}{below}{f'^{{{self.indices}}}' if self.indices else ''}"
-
-    def mathml(self, roles: Roles) -> str:
+    def write(self, form: Form, roles: Roles) -> str:
+        if form != "mathml":
+            name = _upright(self.name) if form == "latex" else self.name
+            if self.below:
+                name += f"_{{{_upright(self.below)}}}" if form == "latex" else f"_{self.below}"
+            return f"{name}^{{{self.indices}}}" if self.indices else name
         base = f"<mi>{escape(_GREEK.get(self.name, self.name))}</mi>"
         above = f"<mrow>{_index_elements(self.indices, roles)}</mrow>"
         below = f"<mi>{escape(self.below)}</mi>"
@@ -63,150 +63,107 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Formula):
     """A number, as written."""
 
     written: str
 
-    @property
-    def text(self) -> str:
-        return self.written
-
-    @property
-    def latex(self) -> str:
-        return self.written
-
-    def mathml(self, roles: Roles) -> str:
+    def write(self, form: Form, roles: Roles) -> str:
         del roles
-        return f"<mn>{escape(self.written)}</mn>"
+        return f"<mn>{escape(self.written)}</mn>" if form == "mathml" else self.written
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Formula):
     """A sum over indices."""
 
     over: str
     body: Formula
 
-    @property
-    def text(self) -> str:
-        return f"sum_{self.over} {self.body.text}"
-
-    @property
-    def latex(self) -> str:
-        return rf"\sum_{{{self.over}}} {self.body.latex}"
-
-    def mathml(self, roles: Roles) -> str:
-        over = _index_elements(self.over, roles)
-        return f"<munder><mo>∑</mo><mrow>{over}</mrow></munder>{self.body.mathml(roles)}"
+    def write(self, form: Form, roles: Roles) -> str:
+        body = self.body.write(form, roles)
+        if form == "mathml":
+            return f"<munder><mo>∑</mo><mrow>{_index_elements(self.over, roles)}</mrow></munder>{body}"
+        return rf"\sum_{{{self.over}}} {body}" if form == "latex" else f"sum_{self.over} {body}"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Formula):
     """Parts side by side with a sign between them; no sign is a product."""
 
     parts: tuple[Formula, ...]
     sign: str = ""
 
-    @property
-    def text(self) -> str:
-        return (f" {self.sign} " if self.sign else " ").join(part.text for part in self.parts)
-
-    @property
-    def latex(self) -> str:
-        return (f" {self.sign} " if self.sign else r" \, ").join(part.latex for part in self.parts)
-
-    def mathml(self, roles: Roles) -> str:
-        shown = {"-": "−"}.get(self.sign, self.sign)
-        # U+2062 is a product without a sign; a word beside a letter needs room.
-        between = f"<mo>{shown}</mo>" if shown else '<mo rspace="0.18em">&#x2062;</mo>'
-        return between.join(f"<mrow>{part.mathml(roles)}</mrow>" for part in self.parts)
+    def write(self, form: Form, roles: Roles) -> str:
+        parts = [part.write(form, roles) for part in self.parts]
+        if form == "mathml":
+            shown = {"-": "−"}.get(self.sign, self.sign)
+            # U+2062 is a product without a sign; a word beside a letter needs room.
+            between = f"<mo>{shown}</mo>" if shown else '<mo rspace="0.18em">&#x2062;</mo>'
+            return between.join(f"<mrow>{part}</mrow>" for part in parts)
+        between = r" \, " if form == "latex" else " "
+        return (f" {self.sign} " if self.sign else between).join(parts)
 
 
 @dataclass(frozen=True)
-class Fraction:
+class Fraction(Formula):
     """One over the other."""
 
     above: Formula
     below: Formula
 
-    @property
-    def text(self) -> str:
-        above = f"({self.above.text})" if isinstance(self.above, Row) and self.above.sign else self.above.text
-        below = f"({self.below.text})" if isinstance(self.below, Row) else self.below.text
-        return f"{above} / {below}"
-
-    @property
-    def latex(self) -> str:
-        return rf"\frac{{{self.above.latex}}}{{{self.below.latex}}}"
-
-    def mathml(self, roles: Roles) -> str:
-        above, below = (f"<mrow>{part.mathml(roles)}</mrow>" for part in (self.above, self.below))
-        return f"<mfrac>{above}{below}</mfrac>"
+    def write(self, form: Form, roles: Roles) -> str:
+        above, below = (part.write(form, roles) for part in (self.above, self.below))
+        if form == "mathml":
+            return f"<mfrac><mrow>{above}</mrow><mrow>{below}</mrow></mfrac>"
+        if form == "latex":
+            return rf"\frac{{{above}}}{{{below}}}"
+        above = f"({above})" if isinstance(self.above, Row) and self.above.sign else above
+        return f"{above} / ({below})" if isinstance(self.below, Row) else f"{above} / {below}"
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Formula):
     """e to the power of something."""
 
     power: Formula
 
-    @property
-    def text(self) -> str:
-        return f"e^{{{self.power.text}}}"
-
-    @property
-    def latex(self) -> str:
-        return f"e^{{{self.power.latex}}}"
-
-    def mathml(self, roles: Roles) -> str:
-        return f"<msup><mi>e</mi><mrow>{self.power.mathml(roles)}</mrow></msup>"
+    def write(self, form: Form, roles: Roles) -> str:
+        power = self.power.write(form, roles)
+        return f"<msup><mi>e</mi><mrow>{power}</mrow></msup>" if form == "mathml" else f"e^{{{power}}}"
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(Formula):
     """A function of something; "sqrt" and "abs" have signs of their own."""
 
     name: str
     arguments: tuple[Formula, ...]
 
-    @property
-    def text(self) -> str:
-        inner = ", ".join(part.text for part in self.arguments)
-        if self.name == "abs":
-            return f"|{inner}|"
-        return f"{self.name} {inner}" if self._is_bare else f"{self.name}({inner})"
-
-    @property
-    def latex(self) -> str:
-        inner = ", ".join(part.latex for part in self.arguments)
-        if self.name == "sqrt":
-            return rf"\sqrt{{{inner}}}"
-        if self.name == "abs":
-            return rf"\left| {inner} \right|"
-        name = f"\\{self.name}" if self.name in _FUNCTIONS else _upright(self.name)
-        if self._is_bare:
-            return f"{name} {inner}"
-        return rf"{name}\left( {inner} \right)"
-
-    def mathml(self, roles: Roles) -> str:
-        inner = "<mo>,</mo>".join(f"<mrow>{part.mathml(roles)}</mrow>" for part in self.arguments)
+    def write(self, form: Form, roles: Roles) -> str:
+        parts = [part.write(form, roles) for part in self.arguments]
+        # Parentheses can be left out, as in log Z.
+        is_bare = self.name == "log" and isinstance(self.arguments[0], Symbol)
+        inner = ", ".join(parts)
+        if form == "text":
+            if self.name == "abs":
+                return f"|{inner}|"
+            return f"{self.name} {inner}" if is_bare else f"{self.name}({inner})"
+        if form == "latex":
+            if self.name == "sqrt":
+                return rf"\sqrt{{{inner}}}"
+            if self.name == "abs":
+                return rf"\left| {inner} \right|"
+            name = f"\\{self.name}" if self.name in _FUNCTIONS else _upright(self.name)
+            return f"{name} {inner}" if is_bare else rf"{name}\left( {inner} \right)"
+        inner = "<mo>,</mo>".join(f"<mrow>{part}</mrow>" for part in parts)
         if self.name == "sqrt":
             return f"<msqrt>{inner}</msqrt>"
         if self.name == "abs":
             return f"<mrow><mo>|</mo>{inner}<mo>|</mo></mrow>"
-        name = f"<mi>{escape(self.name)}</mi>"
         # U+2061 applies a function.
-        return (
-            f"{name}<mo>&#x2061;</mo>{inner}"
-            if self._is_bare
-            else f"{name}<mrow><mo>(</mo>{inner}<mo>)</mo></mrow>"
-        )
-
-    @property
-    def _is_bare(self) -> bool:
-        """Return whether parentheses can be left out, as in log Z."""
-        return self.name == "log" and isinstance(self.arguments[0], Symbol)
+        applied = f"<mo>&#x2061;</mo>{inner}" if is_bare else f"<mrow><mo>(</mo>{inner}<mo>)</mo></mrow>"
+        return f"<mi>{escape(self.name)}</mi>{applied}"
 
 
 @dataclass(frozen=True)
@@ -224,23 +181,16 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Equation:
+class Equation(Formula):
     """A symbol and its definition; without one it is given."""
 
     left: Formula
     right: Formula | None = None
 
-    @property
-    def text(self) -> str:
-        return self.left.text if self.right is None else f"{self.left.text} = {self.right.text}"
-
-    @property
-    def latex(self) -> str:
-        return self.left.latex if self.right is None else f"{self.left.latex} = {self.right.latex}"
-
-    def mathml(self, roles: Roles) -> str:
-        left = self.left.mathml(roles)
-        return left if self.right is None else f"{left}<mo>=</mo>{self.right.mathml(roles)}"
+    def write(self, form: Form, roles: Roles) -> str:
+        left = self.left.write(form, roles)
+        equals = "<mo>=</mo>" if form == "mathml" else " = "
+        return left if self.right is None else f"{left}{equals}{self.right.write(form, roles)}"
 
 
 def product(*parts: Formula) -> Row:

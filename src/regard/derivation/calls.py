@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from regard.axes import ArrayLike
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation
-from regard.derivation.operands import operand_steps
+from regard.derivation.operands import add_operands
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
 from regard.engine.call.canonicalization import canonicalize
@@ -38,9 +38,7 @@ def derive(
     those of small examples: every step stores all of its entries, in long sequences those of chosen rows.
 
     Args:
-        query: as in `attend`.
-        key: as in `attend`.
-        value: as in `attend`.
+        query, key, value: as in `attend`.
         **options: as in `attend`. `rows` and `heads` say which to derive; None means all, of at most about a
             million scores. `aux` changes nothing: every statistic is a step.
 
@@ -71,10 +69,9 @@ def derive(
     problem = canonicalize(query, key, value, **{**options, "aux": ("weights",)})
     metric, _ = split_product(compose(options.get("score")))
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
-    notation = name_axes(problem, **sizes)
-    entry = operand_steps(problem, notation, jnp.asarray(query), metric)
+    course = Course(problem, name_axes(problem, **sizes))
     check_size(problem)
-    course = Course(problem, notation, entry)
+    add_operands(course, jnp.asarray(query), metric)
     course.walk()
     return assemble(course, "Attention")
 

@@ -39,12 +39,11 @@ class Course:
     Args:
         problem: the call; its rows and heads are those derived.
         notation: letters of all axes, at their full lengths.
-        entry: the steps that made query, key and value, the last three of these names included.
     """
 
-    def __init__(self, problem: Problem, notation: Notation, entry: list[Step]):
+    def __init__(self, problem: Problem, notation: Notation):
         self.problem, self.notation = problem, notation
-        self.steps = entry
+        self.steps: list[Step] = []
         self.terms: Terms | None = None
         self.aliases: dict[str, str] = {}
         self.rows = _members(problem.T, problem.rows)
@@ -55,7 +54,7 @@ class Course:
         self.queries = spell(self.pair_names[:-1])
 
     def walk(self, last: str = "output") -> None:
-        """Add all steps; the last one gets the name given."""
+        """Add all steps after those of query, key and value; the last one gets the name given."""
         if self.notation.is_grouped:
             self._add_groups()
         scores = self._add_scores(self.terms or self._place())
@@ -79,6 +78,15 @@ class Course:
         name = self._unused(name)
         self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
 
+    def give(
+        self, name: str, left: Symbol, array: Array, tail: str, words: str, unit: str, of_keys: bool = False
+    ) -> Step:
+        """Add a step of an array over leading axes and `tail` that is given, not computed."""
+        names = self.notation.name(array.shape, tail, of_keys=of_keys)
+        left = dataclasses.replace(left, indices="".join(names))
+        self.add(name, left, None, words, unit, self.pick(array, names), names)
+        return self.steps[-1]
+
     def _unused(self, name: str) -> str:
         """Return the name, with a number where it is taken."""
         taken = {step.name for step in self.steps}
@@ -86,8 +94,13 @@ class Course:
         return next(free for free in names if free not in taken)
 
     def pick(self, array: Array, names: tuple[str, ...]) -> Array:
-        """Take the rows and heads that are derived."""
-        return pick(array, names, self.problem)
+        """Take the derived rows and heads of an array whose axes have these names."""
+        for axis, name in enumerate(names):
+            if name == "i" and self.problem.rows is not None:
+                array = jnp.take(array, self.problem.rows, axis)
+            if name == "h" and self.problem.heads is not None:
+                array = jnp.take(array, self.problem.heads, axis)
+        return array
 
     def _step(self, name: str) -> Step:
         return next(step for step in reversed(self.steps) if step.name == name)
@@ -170,19 +183,13 @@ class Course:
             self.pair_names,
             f"{left},{_of_query_heads(key.indices)}->{self.pairs}",
         )
-        factor, default = np.asarray(problem.scale), np.asarray(1 / np.sqrt(problem.D), problem.accumulation)
-        root = Fraction(Number("1"), Function("sqrt", (Number(str(problem.D)),)))
-        self.add(
-            "scale",
-            Symbol("scale"),
-            root if factor == default else Number(f"{factor:.4g}"),
-            f"A sum of {problem.D} products spreads as the root of {problem.D}; this brings it back to 1."
-            if factor == default
-            else "The factor given.",
-            f"{SCORES} per features²",
-            jnp.asarray(problem.scale),
-            (),
-        )
+        D, factor = problem.D, np.asarray(problem.scale)
+        right, words = Number(f"{factor:.4g}"), "The factor given."
+        if factor == np.asarray(1 / np.sqrt(D), problem.accumulation):
+            right = Fraction(Number("1"), Function("sqrt", (Number(str(D)),)))
+            words = f"A sum of {D} products spreads as the root of {D}; this brings it back to 1."
+        unit = f"{SCORES} per features²"
+        self.add("scale", Symbol("scale"), right, words, unit, jnp.asarray(problem.scale), ())
         parts = () if problem.score is None else problem.score.parts
         last = len(parts) + (problem.bias is not None) + (problem.mask is not None)
         number = 0
@@ -203,15 +210,13 @@ class Course:
         for part in parts:
             now = advance(part.title, part.formula(dataclasses.replace(terms, before=now)), part.words)
         if problem.bias is not None:
-            names = self.notation.name(problem.bias.shape, "ij")
-            bias = Symbol("B", spell(names))
             words = "What is added to the scores; -inf removes a key."
-            self.add("bias", bias, None, words, SCORES, self.pick(problem.bias, names), names)
-            now = advance("biased", Row((now, bias), "+"), "Scores with what is added.")
+            bias = self.give("bias", Symbol("B"), problem.bias, "ij", words, SCORES)
+            now = advance("biased", Row((now, bias.formula.left), "+"), "Scores with what is added.")
         if problem.mask is not None:
             keep = problem.mask.keep(self._grid())
             names = self.notation.name((*keep.shape[:-2], problem.T, problem.S), "ij")
-            keep = pick(keep, names[:-2], problem)
+            keep = self.pick(keep, names[:-2])
             keep = jnp.broadcast_to(keep, (*keep.shape[:-2], self.rows.size, problem.S))
             mask = Symbol("M", spell(names))
             share = f"{int(keep.sum()):,} of {keep.size:,} pairs may"
@@ -226,16 +231,12 @@ class Course:
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
         sinks = jnp.full((1,) * (scores.ndim - 1), -jnp.inf, scores.dtype)
-        sink = Symbol("z")
+        sink: Formula = Symbol("z")
         if problem.sinks is not None:
-            own = self.notation.name(problem.sinks.shape, "")
-            sink = Symbol("z", spell(own))
-            sinks = self.pick(problem.sinks, own)
             words = "A logit per head that joins the softmax and hands nothing over."
-            self.add("sinks", sink, None, words, SCORES, sinks, own)
-            sinks = sinks.astype(scores.dtype).reshape(
-                (*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1)
-            )
+            step = self.give("sinks", Symbol("z"), problem.sinks, "", words, SCORES)
+            sink, sinks = step.formula.left, step.value.astype(scores.dtype)
+            sinks = sinks.reshape((*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1))
             terms = Row((Exponential(sink), terms), "+")
         # The largest score is subtracted first, so that nothing overflows.
         peak = jnp.maximum(scores.max(-1, initial=-jnp.inf), sinks)
@@ -329,16 +330,6 @@ class Course:
             names,
             f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}",
         )
-
-
-def pick(array: Array, names: tuple[str, ...], problem: Problem) -> Array:
-    """Take the chosen rows and heads of an array, whose axes have these names."""
-    for axis, name in enumerate(names):
-        if name == "i" and problem.rows is not None:
-            array = jnp.take(array, problem.rows, axis)
-        if name == "h" and problem.heads is not None:
-            array = jnp.take(array, problem.heads, axis)
-    return array
 
 
 def _members(size: int, chosen: Any) -> Array:

@@ -65,12 +65,10 @@ def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
 
 
 def _write_step(number: int, step: Step, view: View) -> str:
-    colours = step.roles if step.contraction is not None else {}
-    formula = step.formula.mathml(colours)
+    formula = step.formula.mathml(step.roles if step.contraction else {})
     said = [
         f'<span>{kind} {" ".join(f"""<i class="{kind}">{escape(index)}</i>""" for index in found)}</span>'
-        for kind, found in (("free", step.free), ("batch", step.batch), ("summed", step.summed))
-        if found and colours
+        for kind, found in step.indices_by_role
     ]
     roles = f'<p class="roles">{"".join(said)}</p>' if said else ""
     tables = "".join(_write_table(table) for table in cut_tables(step, view))

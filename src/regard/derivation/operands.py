@@ -4,62 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.derivation.course import pick
-from regard.derivation.notation import Notation, spell
-from regard.derivation.steps import Step
+from regard.derivation.course import Course
+from regard.derivation.notation import spell
 from regard.engine.call.problem import Problem
-from regard.formulas import Equation, Sum, Symbol, product
+from regard.formulas import Sum, Symbol, product
 from regard.scores.metrics import Bilinear
 
 
-def operand_steps(problem: Problem, notation: Notation, given: Any, metric: Bilinear | None) -> list[Step]:
-    """Return the steps of query, key and value; `given` is the query before the metric."""
-    steps = query_steps(problem, notation, given, metric)
-    names = notation.name(problem.key.shape, "ja", of_keys=True)
-    words = "What each key answers to." + _share(problem, problem.key)
-    steps.append(
-        give("key", Symbol("K", "".join(names)), words, "features", pick(problem.key, names, problem), names)
-    )
-    names = notation.name(problem.value.shape, "jb", of_keys=True)
-    words = "What each key hands over when it is read." + _share(problem, problem.value)
-    value = pick(problem.value, names, problem)
-    steps.append(give("value", Symbol("V", "".join(names)), words, "features of value", value, names))
-    return steps
-
-
-def query_steps(problem: Problem, notation: Notation, given: Any, metric: Bilinear | None) -> list[Step]:
-    """Return the steps of the query: as given, and multiplied by the metric."""
+def add_operands(course: Course, given: Any, metric: Bilinear | None) -> None:
+    """Add the steps of query, key and value; `given` is the query before the metric."""
+    problem = course.problem
     chosen = "" if problem.rows is None else f" {problem.rows.size:,} of {problem.T:,} rows."
     words = f"What each query asks for.{chosen}"
     if metric is None:
-        names = notation.name(problem.query.shape, "ia")
-        symbol = Symbol("Q", spell(names))
-        return [give("query", symbol, words, "features", pick(problem.query, names, problem), names)]
-    names = notation.name(given.shape, "ie")
-    before = Symbol("Q", spell(names), "0")
-    own = notation.name(metric.metric.shape, "ea")
-    form = Symbol("g", spell(own))
-    after = notation.name(problem.query.shape, "ia")
-    return [
-        give("asked", before, words, "features", pick(given, names, problem), names),
-        give(
-            "metric", form, "Which features answer which, in place of like for like.", "", metric.metric, own
-        ),
-        Step(
-            "query",
-            Equation(Symbol("Q", spell(after)), Sum("e", product(before, form))),
-            "The queries seen through the metric: what meets the keys.",
-            "features",
-            pick(problem.query, after, problem),
-            after,
-            f"{spell(names)},{spell(own)}->{spell(after)}",
-        ),
-    ]
-
-
-def give(name: str, symbol: Symbol, words: str, unit: str, value: Any, names: tuple[str, ...]) -> Step:
-    """Make a step that is given, not computed."""
-    return Step(name, Equation(symbol), words, unit, value, names)
+        course.give("query", Symbol("Q"), problem.query, "ia", words, "features")
+    else:
+        asked = course.give("asked", Symbol("Q", below="0"), given, "ie", words, "features")
+        words = "Which features answer which, in place of like for like."
+        form = course.give("metric", Symbol("g"), metric.metric, "ea", words, "")
+        names = course.notation.name(problem.query.shape, "ia")
+        right = Sum("e", product(asked.formula.left, form.formula.left))
+        words = "The queries seen through the metric: what meets the keys."
+        value = course.pick(problem.query, names)
+        subscripts = f"{spell(asked.indices)},{spell(form.indices)}->{spell(names)}"
+        course.add("query", Symbol("Q", spell(names)), right, words, "features", value, names, subscripts)
+    words = "What each key answers to." + _share(problem, problem.key)
+    course.give("key", Symbol("K"), problem.key, "ja", words, "features", of_keys=True)
+    words = "What each key hands over when it is read." + _share(problem, problem.value)
+    course.give("value", Symbol("V"), problem.value, "jb", words, "features of value", of_keys=True)
 
 
 def _share(problem: Problem, array: Any) -> str:

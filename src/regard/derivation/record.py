@@ -81,20 +81,12 @@ class Derivation:
     def to_latex(self, *, numbers: bool = False) -> str:
         """Write all formulas as one `aligned` block for math mode, which amsmath, MathJax and KaTeX know.
 
-        Args:
-            numbers: whether matrices of the numbers follow, as far as printing shows them.
-
-        Returns:
-            LaTeX without delimiters.
+        With `numbers`, matrices of the numbers follow, as far as printing shows them. No delimiters.
         """
         return typesetting.write_latex(self.steps, self.view, numbers)
 
     def to_html(self) -> str:
-        """Write a page of its own: no script, nothing loaded, readable on light and dark ground.
-
-        Returns:
-            HTML with formulas in MathML.
-        """
+        """Write HTML with MathML: no script, nothing loaded, readable on light and dark ground."""
         return markup.write_page(self.title, self.steps, self.view)
 
     def _repr_html_(self) -> str:

@@ -73,20 +73,23 @@ class Step:
     @property
     def batch(self) -> tuple[str, ...]:
         """Return the indices that every operand and the result have: a sum of its own for each value."""
-        found = self.contraction
-        return () if found is None else found.batch
+        return self.contraction.batch if self.contraction else ()
 
     @property
     def summed(self) -> tuple[str, ...]:
         """Return the indices that the result lacks."""
-        found = self.contraction
-        return () if found is None else found.summed
+        return self.contraction.summed if self.contraction else ()
 
     @property
     def roles(self) -> dict[str, str]:
         """Return the role of each index: "free", "batch" or "summed"."""
-        kinds = {"free": self.free, "batch": self.batch, "summed": self.summed}
-        return {index: kind for kind, found in kinds.items() for index in found}
+        return {index: kind for kind in ("free", "batch", "summed") for index in getattr(self, kind)}
+
+    @property
+    def indices_by_role(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the roles that occur where something is summed over, each with its indices."""
+        kinds = ("free", "batch", "summed") if self.contraction else ()
+        return [(kind, getattr(self, kind)) for kind in kinds if getattr(self, kind)]
 
     def __repr__(self) -> str:
         return f"Step({self.name}: {self.expression}, {self.shape} {self.dtype}, {self.unit})"

@@ -12,8 +12,7 @@ from regard.derivation.notation import describe
 from regard.derivation.steps import Step
 
 # Entries printed of an axis that is longer; the rest is passed over.
-_MOST = {"h": 2, "g": 2, "i": 6, "j": 8}
-_FEATURES = 6
+_MOST = {"h": 2, "g": 2, "i": 6, "j": 8, **dict.fromkeys("abcdef", 6)}
 _MOST_EXAMPLES = 1
 GAP = "…"
 
@@ -52,7 +51,7 @@ class View:
         """Print short axes whole, of long ones the ends, and of keys those with most weight."""
         members = {letter: tuple(map(int, chosen)) for letter, chosen in members.items()}
         lengths = {letter: len(members.get(letter, range(size))) for letter, size in sizes.items()}
-        shown = {letter: _ends(size, _limit(letter)) for letter, size in lengths.items()}
+        shown = {letter: _ends(size, _MOST.get(letter, _MOST_EXAMPLES)) for letter, size in lengths.items()}
         weights = next((step for step in steps if step.name == "weights"), None)
         if weights is not None and lengths.get("j", 0) > _MOST["j"]:
             array = _cut(weights, cls(sizes, members, {**shown, "j": tuple(range(lengths["j"]))}))
@@ -69,7 +68,7 @@ class View:
 
     def legend(self, steps: Sequence[Step]) -> list[tuple[str, str]]:
         """Return each letter in use, and what it counts."""
-        used = dict.fromkeys(letter for step in steps for letter in _letters(step))
+        used = {letter for step in steps for letter in (*step.indices, *step.summed) if letter}
         order = sorted(used, key=lambda letter: "nmhgijabcdef".find(letter) % 99)
         return [(letter, self._count(letter)) for letter in order if letter in self.sizes]
 
@@ -93,26 +92,13 @@ def cut_tables(step: Step, view: View) -> list[Table]:
         numbers = zip(outer, place, strict=True)
         where = tuple((letter, view.number(letter, view.shown[letter][at])) for letter, at in numbers)
         block = array[place]
-        across, rows = (
-            _with_gaps(column_letter, block.shape[1], view),
-            _with_gaps(row_letter, block.shape[0], view),
-        )
+        rows = _with_gaps(row_letter, block.shape[0], view)
+        across = _with_gaps(column_letter, block.shape[1], view)
         blank = Cell(GAP, None)
         cells = [[blank if None in (r, c) else write(block[r, c]) for _, c in across] for _, r in rows]
         heads = [label for label, _ in rows], [label for label, _ in across]
         tables.append(Table(where, row_letter, column_letter, *heads, cells))
     return tables
-
-
-def _letters(step: Step) -> list[str]:
-    found = [*filter(None, step.indices), *step.summed]
-    return list(dict.fromkeys(found))
-
-
-def _limit(letter: str) -> int:
-    if letter in "abcdef":
-        return _FEATURES
-    return _MOST.get(letter, _MOST_EXAMPLES)
 
 
 def _ends(size: int, most: int) -> tuple[int, ...]:

@@ -41,17 +41,10 @@ def _write_step(number: int, step: Step, view: View) -> list[list[Span]]:
     else:
         lines = [[(left, _NAME), (f"{facts:>{room}}", _QUIET)], [(_INDENT + formula, _FORMULA)]]
     lines += [[(_INDENT + line, "")] for line in textwrap.wrap(step.words, WIDTH - len(_INDENT))]
-    roles = [f"{kind} {' '.join(found)}" for kind, found in _roles(step)]
+    roles = [f"{kind} {' '.join(found)}" for kind, found in step.indices_by_role]
     if roles:
         lines.append([(_INDENT + " · ".join(roles), _QUIET)])
     return lines + [[(_INDENT + line, "")] for line in _write_tables(cut_tables(step, view))]
-
-
-def _roles(step: Step) -> list[tuple[str, tuple[str, ...]]]:
-    if step.contraction is None:
-        return []
-    kinds = (("free", step.free), ("batch", step.batch), ("summed", step.summed))
-    return [(kind, found) for kind, found in kinds if found]
 
 
 def _write_tables(tables: list[Table]) -> list[str]:

@@ -88,15 +88,14 @@ class Tokens:
             return self
         place = np.arange(start, start + count)
         known = (place >= 0) & (place < len(self))
-        texts = [self.texts[p] if k else "" for p, k in zip(place.tolist(), known.tolist(), strict=True)]
+        rows = np.where(known, place, len(self))  # the last one of these stands for none
+        padded = (*self.texts, "")
+        texts = [padded[row] for row in rows]
 
         def take(array: np.ndarray | None, missing: int) -> np.ndarray | None:
             if array is None:
                 return None
-            rows = array[np.clip(place, 0, max(len(self) - 1, 0))] if len(self) else array[:0]
-            if not len(self):
-                return np.full((count, *array.shape[1:]), missing, array.dtype)
-            return np.where(known.reshape((-1, *(1,) * (array.ndim - 1))), rows, np.int32(missing))
+            return np.concatenate([array, np.full_like(array, missing, shape=(1, *array.shape[1:]))])[rows]
 
         # Of a part, a grid of patches says nothing.
         kind = "text" if self.kind == "patches" else self.kind
@@ -188,15 +187,21 @@ def _picture(picture: Any) -> np.ndarray:
     return array
 
 
-def same_tokens(a: Tokens, b: Tokens) -> bool:
-    """Return True where two records say the same."""
-    if a is b:
-        return True
+def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | None:
+    """Return the number of a sequence among those given, to which it is added if it is new."""
+    if tokens is None:
+        return None
+    for number, known in enumerate(sequences):
+        if known is tokens or _same(known, tokens):
+            return number
+    sequences.append(tokens)
+    return len(sequences) - 1
+
+
+def _same(a: Tokens, b: Tokens) -> bool:
     for field in dataclasses.fields(Tokens):
         mine, theirs = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
-            if mine is None or theirs is None or not np.array_equal(mine, theirs):
-                return False
-        elif mine != theirs:
+        arrays = isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)
+        if not (np.array_equal(mine, theirs) if arrays else mine == theirs):
             return False
     return True

@@ -107,7 +107,7 @@ def derive(
     alone = output.ndim == 2
     if alone:
         notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))
-    course = Course(problem, notation, [])
+    course = Course(problem, notation)
     _enter(course, layer, _spread(query, key, value), metric)
     course.walk("heads")
     _leave(course, layer, output)

@@ -35,35 +35,28 @@ class Plan:
     """The largest weight of each block of every head; False, of pinned heads alone."""
 
 
+# What is left out, in this order: a field of the plan, the least it can be, and what that means.
+_STEPS = (
+    ("top_k", False, f"the {TOP_K} largest weights of each row are listed for pinned heads alone"),
+    ("bins", 128, "profiles along rows and keys have 128 entries instead of 512"),
+    ("atlas", 32, "the atlas has 32 x 32 blocks for each head instead of 64 x 64"),
+    ("largest", False, "the largest weight of each block is there for pinned heads alone"),
+    ("exact", False, "weights one by one are there for pinned heads alone"),
+)
+
+
 def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
     """Yield smaller and smaller plans, each with what the step to it leaves out, in an order that is fixed.
-
-    Args:
-        plan: the first one, which is not yielded.
-
-    Returns:
-        Pairs of a plan and a sentence.
 
     Example:
         >>> from regard.inspection.explorer import budgets
         >>> [(plan.bins, plan.atlas, plan.pinned) for plan, _ in budgets.degrade(budgets.Plan(pinned=2))]
         [(512, 64, 2), (128, 64, 2), (128, 32, 2), (128, 32, 2), (128, 32, 2), (128, 32, 1), (128, 32, 0)]
     """
-    if plan.top_k:
-        plan = replace(plan, top_k=False)
-        yield plan, f"the {TOP_K} largest weights of each row are listed for pinned heads alone"
-    if plan.bins > 128:
-        plan = replace(plan, bins=128)
-        yield plan, "profiles along rows and keys have 128 entries instead of 512"
-    if plan.atlas > 32:
-        plan = replace(plan, atlas=32)
-        yield plan, "the atlas has 32 x 32 blocks for each head instead of 64 x 64"
-    if plan.largest:
-        plan = replace(plan, largest=False)
-        yield plan, "the largest weight of each block is there for pinned heads alone"
-    if plan.exact:
-        plan = replace(plan, exact=False)
-        yield plan, "weights one by one are there for pinned heads alone"
+    for name, least, sentence in _STEPS:
+        if getattr(plan, name) > least:
+            plan = replace(plan, **{name: least})
+            yield plan, sentence
     while plan.pinned:
         plan = replace(plan, pinned=plan.pinned // 2)
         some = (

@@ -20,13 +20,8 @@ def encode_log8(values: Any) -> np.ndarray:
 
     code = 0 for 0, else clip(round(255 + 254/24 log2(value)), 1, 255)
 
-    A reader takes 2^(24 (code - 255) / 254) for it, which is right within half a step, 3.4 %.
-
-    Args:
-        values: numbers; those above 1 become 1. What is not a number, or below 0, becomes 0.
-
-    Returns:
-        uint8 array of the same shape.
+    A reader takes 2^(24 (code - 255) / 254) for it, which is right within half a step, 3.4 %. Numbers above 1
+    become 1, NaN and those below 0 become 0.
 
     Example:
         >>> from regard.inspection.explorer import codes
@@ -45,15 +40,8 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
 
     code = 0 for NaN, else clip(round(1 + 254 (value - low) / (high - low)), 1, 255)
 
-    A reader takes low + (high - low) (code - 1) / 254 for it, which is right within (high - low) / 508.
-
-    Args:
-        values: numbers `(..., n)`.
-        low: the number of code 1, one or one per row `(..., 1)`.
-        high: the number of code 255, likewise; where it is not above `low`, all codes are 1.
-
-    Returns:
-        uint8 array of the same shape.
+    A reader takes low + (high - low) (code - 1) / 254 for it, which is right within (high - low) / 508. The
+    bounds are one for all, or one per row `(..., 1)`; where `high` is not above `low`, all codes are 1.
 
     Example:
         >>> from regard.inspection.explorer import codes
@@ -80,9 +68,6 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
         The entry: dtype, shape, code and bytes (their number before deflate); low and high of linear8, one
         number or one per row; and, where it is so, delta (each row differenced modulo 256) and deflate
         (the zlib format). Then the bytes, the shortest of these ways.
-
-    Raises:
-        ValueError: another code.
 
     Example:
         >>> from regard.inspection.explorer import codes

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from regard.inspection.explorer.budgets import Plan
 from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
-from regard.inspection.tokens import Tokens, same_tokens
+from regard.inspection.tokens import Tokens, number_sequence
 
 FORMAT, VERSION = "regard-page", 1
 LARGEST_PICTURE = 512  # pixels along a side
@@ -25,6 +25,17 @@ MOST_POINTS = 20_000  # of a curve
 MOST_BIASES = 8
 _BLOCK = 1 << 20  # characters of chunks in one element, of which a page should have few
 _LONGEST_KERNEL = 4096
+_CALL_FIELDS = ("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset")
+
+
+class PageOptions(TypedDict, total=False):
+    """Options of a page; `pages.write` describes them."""
+
+    compare: Any
+    title: str | None
+    pinned: int | Sequence[tuple[int, int]]
+    training: Mapping[str, Any] | None
+    positions: Mapping[str, Any] | None
 
 
 @dataclass
@@ -79,25 +90,21 @@ class Payload:
             yield _block(lines)
 
 
+@dataclass
 class Writer:
-    """Writes the document for one plan after another."""
+    """A writer of the document for one plan after another."""
 
-    def __init__(
-        self,
-        traces: Sequence[Any],
-        records: Sequence[Sequence[CallRecords]],
-        chosen: Sequence[tuple[int, int]],
-        title: str | None,
-        training: Mapping[str, Any] | None,
-        positions: Mapping[str, Any] | None,
-        served: bool,
-    ) -> None:
-        """Keep the traces, their calls as read, the heads to pin, and what else the page shows."""
-        self.traces, self.records, self.chosen = traces, records, chosen
-        self.title = traces[0].title if title is None else title
-        self.training, self.served = training, served
+    traces: Sequence[Any]
+    records: Sequence[Sequence[CallRecords]]
+    chosen: Sequence[tuple[int, int]]  # heads to pin
+    served: bool
+    title: str | None = None
+    training: Mapping[str, Any] | None = None
+    positions: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
         self.remarks: list[str] = []
-        self.places = self._places(positions or {})
+        self.places = self._places(self.positions or {})
         self._packed: dict[Any, Packed] = {}
 
     def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
@@ -108,7 +115,7 @@ class Writer:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            "title": self.title,
+            "title": self.traces[0].title if self.title is None else self.title,
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
             "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
@@ -129,23 +136,14 @@ class Writer:
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
     ) -> dict[str, Any]:
         sequences: list[Tokens] = []
-
-        def number_of(tokens: Tokens | None) -> int | None:
-            if tokens is None:
-                return None
-            found = [index for index, known in enumerate(sequences) if same_tokens(known, tokens)]
-            if not found:
-                sequences.append(tokens)
-            return found[0] if found else len(sequences) - 1
-
         written = []
         for index, record in enumerate(calls):
-            of_rows, of_keys = number_of(record.call.query_tokens), number_of(record.call.key_tokens)
+            call = record.call
+            tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
+            about = {name: number_sequence(sequences, one) for name, one in tokens.items()}
             heads = [
-                record.head(head, plan, (index, head) in pinned, chunks.add)
-                for head in range(record.call.heads)
+                record.head(head, plan, (index, head) in pinned, chunks.add) for head in range(call.heads)
             ]
-            about = {"query_sequence": of_rows, "key_sequence": of_keys}
             written.append({**self._call(record, chunks), **about, "head": heads})
         return {
             "title": trace.title,
@@ -165,14 +163,7 @@ class Writer:
         tiles = outline.pop("tiles")
         picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
         return {
-            "name": call.name,
-            "layer": call.layer,
-            "kind": call.kind,
-            "heads": call.heads,
-            "rows": call.rows,
-            "keys": call.keys,
-            "query_offset": call.query_offset,
-            "key_offset": call.key_offset,
+            **{name: getattr(call, name) for name in _CALL_FIELDS},
             **{name: about.get(name) for name in ("mask", "score", "dtype")},
             "scale": None if about.get("scale") is None else number(about["scale"]),
             "bias": bool(about.get("bias")),
@@ -308,10 +299,10 @@ def _shrink(picture: Any) -> np.ndarray:
     values = np.broadcast_to(values[..., None], (*values.shape, 3)) if values.ndim == 2 else values
     step = -(-max(values.shape[:2]) // LARGEST_PICTURE)
     if step > 1:
-        starts = [np.arange(0, size, step) for size in values.shape[:2]]
-        sums = np.add.reduceat(np.add.reduceat(values, starts[0], 0), starts[1], 1)
-        counts = [
-            np.minimum(step, size - start) for size, start in zip(values.shape[:2], starts, strict=True)
-        ]
-        values = sums / (counts[0][:, None] * counts[1])[..., None]
+        down, across = (np.arange(0, size, step) for size in values.shape[:2])
+        sums, counts = (
+            np.add.reduceat(np.add.reduceat(array, down, 0), across, 1)
+            for array in (values, np.ones_like(values))
+        )
+        values = sums / counts
     return np.rint(values).astype(np.uint8)

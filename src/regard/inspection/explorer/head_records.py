@@ -11,6 +11,7 @@ from regard import readouts
 from regard.inspection.explorer.budgets import TOP_K, Plan
 from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
+from regard.readouts import Level, Readout
 
 ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
 PINNED_BLOCKS = 512
@@ -29,7 +30,10 @@ class CallRecords:
         self.weights = _exact_weights(call, slice(None)) if weights_code else None
         self.weights_code = weights_code if self.weights is not None else None
         self.fine = _fine_readout(call, pinned) if pinned and self.weights is None else None
-        self.last = _exact_weights(call, slice(max(call.rows - 1, 0), call.rows))
+        last = _exact_weights(call, slice(call.rows - 1, call.rows)) if call.rows else None
+        self.last = None if last is None else last[:, 0]
+        living = np.maximum(self.alive.sum(-1, keepdims=True), 1)
+        self.shares = np.asarray(self.readout.key_mass, np.float64) / living
         self._packed: dict[tuple[Any, ...], Packed] = {}
 
     def outline(self) -> dict[str, Any]:
@@ -57,27 +61,27 @@ class CallRecords:
 
     def labels(self) -> list[list[dict[str, Any]]]:
         """Return the labels of each head."""
+
+        def write(label: readouts.Label) -> dict[str, Any]:
+            return {"name": label.name, "value": number(label.value), "threshold": label.threshold}
+
         found = readouts.label(self.readout)
-        return [
-            [
-                {"name": one.name, "value": number(one.value), "threshold": one.threshold}
-                for one in found[(head,)]
-            ]
-            for head in range(self.call.heads)
-        ]
+        return [[write(label) for label in found[(head,)]] for head in range(self.call.heads)]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
         """Return the record of a head; `detailed` where it is pinned under this plan."""
         exact = self.weights_code if plan.exact or detailed else None
-        record: dict[str, Any] = {"weights": None}
-        if exact is not None:
-            weights = self.weights
-            assert weights is not None
-            record["weights"] = add(self._pack(("weights", head), lambda: weights[head], exact))
-        level, number_ = self.readout.level(0), 0
-        while max(level.mass.shape[-2:]) > plan.atlas:
-            number_ += 1
-            level = self.readout.level(number_)
+
+        def keep(array: Any, code: str, name: str, size: int = 1, combine: Any = None) -> str:
+            """Pack a head's part of an array, with every `size` neighbours combined."""
+
+            def part() -> np.ndarray:
+                return np.asarray(array[head] if combine is None else _binned(array[head], size, combine))
+
+            return add(self._pack((name, size, head), part, code))
+
+        record: dict[str, Any] = {"weights": keep(self.weights, exact, "weights") if exact else None}
+        number_, level = coarsen(self.readout, plan.atlas)
         largest = plan.largest or detailed
         levels = [self._level(("atlas", number_, head), level, head, largest, add)]
         if detailed and exact is None and self.fine is not None:
@@ -88,35 +92,22 @@ class CallRecords:
         last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
         row_code = "f16" if exact is not None and self._small_distances(head) else "linear8"
 
-        def mass() -> np.ndarray:
-            rows = max(int(self.alive[head].sum()), 1)
-            return _binned(np.asarray(self.readout.key_mass)[head], key_bin, np.add) / rows
-
-        def last() -> np.ndarray:
-            assert self.last is not None
-            return _binned(self.last[head].reshape(-1), last_bin, np.maximum)
-
-        def keep(make: Callable[[], np.ndarray], code: str, *name: Any) -> str:
-            return add(self._pack((*name, head), make, code))
-
-        def listed(name: str, code: str) -> str | None:
-            """Keep a list of the largest weights, unless the page holds all weights."""
-            wanted = exact is None and (plan.top_k or detailed)
-            return keep(lambda: self._of(name, head), code, name) if wanted else None
-
+        readout, last = self.readout, self.last
+        # The largest weights are listed unless the page holds all.
+        listed = exact is None and (plan.top_k or detailed)
         return record | {
             "levels": levels,
-            "row_stats": keep(lambda: self._rows(head, row_bin), row_code, "rows", row_bin),
+            "row_stats": add(
+                self._pack(("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code)
+            ),
             "row_bin": row_bin,
-            "key_mass": keep(mass, "log8", "keys", key_bin),
+            "key_mass": keep(self.shares, "log8", "keys", key_bin, np.add),
             "key_bin": key_bin,
-            "distance_mass": keep(lambda: self._of("distance_mass", head), "f16", "far"),
-            "last_row": keep(last, "log8", "last", last_bin)
-            if self.last is not None and self.call.rows
-            else None,
+            "distance_mass": keep(readout.distance_mass, "f16", "far"),
+            "last_row": None if last is None else keep(last, "log8", "last", last_bin, np.maximum),
             "last_row_bin": last_bin,
-            "top_keys": listed("top_keys", "i32"),
-            "top_weights": listed("top_weights", "log8"),
+            "top_keys": keep(readout.top_keys, "i32", "top_keys") if listed else None,
+            "top_weights": keep(readout.top_weights, "log8", "top_weights") if listed else None,
         }
 
     def _of(self, name: str, head: int) -> np.ndarray:
@@ -170,6 +161,12 @@ class CallRecords:
         if not enough.any(-1).all():
             return None
         return number(np.mean(enough.argmax(-1) + 1))
+
+
+def coarsen(readout: Readout, most: int) -> tuple[int, Level]:
+    """Return the finest level with at most so many blocks along an axis, and its number."""
+    levels = ((number, readout.level(number)) for number in range(readout.num_levels))
+    return next(found for found in levels if max(found[1].mass.shape[-2:]) <= most)
 
 
 def number(value: Any) -> float | None:

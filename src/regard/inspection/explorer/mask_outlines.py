@@ -15,17 +15,9 @@ _LARGEST_BORDERS = 4096
 def draw_tiles(
     mask: Mask, T: int, S: int, query_offset: Any = 0, key_offset: Any = None
 ) -> tuple[np.ndarray, int, int]:
-    """Classify tiles of the T x S cells, at most 256 along each axis.
+    """Classify tiles of the T x S cells of one example's mask, at most 256 along each axis.
 
-    Args:
-        mask: of one example.
-        T: queries.
-        S: keys.
-        query_offset: as in `attend`.
-        key_offset: as in `attend`.
-
-    Returns:
-        uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
+    Returns uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
 
     Example:
         >>> from regard import masks

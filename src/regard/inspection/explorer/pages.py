@@ -6,11 +6,10 @@ import base64
 import html as markup
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from regard.inspection.explorer.documents import FORMAT, Payload
+from regard.inspection.explorer.documents import FORMAT, PageOptions, Payload
 from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text
@@ -20,15 +19,7 @@ _LOG = logging.getLogger(__name__)  # without a handler, on stderr
 
 
 def write(
-    trace: Any,
-    path: str | os.PathLike[str],
-    *,
-    compare: Any = None,
-    title: str | None = None,
-    max_mb: float = 20,
-    pinned: int | Sequence[tuple[int, int]] = 8,
-    training: Mapping[str, Any] | None = None,
-    positions: Mapping[str, Any] | None = None,
+    trace: Any, path: str | os.PathLike[str], *, max_mb: float = 20, **options: Unpack[PageOptions]
 ) -> Path:
     """Write a page that shows a trace: one file, which loads nothing and opens without a network.
 
@@ -40,14 +31,15 @@ def write(
     Args:
         trace: of `capture` or `traces.load`.
         path: of the file; a page that is there is replaced, at once.
-        compare: a second trace, to be laid beside the first.
-        title: None means the trace's.
         max_mb: how large the file may be, in millions of bytes.
-        pinned: how many heads are carried in detail, those with the clearest labels and the lowest entropy;
-            or which: pairs of a call's number and a head.
-        training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and values,
-            "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}.
-        positions: position tables (positions, width) by name, drawn beside what the calls tell of positions.
+        **options: what the page shows; any of them may be left out.
+            compare: a second trace, to be laid beside the first.
+            title: None means the trace's.
+            pinned: how many heads are carried in detail, those with the clearest labels and the lowest
+                entropy; or which: pairs of a call's number and a head. 8 by default.
+            training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and
+                values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}
+            positions: position tables (positions, width) by name, drawn beside what the calls tell of them.
 
     Returns:
         The path.
@@ -69,15 +61,7 @@ def write(
     """
     target = Path(path)
     _check_target(target)
-    payload, page = fill_page(
-        trace,
-        compare=compare,
-        title=title,
-        max_mb=max_mb,
-        pinned=pinned,
-        training=training,
-        positions=positions,
-    )
+    payload, page = fill_page(trace, max_mb=max_mb, **options)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_bytes(page)
@@ -90,31 +74,15 @@ def write(
 
 
 def html(trace: Any, **settings: Any) -> str:
-    """Return the text of the page that `write` writes.
-
-    Args:
-        trace: as in `write`.
-        settings: as in `write`, all but the path.
-
-    Returns:
-        HTML.
-
-    Raises:
-        ValueError: as `write`.
-    """
+    """Return the text of the page that `write` writes, from the same arguments without the path."""
     return fill_page(trace, **settings)[1].decode()
 
 
 def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
-    """Return what a notebook shows of a trace: the page in a frame of its own, a picture, or characters.
+    """Return what a notebook shows of a trace, by MIME type.
 
-    Args:
-        trace: as in `write`.
-        max_mb: how large the page may be; what is left out is said in it.
-
-    Returns:
-        By MIME type: text/html, a frame that may run its own script and nothing else; image/png, where
-        scripts do not run, as base64; text/plain, where pictures are not shown either.
+    text/html is the page, of at most `max_mb`, in a frame that may run its own script and nothing else;
+    image/png, as base64, is for where scripts do not run, text/plain for where pictures are not shown either.
     """
     name = markup.escape(_plain(trace.title))
     try:
@@ -139,21 +107,10 @@ def fill_page(
     served: bool = False,
     **shown: Any,
 ) -> tuple[Payload, bytes]:
-    """Return a page and its data.
+    """Return the data of a page and the page, from the arguments of `write`.
 
-    Args:
-        trace: as in `write`.
-        compare: likewise.
-        title: likewise.
-        max_mb: likewise; None: the page may be of any size.
-        served: the page asks the server it comes from for its chunks, and for what is finer than they are.
-        shown: pinned, training and positions, as in `write`.
-
-    Returns:
-        The data, and the page.
-
-    Raises:
-        ValueError: as `write`.
+    With `max_mb` None it may be of any size. A page that is `served` asks the server it comes from for its
+    chunks, and for what is finer than they are.
     """
     if max_mb is not None and not max_mb > 0:
         raise ValueError(f"max_mb: expected more than 0, got {max_mb}")

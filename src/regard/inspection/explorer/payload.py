@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,21 @@ from regard.readouts import LABELS, average, label
 def collect(
     traces: Sequence[Any],
     *,
-    title: str | None = None,
     max_bytes: int | None = None,
     shell_bytes: int = 0,
-    pinned: int | Sequence[tuple[int, int]] = 8,
-    training: Mapping[str, Any] | None = None,
-    positions: Mapping[str, Any] | None = None,
     served: bool = False,
+    pinned: int | Sequence[tuple[int, int]] = 8,
+    **shown: Any,
 ) -> Payload:
     """Gather what a page shows of one trace, or of two to compare, in no more bytes than it may have.
 
     Args:
         traces: `Trace`s.
-        title: None means that of the first trace.
         max_bytes: of the page. None: any number.
         shell_bytes: of the page without data.
-        pinned: how many heads are carried in detail, those with the clearest labels and the lowest entropy;
-            or which: pairs of a call's number and a head.
-        training: title, curves and maps as in the page's document, with arrays where it has chunks.
-        positions: tables (positions, width) by name, to be shown beside what the calls tell of positions.
         served: whether the page asks a server for what is finer.
+        pinned: as in `pages.write`.
+        shown: title, training and positions, likewise.
 
     Returns:
         The document and its chunks. `document["notes"]` says what was left out.
@@ -56,7 +51,7 @@ def collect(
         for t in traces
     ]
     exact = any(one.weights_code for calls in records for one in calls)
-    writer = Writer(traces, records, chosen, title, training, positions, served)
+    writer = Writer(traces, records, chosen, served, **shown)
     notes = _remarks(traces)
     # Where weights are at hand, in the page or at the server, the largest of them follow.
     plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served))
@@ -84,15 +79,7 @@ def collect(
 def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pick heads to carry in detail: the clearest of each label, then those of the lowest entropy.
 
-    Args:
-        trace: a `Trace`.
-        pinned: how many, or which: pairs of a call's number and a head.
-
-    Returns:
-        Pairs of a call's number and a head, without repetition.
-
-    Raises:
-        ValueError: a negative number, or a head that does not exist.
+    Returns pairs of a call's number and a head, without repetition.
     """
     if not isinstance(pinned, int):
         heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))

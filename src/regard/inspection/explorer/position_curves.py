@@ -24,14 +24,8 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
 
     kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling
 
-    Args:
-        turn: the layer's rotary settings.
-        head_dim: D.
-        longest: the largest distance asked for.
-
-    Returns:
-        kind, name, head_dim, frequencies (radians per token), trained_length (None: not known), distances,
-        and kernel, one number for each.
+    Returns frequencies in radians per token, trained_length (None: not known), and the kernel at distances
+    up to the longest.
 
     Example:
         >>> from regard.inspection.explorer.position_curves import rotary_curve
@@ -89,16 +83,7 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
 
     similarity_ij = x_i . x_j / (|x_i| |x_j|), not a number where a row is 0
 
-    Args:
-        name: what to call it.
-        table: numbers (positions, M).
-        trained_length: rows that were trained; None means all.
-
-    Returns:
-        kind, name, trained_length, step (from one row taken to the next), similarity and norms.
-
-    Raises:
-        ValueError: a table that is not of rank 2.
+    The step leads from one row taken to the next; without a `trained_length`, all rows were trained.
 
     Example:
         >>> import numpy as np
@@ -130,18 +115,13 @@ def split_scores(
 
     both_ts = content_ts + bias_ts, not a number where the mask lets nothing through
 
-    Args:
-        call: of a trace.
-        head: which query head.
-        rows: the first row, and the first no longer taken. None means the last 256.
-        columns: likewise, of keys.
-
-    Returns:
-        rows, keys (how many), first_row, first_key, content, bias and both; None where queries and keys are
-        not kept or nothing is added.
+    Rows and columns are a first one and the first no longer taken; None means the last 256. Returns None
+    where queries and keys are not kept or nothing is added.
     """
     problem = call.problem
-    if problem is None or not _adds(problem) or not call.rows or not call.keys:
+    if problem is None or not call.rows or not call.keys:
+        return None
+    if problem.bias is None and not any(part.adds for part in _parts(problem.score)):
         return None
     (top, bottom), (left, right) = (
         (max(size - LARGEST_SPLIT, 0), size) if span is None else span
@@ -179,10 +159,6 @@ def spaced(least: int, most: int) -> np.ndarray:
     steps = np.union1d(dense, steps)
     signed = np.union1d(-steps, steps)
     return np.union1d(signed[(signed >= least) & (signed <= most)], [least, most])
-
-
-def _adds(problem: Any) -> bool:
-    return problem.bias is not None or any(part.adds for part in _parts(problem.score))
 
 
 def _parts(score: Score | None) -> tuple[Score, ...]:

@@ -7,13 +7,15 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import parse_qsl
 
 import numpy as np
 
+from regard.inspection.explorer.documents import PageOptions
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.tiles import Tiles
@@ -34,7 +36,7 @@ HEADERS = {
 NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
-class Serving:
+class Serving(AbstractContextManager["Serving"]):
     """An explorer page that is being served; as a context manager it stops at the end of the block.
 
     Attributes:
@@ -58,9 +60,6 @@ class Serving:
         self._server.server_close()
         self._thread.join()
 
-    def __enter__(self) -> Serving:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -68,16 +67,7 @@ class Serving:
         return f"Serving({self.url!r})"
 
 
-def serve(
-    trace: Any,
-    *,
-    port: int = 0,
-    compare: Any = None,
-    title: str | None = None,
-    pinned: int = 8,
-    training: Mapping[str, Any] | None = None,
-    positions: Mapping[str, Any] | None = None,
-) -> Serving:
+def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Serving:
     """Serve the page of a trace to browsers on this machine; every zoom is exact, at any length.
 
     Only 127.0.0.1 is listened on. The address holds a random secret, and requests without it, or under the
@@ -87,11 +77,7 @@ def serve(
     Args:
         trace: of `capture` or `load`.
         port: to listen on; 0 takes one that is free.
-        compare: a second trace, to be laid beside the first.
-        title: of the page; None means the trace's.
-        pinned: how many heads the page carries in detail, as in `pages.write`.
-        training: what a run logged, as in `pages.write`.
-        positions: position tables by name, as in `pages.write`.
+        **options: compare, title, pinned, training and positions, as in `pages.write`.
 
     Returns:
         A `Serving`, already listening, in threads of its own.
@@ -114,19 +100,10 @@ def serve(
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port: expected a number in 0..65535, got {port}")
-    traces = [trace] if compare is None else [trace, compare]
+    traces = [one for one in (trace, options.get("compare")) if one is not None]
     # Statistics alone are no finer on a server: such a page carries all there is.
     finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload, page = fill_page(
-        trace,
-        compare=compare,
-        title=title,
-        max_mb=None,
-        served=finer,
-        pinned=pinned,
-        training=training,
-        positions=positions,
-    )
+    payload, page = fill_page(trace, max_mb=None, served=finer, **options)
     policy = load_shell().policy("'self'" if finer else "'none'") + "; frame-ancestors 'none'"
     return Serving(_Site(page, policy, payload.chunks, Tiles(traces)), port)
 
@@ -204,12 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
     server: _Server
 
-    def do_GET(self) -> None:
-        self._respond()
-
-    def do_HEAD(self) -> None:
-        self._respond()
-
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send refusals of http.server itself as plain text; methods without a function are not allowed."""
         self.close_connection = True
@@ -219,7 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Allow"] = "GET, HEAD"
         self._send(status, text.encode(), headers)
 
-    def _respond(self) -> None:
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
         status, headers = HTTPStatus.OK, {}
         try:
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:

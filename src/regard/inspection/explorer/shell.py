@@ -82,13 +82,7 @@ def load_shell() -> Shell:
 
 
 def detach_module(text: str) -> str:
-    """Return a module as a part of one script: without imports, and with exports as plain names.
-
-    Args:
-        text: of a module whose imports are one line each.
-
-    Returns:
-        The text.
+    """Return a module, with imports of one line each, without them and with exports as plain names.
 
     Example:
         >>> from regard.inspection.explorer.shell import detach_module
@@ -101,11 +95,7 @@ def detach_module(text: str) -> str:
 def strip_comments(text: str) -> str:
     """Leave out block comments, comments on lines of their own, and indentation.
 
-    Args:
-        text: JavaScript or CSS without `/*` in a string and without strings over several lines.
-
-    Returns:
-        The text.
+    The JavaScript or CSS must have no `/*` in a string and no strings over several lines.
 
     Example:
         >>> from regard.inspection.explorer.shell import strip_comments

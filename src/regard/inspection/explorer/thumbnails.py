@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.inspection.explorer.head_records import coarsen
+
 SHADES = " ░▒▓█"
 _MOST_CALLS, _MOST_HEADS = 24, 16
 _SIDE, _GAP = 32, 4  # pixels
@@ -21,11 +23,7 @@ def draw_png(trace: Any) -> bytes:
 
     The darker, the larger the largest weight in a block, on a log scale: white is below 2^-10.
 
-    Args:
-        trace: a `Trace`; of many calls or heads, the first ones are drawn.
-
-    Returns:
-        Bytes, the same for the same trace.
+    Of many calls or heads, the first ones are drawn. The same trace gives the same bytes.
     """
     calls = trace.calls[:_MOST_CALLS]
     across = min(max((call.heads for call in calls), default=1), _MOST_HEADS)
@@ -36,19 +34,21 @@ def draw_png(trace: Any) -> bytes:
         for head in range(min(call.heads, across)):
             top, left = _GAP + row * step, _GAP + head * step
             picture[top : top + _SIDE, left : left + _SIDE] = _colour(_resize(blocks[head], _SIDE, _SIDE))
-    return write_png(picture)
+    height, width, _ = picture.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape((height, -1))], 1)
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = part(b"IDAT", zlib.compress(lines.tobytes(), 9))
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + body + part(b"IEND", b"")
 
 
 def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
-    """Draw heads in characters: a head is 8 x 4 blocks, the darker the larger its largest weight.
+    """Draw the first heads of the first calls in characters, and say what is not drawn.
 
-    Args:
-        trace: a `Trace`.
-        heads: how many to draw of each call.
-        calls: how many calls to draw.
-
-    Returns:
-        Lines of text, and what is not drawn.
+    A head is 8 x 4 blocks, the darker the larger its largest weight.
     """
     lines = [repr(trace)]
     for call in trace.calls[:calls]:
@@ -63,39 +63,10 @@ def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
     return "\n".join(lines)
 
 
-def write_png(pixels: np.ndarray) -> bytes:
-    """Return the bytes of a PNG file.
-
-    Args:
-        pixels: uint8 (height, width, 3), neither of them 0.
-
-    Returns:
-        Bytes.
-
-    Example:
-        >>> import numpy as np
-        >>> from regard.inspection.explorer.thumbnails import write_png
-        >>> write_png(np.zeros((1, 1, 3), np.uint8))[:4]
-        b'\\x89PNG'
-    """
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape((height, -1))], 1)
-
-    def part(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = part(b"IDAT", zlib.compress(lines.tobytes(), 9))
-    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + body + part(b"IEND", b"")
-
-
 def _blocks(call: Any, most: int) -> np.ndarray:
     """Return the largest weights of blocks (H, I, J), neither axis above `most` where that is stored."""
-    readout = call.readout(grid=64, top_k=8)
-    number = 0
-    while number + 1 < readout.num_levels and max(readout.level(number).max.shape[-2:]) > most:
-        number += 1
-    return np.nan_to_num(np.asarray(readout.level(number).max))
+    _, level = coarsen(call.readout(grid=64, top_k=8), most)
+    return np.nan_to_num(np.asarray(level.max))
 
 
 def _resize(block: np.ndarray, height: int, width: int) -> np.ndarray:

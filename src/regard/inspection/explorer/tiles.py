@@ -62,20 +62,7 @@ class Tiles:
         column: int,
         channel: str = "mass",
     ) -> np.ndarray:
-        """Cut one tile.
-
-        Args:
-            trace: number of the trace.
-            call: number of the call in it.
-            head: of the call.
-            query_block: rows in a block.
-            key_block: keys in a block.
-            row: number of the tile from the top.
-            column: number of the tile from the left.
-            channel: "mass" or "max".
-
-        Returns:
-            float32 (256, 256).
+        """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left.
 
         Raises:
             LookupError: no such trace, call, head or tile.
@@ -91,7 +78,11 @@ class Tiles:
         shape = -(-of.rows // query_block), -(-of.keys // key_block)
         _demand("tile row", row, -(-shape[0] // SIDE))
         _demand("tile column", column, -(-shape[1] // SIDE))
-        part = _Part.of(of, head, query_block, key_block, row, column)
+        rows, keys = (
+            (number * SIDE * block, min((number + 1) * SIDE * block, size))
+            for number, block, size in ((row, query_block, of.rows), (column, key_block, of.keys))
+        )
+        part = _Part(head, query_block, key_block, rows, keys)
         name = (trace, call, head, query_block, key_block, row, column)
         return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
 
@@ -119,15 +110,8 @@ class Tiles:
     ) -> np.ndarray:
         """Split the scores of a window: what the features say, what positions add, and both together.
 
-        Args:
-            trace: number of the trace.
-            call: number of the call in it.
-            head: of the call.
-            rows: the first row, and the first no longer taken.
-            columns: likewise.
-
-        Returns:
-            float32 `(3, R, C)`, NaN where the mask lets nothing through.
+        Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
+        NaN where the mask lets nothing through.
 
         Raises:
             LookupError: no such trace, call, head or window.
@@ -178,18 +162,6 @@ class _Part:
     rows: tuple[int, int]
     keys: tuple[int, int]
 
-    @classmethod
-    def of(cls, call: Any, head: int, query_block: int, key_block: int, row: int, column: int) -> _Part:
-        def span(block: int, number: int, size: int) -> tuple[int, int]:
-            return number * SIDE * block, min((number + 1) * SIDE * block, size)
-
-        rows, keys = span(query_block, row, call.rows), span(key_block, column, call.keys)
-        return cls(head, query_block, key_block, rows, keys)
-
-    @property
-    def cells(self) -> int:
-        return (self.rows[1] - self.rows[0]) * (self.keys[1] - self.keys[0])
-
 
 def _cut(call: Any, part: _Part) -> np.ndarray:
     """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
@@ -205,7 +177,8 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
     """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
     head = part.head
     # A sweep over the whole head takes as long for each cell as four times forming it.
-    few = part.cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
+    cells = (part.rows[1] - part.rows[0]) * (part.keys[1] - part.keys[0])
+    few = cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
     for grid, heads in ((_COARSE, None), (_FINE, [head])):
         if grid == _FINE and call.problem is not None and few:
             continue

@@ -44,11 +44,10 @@ def head_atlas(
 
     Args:
         readouts: of `readouts.read` with leading axes `(H,)`, one per layer.
-        ax: where to draw; None makes a figure of its own.
         channel: "mass" or "max".
         scale: "log" from 0.0001 to 1, or "linear" from 0 to 1.
         layer_labels: names of the layers; None counts from 0.
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with one image a head, layer by layer, and the one colour bar.
@@ -75,21 +74,20 @@ def head_atlas(
     side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
     # Long names of layers need room before the panel gets its size.
-    target, panels = canvas.open_panel(ax, panel, room=(2.5, 1.5))
-    norm, colors, half = _make_norm(scale), _block_colors(), (1 - GAP) / 2
+    target, panels = canvas.open_panel(ax, panel, title, room=(2.5, 1.5))
+    half = (1 - GAP) / 2
+    shades: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", **_shades(scale)}
     images = []
     for layer, grid in enumerate(grids):
         for head, blocks in enumerate(grid):
             extent = (head - half, head + half, layer + half, layer - half)
-            shared: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
-            images.append(target.imshow(_hide_zeros(blocks), cmap=colors, norm=norm, extent=extent, **shared))
+            images.append(target.imshow(np.where(blocks > 0, blocks, np.nan), extent=extent, **shades))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
     cells.mark_positions(target.xaxis, across)
     cells.mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
     for spine in target.spines.values():
         spine.set_visible(False)
-    canvas.set_title(target, title)
     bar = panels.add_colorbar(images[0], BLOCK_LABELS[channel], ARROWS[scale])
     return panels.finish(images=tuple(images), colorbar=bar)
 
@@ -116,12 +114,8 @@ def head_map(
         head: which head.
         weights: exact weights `(R, C)` of a window, as `readouts.window` gives for one head; None draws
             the whole head in the readout's blocks.
-        first_row: the query that the window begins with.
-        first_column: the key that the window begins with.
-        ax: where to draw; None makes a figure of its own.
-        channel: "mass" or "max", of the blocks.
-        scale: "log" from 0.0001 to 1, or "linear" from 0 to 1.
-        title: text above the picture.
+        first_row, first_column: the query and the key that the window begins with.
+        ax, channel, scale, title: as in `head_atlas`; the channel is that of the blocks.
 
     Returns:
         A `Drawing` with the axes of the map, of the entropy and of the key mass, one image, the two strips
@@ -170,17 +164,16 @@ def head_map(
         rows[0] - 0.5,
     )
     image = target.imshow(
-        _hide_zeros(grid),
-        cmap=_block_colors(),
-        norm=_make_norm(scale),
+        np.where(grid > 0, grid, np.nan),
         extent=extent,
         interpolation="nearest",
         aspect=cells.matrix_aspect(*shape),
+        **_shades(scale),
     )
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
     cells.mark_positions(target.yaxis, shape[0], start=rows[0])
     cells.mark_positions(target.xaxis, shape[1], start=columns[0])
-    cells.name_axes(target, None)
+    target.set(**cells.MATRIX_LABELS)
     strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
     canvas.set_title(strips[1].axes if title else target, title)
     bar = panels.add_colorbar(image, label, ARROWS[scale])
@@ -201,16 +194,11 @@ def _draw_strips(
     right.set(ylim=ax.get_ylim(), yticks=[], xlim=(0.0, None), xlabel="entropy\n(nats)")
     above.set(xlim=ax.get_xlim(), xticks=[], ylim=(0.0, None), ylabel="key\nmass")
     above.yaxis.label.set(rotation=0, horizontalalignment="right", verticalalignment="center")
-    for strip in (right, above):
-        strip.tick_params(labelsize=canvas.TICK_SIZE - 2, length=2.0, width=0.6)
+    for strip, axis in ((right, right.xaxis), (above, above.yaxis)):
+        canvas.style_axes(strip, canvas.TICK_SIZE - 1, canvas.TICK_SIZE - 2, length=2.0)
         strip.spines[["top", "right"]].set_visible(False)
-        for axis in (strip.xaxis, strip.yaxis):
-            axis.label.set_fontsize(canvas.TICK_SIZE - 1)
-        for spine in strip.spines.values():
-            spine.set_linewidth(0.6)
-    # The 0 would run into the last number of the map's own axis.
-    right.xaxis.set_major_locator(MaxNLocator(nbins=2, prune="lower"))
-    above.yaxis.set_major_locator(MaxNLocator(nbins=2, prune="lower"))
+        # The 0 would run into the last number of the map's own axis.
+        axis.set_major_locator(MaxNLocator(nbins=2, prune="lower"))
     return first, second
 
 
@@ -243,16 +231,9 @@ def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArra
     return entropy[head], mass[head], empty[head] > 0
 
 
-def _hide_zeros(blocks: NDArray) -> NDArray:
-    """Replace zeros by NaN, which is drawn in grey: no weight looks unlike little weight."""
-    return np.where(blocks > 0, blocks, np.nan)
-
-
-def _block_colors() -> Any:
-    return palette.weight_colors().with_extremes(bad=palette.MASKED)
-
-
-def _make_norm(scale: str) -> Normalize:
+def _shades(scale: str) -> dict[str, Any]:
+    """Return the colours of weights; NaN is grey, and stands for 0: no weight looks unlike little weight."""
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
-    return LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
+    norm = LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
+    return {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}

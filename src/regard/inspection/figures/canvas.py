@@ -162,17 +162,22 @@ def new_sheet(panel: tuple[float, float], rows: int = 1, columns: int = 1) -> Fi
 def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
     """Add one axes of a grid (index from 1, as in `add_subplot`) in the house style."""
     ax = sheet.add_subplot(rows, columns, index)
+    style_axes(ax)
+    return ax
+
+
+def style_axes(ax: Axes, labels: float = LABEL_SIZE, ticks: float = TICK_SIZE, length: float = 3.0) -> None:
+    """Set sizes of labels and ticks, and thin lines."""
     for axis in (ax.xaxis, ax.yaxis):
-        axis.label.set_fontsize(LABEL_SIZE)
-    ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
+        axis.label.set_fontsize(labels)
+    ax.tick_params(labelsize=ticks, length=length, width=0.6)
     for spine in ax.spines.values():
         spine.set_linewidth(0.6)
-    return ax
 
 
 def fit_sheet(axes: Sequence[Axes], rows: int, columns: int, panel: tuple[float, float]) -> None:
     """Resize the figure so that each panel measures `panel` inches and all else fits; then keep it so."""
-    sheet = whole_figure(axes[0].figure)
+    sheet = axes[0].figure.figure
     aspects: list[Any] = [ax.get_aspect() for ax in axes]
     for ax in axes:
         ax.set_aspect("auto")  # a panel shrunk inside its slot hides what its labels need: twice the rounds
@@ -205,8 +210,8 @@ class Panels:
 
     @property
     def figure(self) -> Figure:
-        """Return the whole figure."""
-        return whole_figure(self.axes[0].figure)
+        """Return the whole figure, also of panels in a sub-figure."""
+        return self.axes[0].figure.figure
 
     def add_colorbar(
         self, mappable: ScalarMappable, label: str, extend: Literal["max", "min", "neither"] = "neither"
@@ -216,9 +221,7 @@ class Panels:
         bar = self.axes[0].figure.colorbar(
             mappable, ax=list(self.axes), label=label, pad=0.02, aspect=height / BAR_WIDTH, extend=extend
         )
-        bar.ax.tick_params(labelsize=TICK_SIZE, length=3.0, width=0.6)
-        bar.ax.yaxis.label.set_fontsize(LABEL_SIZE)
-        bar.outline.set_linewidth(0.6)  # pyright: ignore[reportCallIssue]
+        style_axes(bar.ax)
         return bar
 
     def fit(self) -> None:
@@ -233,18 +236,29 @@ class Panels:
 
 
 def open_panel(
-    ax: Axes | None, size: tuple[float, float], room: tuple[float, float] = (0.0, 0.0)
+    ax: Axes | None,
+    size: tuple[float, float],
+    title: str | None = None,
+    room: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Axes, Panels]:
     """Return the caller's axes, or new ones with some more room around them until they are fitted."""
     target = new_panel(new_sheet((size[0] + room[0], size[1] + room[1]))) if ax is None else ax
+    set_title(target, title)
     return target, Panels((target,), size, ax is None)
 
 
 def open_panels(
-    fig: Figure | SubFigure | None, size: tuple[float, float], count: int, rows: int, columns: int
+    fig: Figure | SubFigure | None,
+    size: tuple[float, float],
+    count: int,
+    rows: int,
+    columns: int,
+    title: str | None,
 ) -> Panels:
-    """Return panels row by row, in the caller's figure or a new one."""
+    """Return panels row by row, in the caller's figure or a new one, under a common title."""
     sheet = fig or new_sheet(size, rows, columns)
+    if title:
+        sheet.suptitle(title, fontsize=TITLE_SIZE, wrap=True)
     axes = tuple(new_panel(sheet, rows, columns, index + 1) for index in range(count))
     return Panels(axes, size, fig is None, rows, columns)
 
@@ -266,19 +280,6 @@ def set_title(ax: Axes, title: str | None, size: float = TITLE_SIZE, **style: An
     """Name a panel, on several lines where one would leave the figure."""
     if title:
         ax.set_title(title, fontsize=size, wrap=True, **style)
-
-
-def set_sheet_title(sheet: Figure | SubFigure, title: str | None) -> None:
-    """Name all panels together."""
-    if title:
-        sheet.suptitle(title, fontsize=TITLE_SIZE, wrap=True)
-
-
-def whole_figure(sheet: Figure | SubFigure) -> Figure:
-    """Return the figure that owns a sub-figure, or the figure itself."""
-    while isinstance(sheet, SubFigure):
-        sheet = sheet.figure
-    return sheet
 
 
 def read_numbers(

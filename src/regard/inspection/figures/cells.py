@@ -10,9 +10,10 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from regard.inspection.figures.canvas import literal, set_title
+from regard.inspection.figures.canvas import literal
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
+MATRIX_LABELS: dict[str, Any] = {"xlabel": KEY_LABEL, "ylabel": QUERY_LABEL}
 LONGEST_SIDE, SHORTEST_SIDE, CELL = 4.6, 1.2, 0.42  # inches
 MOST_LABELS = 40
 
@@ -46,12 +47,6 @@ def slant_labels(axis: Axis) -> None:
     """Turn tick labels below a panel so that long ones do not run into each other."""
     for tick in axis.get_ticklabels():
         tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
-
-
-def name_axes(ax: Axes, title: str | None) -> None:
-    """Name key positions across, query positions down, and the panel if there is a title."""
-    ax.set(xlabel=KEY_LABEL, ylabel=QUERY_LABEL)
-    set_title(ax, title)
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:

@@ -73,7 +73,7 @@ def training_curves(
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
     looks = _looks(list(named), isinstance(runs, Mapping))
-    panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown))
+    panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown), title)
     lines: list[Line2D] = []
     for ax, metric in zip(panels.axes, shown, strict=True):
         for (name, run, split), (steps, values) in curves.items():
@@ -83,7 +83,6 @@ def training_curves(
                 style = {"linewidth": 1.2, "marker": marker, "markersize": 3.0, "clip_on": clip}
                 lines += ax.plot(steps, values, **style, **looks[run, split])
         _dress_panel(ax, metric, loss_scale)
-    canvas.set_sheet_title(panels.axes[0].figure, title)
     return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
 
 

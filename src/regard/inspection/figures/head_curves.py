@@ -31,10 +31,9 @@ def distance_profile(
 
     Args:
         readout: of `readouts.read`, with leading axes `(H,)` or none.
-        ax: where to draw; None makes a figure of its own.
         heads: which heads; None means all.
         head_labels: their names; None counts "head 0", "head 1", ...
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with one curve a head, and the legend where there are at most 12.
@@ -56,15 +55,16 @@ def distance_profile(
     found = np.flatnonzero((masses > 0).any(0))
     first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
     places = np.arange(first, last + 1) - middle
-    target, panels = canvas.open_panel(ax, PANEL_SIZE)
+    target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
+    curves = zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
     lines = tuple(
         target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
+        for mass, name, color in curves
     )
     target.set_xticks(places, [_name_distance(int(place)) for place in places])
     cells.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
-    return _finish(panels, lines, title, len(chosen) <= MOST_NAMED)
+    return _finish(panels, lines, len(chosen))
 
 
 def entropy_profile(
@@ -82,11 +82,7 @@ def entropy_profile(
     out.
 
     Args:
-        readout: of `readouts.read`, with leading axes `(H,)` or none.
-        ax: where to draw; None makes a figure of its own.
-        heads: which heads; None means all.
-        head_labels: their names; None counts "head 0", "head 1", ...
-        title: text above the picture.
+        readout, ax, heads, head_labels, title: as in `distance_profile`.
 
     Returns:
         A `Drawing` with one curve a head and then the dashed line, and the legend where there are at most 12
@@ -111,7 +107,7 @@ def entropy_profile(
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
     places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
-    target, panels = canvas.open_panel(ax, PANEL_SIZE)
+    target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
     lines = [
         target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
         for entropy, count, name, color in zip(
@@ -125,7 +121,7 @@ def entropy_profile(
     )
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     target.set(xlabel=cells.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
-    return _finish(panels, tuple(lines), title, len(chosen) <= MOST_NAMED)
+    return _finish(panels, tuple(lines), len(chosen))
 
 
 def head_history(
@@ -143,9 +139,8 @@ def head_history(
         steps: when the heads were looked at, one a column, increasing.
         names: of the heads, one a row.
         values: shape (heads, steps), with NaN in grey; `regard.training.heads.read_heads` gives all three.
-        ax: where to draw; None makes a figure of its own.
         label: what the numbers are.
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with the image and its colour bar.
@@ -167,7 +162,7 @@ def head_history(
             f" {matrix.shape}"
         )
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
-    target, panels = canvas.open_panel(ax, panel)
+    target, panels = canvas.open_panel(ax, panel, title)
     image = target.imshow(
         np.where(np.isfinite(matrix), matrix, np.nan),
         cmap=palette.weight_colors(),
@@ -179,7 +174,6 @@ def head_history(
     cells.mark_positions(target.yaxis, len(names), names)
     target.tick_params(axis="y", labelsize=canvas.TICK_SIZE - 1)
     target.set(xlabel="Step")
-    canvas.set_title(target, title)
     return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, label))
 
 
@@ -213,9 +207,8 @@ def _name_distance(place: int) -> str:
     return ("\N{MINUS SIGN}" if place < 0 else "") + (first if first == last else f"{first}-{last}")
 
 
-def _finish(panels: canvas.Panels, lines: tuple, title: str | None, named: bool) -> Drawing:
-    """Add the grid, the title, and a legend beside the panel where names are wanted."""
+def _finish(panels: canvas.Panels, lines: tuple, heads: int) -> Drawing:
+    """Add the grid, and a legend beside the panel where it can name all heads."""
     (ax,) = panels.axes
     canvas.open_frame(ax)
-    canvas.set_title(ax, title)
-    return panels.finish(lines=lines, legend=canvas.add_side_legend(ax) if named else None)
+    return panels.finish(lines=lines, legend=canvas.add_side_legend(ax) if heads <= MOST_NAMED else None)

@@ -69,10 +69,11 @@ def attention_heatmap(
         more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
     )
     _check_weights(matrix, vmax)
-    labels = _check_labels(matrix.shape, query_labels, key_labels)
-    target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape))
-    image = show_matrix(target, matrix, labels, vmax=vmax)
-    cells.name_axes(target, title)
+    canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
+    canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
+    target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape), title)
+    image = show_matrix(target, matrix, (query_labels, key_labels), vmax=vmax)
+    target.set(**cells.MATRIX_LABELS)
     bar = panels.add_colorbar(image, cells.WEIGHT_LABEL, _overflow(matrix, vmax))
     panels.fit()
     size = _number_size(target, matrix.shape)
@@ -101,18 +102,14 @@ def head_grid(
         fig: an empty figure or sub-figure to fill; None makes one.
         columns: panels side by side; None chooses a grid close to square, at most 4 wide.
         head_labels: H names; None counts "Head 0", "Head 1", ...
-        query_labels: T labels instead of positions.
-        key_labels: S labels instead of positions.
+        query_labels, key_labels, vmax: as in `attention_heatmap`.
         title: text above the whole grid.
-        vmax: the weight that gets the last colour, in (0, 1].
 
     Returns:
         A `Drawing` with one axes and one image a head, and the one colour bar they share.
 
     Raises:
-        ValueError: `weights` is not of rank 3 (the message says which index to take), is empty, holds values
-            outside [0, 1], or the labels do not fit the shape.
-        TypeError: `weights` holds no real numbers.
+        ValueError, TypeError: as `attention_heatmap`, of weights of rank 3.
 
     Example:
         >>> import numpy as np
@@ -124,30 +121,28 @@ def head_grid(
     alone = "one head is the stack weights[None], or draw it with attention_heatmap(weights)"
     stack = canvas.read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
     _check_weights(stack, vmax)
-    labels = _check_labels(stack.shape[1:], query_labels, key_labels)
     heads, T, S = stack.shape
+    canvas.read_labels(query_labels, "query_labels", T, "query")
+    canvas.read_labels(key_labels, "key_labels", S, "key")
     names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
     rows, columns = cells.grid_shape(heads, columns)
-    panels = canvas.open_panels(fig, _panel_size(T, S, columns), heads, rows, columns)
+    panels = canvas.open_panels(fig, _panel_size(T, S, columns), heads, rows, columns, title)
+    images = []
     for index, ax in enumerate(panels.axes):
-        show_matrix(ax, stack[index], labels, vmax=vmax, most_ticks=5)
+        images.append(show_matrix(ax, stack[index], (query_labels, key_labels), vmax=vmax, most_ticks=5))
         canvas.set_title(ax, names[index], canvas.LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
         ax.set_ylabel(cells.QUERY_LABEL if index % columns == 0 else "")
         ax.set_xlabel(cells.KEY_LABEL if index // columns == rows - 1 else "")
-    canvas.set_sheet_title(panels.axes[0].figure, title)
-    images = tuple(ax.images[0] for ax in panels.axes)
-    return panels.finish(
-        images=images, colorbar=panels.add_colorbar(images[0], cells.WEIGHT_LABEL, _overflow(stack, vmax))
-    )
+    bar = panels.add_colorbar(images[0], cells.WEIGHT_LABEL, _overflow(stack, vmax))
+    return panels.finish(images=tuple(images), colorbar=bar)
 
 
 def show_matrix(
     ax: Axes,
     matrix: NDArray,
-    labels: tuple[Sequence[object] | None, Sequence[object] | None] = (None, None),
-    *,
-    vmax: float = 1.0,
+    labels: tuple[Sequence[object] | None, Sequence[object] | None],
+    vmax: float,
     most_ticks: int = 12,
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""
@@ -171,19 +166,6 @@ def _check_weights(weights: NDArray, vmax: float) -> None:
         )
 
 
-def _check_labels(
-    shape: tuple[int, ...], query_labels: Sequence[object] | None, key_labels: Sequence[object] | None
-) -> tuple[Sequence[object] | None, Sequence[object] | None]:
-    """Return both label lists, once they fit (T, S)."""
-    both = {"query_labels": (query_labels, shape[0]), "key_labels": (key_labels, shape[1])}
-    for name, (labels, size) in both.items():
-        if labels is not None and len(labels) != size:
-            raise ValueError(
-                f"{name}: expected {size} labels for weights of shape {shape}, got {len(labels)}"
-            )
-    return query_labels, key_labels
-
-
 def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
     """Return width and height in inches of one head among others: long enough for its axis labels."""
     width, height = cells.matrix_size(T, S)
@@ -194,7 +176,7 @@ def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
 def _number_size(ax: Axes, shape: tuple[int, ...]) -> float:
     """Return the font size in points at which "0.00" fits a cell."""
     box = ax.get_window_extent()
-    points = 72.0 / canvas.whole_figure(ax.figure).dpi
+    points = 72.0 / ax.figure.figure.dpi
     return min(canvas.TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
 
 

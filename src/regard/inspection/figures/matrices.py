@@ -15,6 +15,7 @@ from regard.masks import Mask
 
 TABLE_SIZE = (5.2, 2.3)  # inches; tables are of any shape, so the picture's is fixed
 LARGEST_SHARP = 512
+LONGEST_TITLE = 60  # characters of a mask's expression
 SEPARATED = 32  # cells of masks up to this many rows and columns have lines between them
 
 
@@ -23,8 +24,7 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
 
     Args:
         table: shape (length, d_model), sinusoidal or learned; any array NumPy can read, bfloat16 included.
-        ax: where to draw; None makes a figure of its own.
-        title: text above the picture.
+        ax, title: as in `attention_heatmap`.
 
     Returns:
         A `Drawing` with the image and its colour bar. White is zero, red positive, blue negative, grey NaN.
@@ -43,12 +43,12 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
     values = _read_table(table)
     known = np.abs(values[~np.isnan(values)])
     limit = float(known.max(initial=0.0)) or 1.0
-    target, panels = canvas.open_panel(ax, TABLE_SIZE)
+    target, panels = canvas.open_panel(ax, TABLE_SIZE, title)
     # Columns are positions, so a dimension reads as a wave from left to right.
     shared: dict[str, Any] = {"aspect": "auto", "origin": "lower"}
     image = target.imshow(values.T, cmap=palette.signed_colors(), vmin=-limit, vmax=limit, **shared)
     cells.mark_positions(target.yaxis, values.shape[1], most=8)
-    return _finish_table(panels, image, len(values), "Dimension", "Value", title)
+    return _finish_table(panels, image, len(values), "Dimension", "Value")
 
 
 def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Drawing:
@@ -60,16 +60,13 @@ def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str 
     training found neighbourhoods. A position whose vector is zero has no direction and is drawn in grey.
 
     Args:
-        table: shape (length, d_model); any array NumPy can read, bfloat16 included.
-        ax: where to draw; None makes a figure of its own.
-        title: text above the picture.
+        table, ax, title: as in `position_table`.
 
     Returns:
         A `Drawing` with the (length, length) image, scale fixed to [-1, 1], and its colour bar.
 
     Raises:
-        ValueError: `table` is no matrix, is empty, or holds an infinity.
-        TypeError: `table` holds no real numbers.
+        ValueError, TypeError: as `position_table`.
 
     Example:
         >>> from regard.inspection import figures
@@ -81,10 +78,10 @@ def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str 
     length = len(values)
     norms = np.linalg.norm(values, axis=1, keepdims=True)
     directions = np.divide(values, norms, out=np.full_like(values, np.nan), where=norms > 0.0)
-    target, panels = canvas.open_panel(ax, cells.matrix_size(length, length))
+    target, panels = canvas.open_panel(ax, cells.matrix_size(length, length), title)
     image = target.imshow(directions @ directions.T, cmap=palette.signed_colors(), vmin=-1.0, vmax=1.0)
     cells.mark_positions(target.yaxis, length)
-    return _finish_table(panels, image, length, "Position", "Cosine similarity", title)
+    return _finish_table(panels, image, length, "Position", "Cosine similarity")
 
 
 def mask_picture(
@@ -124,7 +121,10 @@ def mask_picture(
     kept = _read_mask(mask, T, S, query_offset)
     rows, columns = kept.shape
     top = 0 if query_offset is None else int(query_offset)
-    target, panels = canvas.open_panel(ax, cells.matrix_size(rows, columns))
+    if title is None and isinstance(mask, Mask):
+        expression = canvas.literal(repr(mask))
+        title = expression if len(expression) <= LONGEST_TITLE else None
+    target, panels = canvas.open_panel(ax, cells.matrix_size(rows, columns), title)
     image = target.imshow(
         kept.astype(np.uint8),
         cmap=ListedColormap([palette.MASKED, palette.KEPT]),
@@ -139,7 +139,7 @@ def mask_picture(
     cells.mark_positions(target.yaxis, rows, start=top)
     cells.mark_positions(target.xaxis, columns)
     outlines = cells.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
-    cells.name_axes(target, _mask_name(mask) if title is None else title)
+    target.set(**cells.MATRIX_LABELS)
     patches = [
         Patch(facecolor=palette.KEPT, label="may attend"),
         Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
@@ -148,14 +148,11 @@ def mask_picture(
     return panels.finish(images=(image,), outlines=outlines, legend=legend)
 
 
-def _finish_table(
-    panels: canvas.Panels, image: AxesImage, length: int, down: str, value: str, title: str | None
-) -> Drawing:
-    """Name the axes, with positions across, and add title and colour bar."""
+def _finish_table(panels: canvas.Panels, image: AxesImage, length: int, down: str, value: str) -> Drawing:
+    """Name the axes, with positions across, and add the colour bar."""
     (ax,) = panels.axes
     cells.mark_positions(ax.xaxis, length)
     ax.set(xlabel="Position", ylabel=down)
-    canvas.set_title(ax, title)
     return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, value))
 
 
@@ -190,9 +187,3 @@ def _read_mask(
     if kept.shape != expected:
         raise ValueError(f"mask: expected shape (T, S) = {expected}, got {kept.shape}")
     return kept != 0
-
-
-def _mask_name(mask: Mask | ArrayLike) -> str | None:
-    """Return a mask's expression, when it is one and short enough for a title."""
-    name = canvas.literal(repr(mask)) if isinstance(mask, Mask) else ""
-    return name if 0 < len(name) <= 60 else None

@@ -67,13 +67,11 @@ def scan_attention(
     flat = canvas.read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
-    target, panels = canvas.open_panel(ax, cells.scaled_size(*scan.shape, longest=2.2))
+    target, panels = canvas.open_panel(ax, cells.scaled_size(*scan.shape, longest=2.2), title)
     images, outlines = _draw_scan(
         target, scan, flat.reshape(patch_grid), vmax, palette.scan_greys(large_is_dark)
     )
-    if title is not None:
-        canvas.set_title(target, title)
-    else:
+    if title is None:
         _set_verdict(target, predicted_label, true_label)
     bar = panels.add_colorbar(images[1], cells.WEIGHT_LABEL)
     return panels.finish(images=images, outlines=outlines, colorbar=bar)
@@ -97,23 +95,20 @@ def scan_attention_grid(
     Args:
         images: shape (num_scans, height, width).
         weights: shape (num_scans, num_patches), at least 0, patches counted row by row.
-        patch_grid: rows and columns of patches; they must divide height and width.
+        patch_grid, large_is_dark: as in `scan_attention`.
         fig: an empty figure or sub-figure to fill; None makes one.
         columns: panels side by side; None takes up to 6.
         predicted_labels: what the model said of each scan.
         true_labels: what each scan shows; a wrong prediction has a bold title.
         title: text above the whole grid.
         vmax: the weight with the strongest veil; None takes the largest weight of all scans.
-        large_is_dark: True for ink on paper, False for light on a sensor.
 
     Returns:
         A `Drawing` with one axes a scan, two images a scan (the scan, the weights as a grid), the patch lines
         and the one colour bar.
 
     Raises:
-        ValueError: a shape or a number of labels does not fit, a weight is negative, an image is not finite,
-            or `vmax` is not positive.
-        TypeError: `images` or `weights` holds no real numbers.
+        ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.
 
     Example:
         >>> import numpy as np
@@ -140,7 +135,8 @@ def scan_attention_grid(
     true = _labels(true_labels, "true_labels", count)
     vmax = _strongest(stack, vmax)
     rows, columns = cells.grid_shape(count, min(6, count) if columns is None else columns)
-    panels = canvas.open_panels(fig, cells.scaled_size(*scans.shape[1:], longest=1.25), count, rows, columns)
+    size = cells.scaled_size(*scans.shape[1:], longest=1.25)
+    panels = canvas.open_panels(fig, size, count, rows, columns, title)
     greys, limits = palette.scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
     shown, outlines = [], []
     for index, ax in enumerate(panels.axes):
@@ -148,7 +144,6 @@ def scan_attention_grid(
         _set_verdict(ax, predicted[index], true[index], canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
-    canvas.set_sheet_title(panels.axes[0].figure, title)
     bar = panels.add_colorbar(shown[1], cells.WEIGHT_LABEL)
     return panels.finish(images=tuple(shown), outlines=tuple(outlines), colorbar=bar)
 

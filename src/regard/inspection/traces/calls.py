@@ -117,8 +117,7 @@ class Call:
         """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
 
         Args:
-            grid: as in `readouts.read`.
-            top_k: as in `readouts.read`.
+            grid, top_k: as in `readouts.read`.
             heads: which query heads; None means all.
 
         Returns:
@@ -148,9 +147,7 @@ class Call:
         """Form the weights of chosen rows, columns and heads, exactly; work and memory are the window's.
 
         Args:
-            rows: which queries, as in `readouts.window`; None means all.
-            columns: which keys; None means all.
-            heads: which query heads; None means all.
+            rows, columns, heads: which queries, keys and query heads, as in `readouts.window`.
 
         Returns:
             float32 weights `(heads, rows, columns)`.
@@ -173,11 +170,10 @@ class Call:
         return np.asarray(weights, np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the call.
+        """Return the settings of the call as a dict of plain values.
 
-        Returns:
-            A dict of plain values: mask and score as their expressions or None, scale, whether there were
-            bias and sinks, dropout_rate, query_offset and key_offset, dtype, backend and width D.
+        They are mask and score as their expressions or None, scale, whether there were bias and sinks,
+        dropout_rate, query_offset and key_offset, dtype, backend and width D.
         """
         return dataclasses.asdict(self.description)
 

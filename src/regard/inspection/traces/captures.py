@@ -18,7 +18,7 @@ from regard.inspection.traces.calls import Call, Description
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
     Positions,
-    is_linen,
+    is_module,
     name_itself,
     name_owners,
     number_layers,
@@ -78,7 +78,7 @@ def capture(
     )
     with ExitStack() as stack:
         stack.enter_context(watch(watcher))
-        if is_linen(model):
+        if is_module(model, "flax.linen"):
             stack.enter_context(own_linen_calls())
         yield trace
     for field, value in watcher.finish(model, given).items():
@@ -99,11 +99,8 @@ def record(
 
     Args:
         model: as in `capture`; of linen, `model.apply` is called, so the first input is the variables.
-        inputs: of the model.
-        tokens: as in `capture`.
-        example: as in `capture`.
-        title: as in `capture`.
-        options: of the model's call.
+        inputs, options: of the model's call.
+        tokens, example, title: as in `capture`.
 
     Returns:
         The model's outputs, the same as without watching, and a `Trace`.
@@ -123,7 +120,7 @@ def record(
         ['trunk.stack.blocks.0.attention', 'trunk.stack.blocks.1.attention']
     """
     with capture(model, tokens=tokens, example=example, title=title) as trace:
-        outputs = (model.apply if is_linen(model) else model)(*inputs, **options)
+        outputs = (model.apply if is_module(model, "flax.linen") else model)(*inputs, **options)
     return outputs, trace
 
 
@@ -168,16 +165,12 @@ class _Watcher:
             for number, (owner, own) in enumerate(self._owners)
         ]
         calls = []
-        for call, (owner, _), name, layer in zip(
-            self._calls, self._owners, names, number_layers(names), strict=True
-        ):
+        kept = zip(self._calls, self._owners, names, number_layers(names), strict=True)
+        for call, (owner, _), name, layer in kept:
             asked, held = given.find(name, call)
-            found = {
-                "query_tokens": asked,
-                "key_tokens": held,
-                "positions": positions.find(owner, name, call.kind),
-            }
-            calls.append(dataclasses.replace(call, name=name, layer=layer, **found))
+            places = positions.find(owner, name, call.kind)
+            tokens = {"query_tokens": asked, "key_tokens": held}
+            calls.append(dataclasses.replace(call, name=name, layer=layer, positions=places, **tokens))
         if given.given and not any(call.query_tokens or call.key_tokens for call in calls):
             lengths = sorted({size for call in calls for size in (call.rows, call.keys)})
             raise ValueError(

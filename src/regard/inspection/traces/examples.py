@@ -23,18 +23,8 @@ def take_example(problem: Problem, example: int) -> Problem:
     """Take one example's call, in NumPy arrays with one leading axis, the heads'.
 
     Axes before the heads count as one, in reading order. What a call asks for beside its output, and
-    dropout, are left out.
-
-    Args:
-        problem: a canonical call with concrete arrays.
-        example: which one, from 0.
-
-    Returns:
-        A call with query `(H, T, D)`, key `(K, S, D)` and value `(K, S, E)`, an integer query_offset and
-        key_offset, and masks, scores, bias and sinks of this example alone.
-
-    Raises:
-        ValueError: there is no such example.
+    dropout, are left out. The result has query `(H, T, D)`, key `(K, S, D)` and value `(K, S, E)`, an integer
+    query_offset and key_offset, and masks, scores, bias and sinks of this example alone.
     """
     count = count_examples(problem)
     if not 0 <= example < count:

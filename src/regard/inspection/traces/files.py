@@ -27,15 +27,9 @@ _MEMBER = re.compile(r"arrays/([a-z0-9_]{1,64})(\.bfloat16)?\.npy")  # NumPy its
 
 
 def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
-    """Write a file of a trace, whole or not at all.
+    """Write plain data for JSON and arrays as a file of a trace, whole or not at all.
 
-    Args:
-        path: of the file; an older file of a trace is replaced.
-        meta: plain data for JSON.
-        arrays: by names of letters and digits; booleans and numbers of any dtype.
-
-    Returns:
-        The path.
+    An older file of a trace is replaced. Names of arrays are letters and digits.
 
     Raises:
         FileExistsError: something else lies at the path.
@@ -62,19 +56,12 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
 
 
 def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str, np.ndarray]]:
-    """Read what `write_archive` wrote, and nothing else.
-
-    Args:
-        path: of the file.
-        max_bytes: how large its arrays may be, all together; a larger file is refused before they are read.
-
-    Returns:
-        The plain data, yet to be checked, and the arrays.
+    """Read what `write_archive` wrote, and nothing else: the plain data, yet to be checked, and the arrays.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is cut short, damaged, of another kind or version, too large, or has other
-            members.
+        ValueError: the file is cut short, damaged, of another kind or version, has other members, or arrays
+            of more than `max_bytes` all together, which are then not read.
     """
     path = Path(path)
     try:

@@ -18,16 +18,10 @@ from regard.inspection.traces.calls import KnownPositions
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see
 
 
-def is_linen(model: Any) -> bool:
-    """Return whether it is a module of `flax.linen`, without loading that."""
-    linen = sys.modules.get("flax.linen")
-    return linen is not None and isinstance(model, linen.Module)
-
-
-def is_nnx(model: Any) -> bool:
-    """Return whether it is a module of `flax.nnx`, without loading that."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(model, nnx.Module)
+def is_module(model: Any, library: str) -> bool:
+    """Return whether it is a module of "flax.linen" or "flax.nnx", without loading that."""
+    loaded = sys.modules.get(library)
+    return loaded is not None and isinstance(model, loaded.Module)
 
 
 @contextmanager
@@ -45,7 +39,7 @@ def own_linen_calls() -> Iterator[None]:
 
 def name_owners(model: Any) -> dict[int, str]:
     """Return the path of each module of an nnx model, by its id."""
-    if not is_nnx(model):
+    if not is_module(model, "flax.nnx"):
         return {}
     from flax import nnx
 
@@ -57,9 +51,8 @@ def name_owners(model: Any) -> dict[int, str]:
 
 def name_itself(owner: Any) -> str | None:
     """Return the path that a linen module has while it runs."""
-    if not is_linen(owner):
-        return None
-    return ".".join(owner.path) or type(owner).__name__
+    linen = is_module(owner, "flax.linen")
+    return (".".join(owner.path) or type(owner).__name__) if linen else None
 
 
 def number_layers(names: Sequence[str]) -> list[int]:
@@ -81,7 +74,7 @@ class Positions:
 
     def __init__(self, model: Any):
         self._tables: list[tuple[str, KnownPositions]] = []
-        if is_nnx(model):
+        if is_module(model, "flax.nnx"):
             from flax import nnx
 
             from regard.models.embedding import TokenEmbedding

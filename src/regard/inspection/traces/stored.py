@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
-from regard.inspection.tokens import Tokens, same_tokens
+from regard.inspection.tokens import Tokens, number_sequence
 from regard.inspection.traces.calls import Call, Description, KnownPositions
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
 from regard.masks import Mask
@@ -100,20 +100,11 @@ class Store:
         return StoredCall(
             **kept,
             problem=problem,
-            query_tokens=self._number(call.query_tokens),
-            key_tokens=self._number(call.key_tokens),
+            query_tokens=number_sequence(self.sequences, call.query_tokens),
+            key_tokens=number_sequence(self.sequences, call.key_tokens),
             output_error=None if call.output_error is None else np.asarray(call.output_error, np.float32),
             readout=None if problem is not None else call.readout(*self._sizes),
         )
-
-    def _number(self, tokens: Tokens | None) -> int | None:
-        if tokens is None:
-            return None
-        for number, known in enumerate(self.sequences):
-            if same_tokens(known, tokens):
-                return number
-        self.sequences.append(tokens)
-        return len(self.sequences) - 1
 
 
 def _same_fields(call: Call | StoredCall) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.inspection.tokens import Tokens as Tokens
 from regard.inspection.traces.calls import Call as Call
 from regard.inspection.traces.codec import Reader, Writer
 from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
+
+if TYPE_CHECKING:
+    from regard.inspection.explorer.documents import PageOptions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,8 +66,7 @@ class Trace:
             path: of the file, usually `*.regard`; an older trace there is replaced, anything else refused.
             keep: "statistics" keeps what `Call.readout` counts; "qk" keeps the queries and keys instead, from
                 which any window can be formed. They tell a lot about the text that they were made from.
-            grid: of the statistics, as in `Call.readout`.
-            top_k: of the statistics, likewise.
+            grid, top_k: of the statistics, as in `Call.readout`.
 
         Returns:
             The path.
@@ -98,33 +100,17 @@ class Trace:
         stored = StoredTrace(self.title, self.model, dict(self.versions), notes, sequences, calls)
         return write_archive(path, writer.write("trace", stored), writer.arrays)
 
-    def explore(
-        self,
-        path: Any,
-        *,
-        compare: Trace | None = None,
-        title: str | None = None,
-        max_mb: float = 20,
-        pinned: Any = 8,
-        training: Mapping[str, Any] | None = None,
-    ) -> Path:
+    def explore(self, path: Any, *, max_mb: float = 20, **options: Unpack[PageOptions]) -> Path:
         """Write a page that shows the trace: one HTML file that needs no network and no other file.
 
         Args:
             path: of the file; an older page there is replaced, anything else refused.
-            compare: a second trace, to be laid beside this one.
-            title: None means the trace's.
             max_mb: how large the file may be, in millions of bytes.
-            pinned: how many heads are carried in detail; or which: pairs of a call's number and a head.
-            training: curves and maps that a run logged, as `explorer.pages.write` describes them.
+            **options: compare (a second trace), title, pinned, training and positions, as in
+                `explorer.pages.write`, which also says what is refused.
 
         Returns:
             The path.
-
-        Raises:
-            FileExistsError: what lies at the path is not such a page.
-            FileNotFoundError: its folder does not exist.
-            ValueError: what cannot be left out is larger than max_mb; a head to pin that does not exist.
 
         Example:
             >>> import tempfile
@@ -138,9 +124,7 @@ class Trace:
         """
         from regard.inspection.explorer import pages
 
-        return pages.write(
-            self, path, compare=compare, title=title, max_mb=max_mb, pinned=pinned, training=training
-        )
+        return pages.write(self, path, max_mb=max_mb, **options)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from regard.inspection.explorer import pages
