@@ -66,7 +66,7 @@ class Line:
         self._follow(f"remembered_{self.name}", None, "Projected before, and remembered.", value)
 
     def adjust(self, norm: Any, rotary: Rotary | None, places: Array) -> None:
-        """Norm and turn them."""
+        """Norm queries or keys and rotate them by their positions."""
         if norm is not None:
             gain = Symbol("gamma", self.features, self.letter)
             words = "RMSNorm: divided by the root of the mean square of their features, which bounds scores."

@@ -157,7 +157,7 @@ class Mask:
         key_offset: Offset = None,
         leading_axes: int | None = None,
     ) -> Int[Array, ...]:
-        """Say of every tile whether it is EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
+        """Classify every tile as EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
 
         EMPTY and FULL are promises; PARTIAL is always a safe answer. Built-in masks answer by interval
         arithmetic; `predicate` and `from_array` look at the cells, one row of tiles at a time.

@@ -34,13 +34,13 @@ class Progress:
         return nullcontext()
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        """Hear of a logged step whose metrics have arrived; the rate leaves compiling and evaluating out."""
+        """Receive a logged step whose metrics have arrived; the rate leaves compiling and evaluating out."""
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hear of an evaluation on held-out data."""
+        """Receive an evaluation on held-out data."""
 
     def saved(self, step: int) -> None:
-        """Hear of a checkpoint."""
+        """Receive a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def is_module(model: Any, library: str) -> bool:
 
 @contextmanager
 def own_linen_calls() -> Iterator[None]:
-    """Say of every call in the block which linen module makes it."""
+    """Name the Linen module that makes each call in the block."""
     from flax import linen
 
     def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
