@@ -59,12 +59,12 @@ def _attend(division: Division, arrays: Operands, call: Replicated) -> tuple[Arr
 def _forward(
     division: Division, arrays: Operands, call: Replicated
 ) -> tuple[tuple[Array, Array, Array], Any]:
-    moved = division.size(division.exchange) > 1 or division.layout == "balanced"
+    exchanged = division.size(division.exchange) > 1 or division.layout == "balanced"
 
     def local(arrays: Operands, call: Replicated) -> Any:
         arrays = _long(lambda array: bring_in(array, division), arrays)
         rows = _as_columns(ring.forward(Shard.here(division, call), arrays))
-        if not moved:
+        if not exchanged:
             return rows, ()
         leaving = rows._replace(output=rows.output.astype(call.output_dtype))
         return jax.tree.map(lambda array: bring_out(array, division), leaving), (arrays, rows)
@@ -75,7 +75,7 @@ def _forward(
         local,
         mesh=division.mesh,
         in_specs=(_specs(division.outside, arrays), PartitionSpec()),
-        out_specs=(jax.tree.map(division.outside, shapes), inside if moved else ()),
+        out_specs=(jax.tree.map(division.outside, shapes), inside if exchanged else ()),
         check_vma=False,
     )(arrays, call)
     return (rows.output, rows.log_total, rows.peak), (kept or (arrays, rows), call)

@@ -79,8 +79,8 @@ def is_countable(problem: Problem) -> bool:
     """Return whether the mask is known now, and the kind of each tile cheap to find."""
     if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return False
-    looks = problem.mask is not None and problem.mask.reads_cells
-    return not looks or problem.T * problem.S <= _MOST_CELLS
+    reads_cells = problem.mask is not None and problem.mask.reads_cells
+    return not reads_cells or problem.T * problem.S <= _MOST_CELLS
 
 
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:

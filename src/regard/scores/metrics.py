@@ -72,5 +72,5 @@ class Bilinear(Score):
             )
         total = np.promote_types(*(np.promote_types(x.dtype, np.float32) for x in (query, metric)))
         metric = metric[0] if metric.ndim == 3 and query.ndim == 2 else metric
-        moved = jnp.einsum("...td,...de->...te", query.astype(total), metric.astype(total))
-        return moved.astype(query.dtype)
+        transformed = jnp.einsum("...td,...de->...te", query.astype(total), metric.astype(total))
+        return transformed.astype(query.dtype)

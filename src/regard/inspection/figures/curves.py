@@ -72,7 +72,7 @@ def training_curves(
             f"runs: expected records with any of {', '.join(known)}, got none in "
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
-    looks = _looks(list(named), isinstance(runs, Mapping))
+    styles = _choose_styles(list(named), isinstance(runs, Mapping))
     panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown), title)
     lines: list[Line2D] = []
     for ax, metric in zip(panels.axes, shown, strict=True):
@@ -81,7 +81,7 @@ def training_curves(
                 # Few points are marked, and a curve along the frame is drawn whole.
                 marker, clip = "o" if len(steps) <= SPARSE else "", metric != "accuracy"
                 style = {"linewidth": 1.2, "marker": marker, "markersize": 3.0, "clip_on": clip}
-                lines += ax.plot(steps, values, **style, **looks[run, split])
+                lines += ax.plot(steps, values, **style, **styles[run, split])
         _dress_panel(ax, metric, loss_scale)
     return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
 
@@ -140,19 +140,19 @@ def _number(value: Any, metric: str, where: str) -> float:
         raise TypeError(f"runs: expected a number as {metric!r}, got {value!r} in {where}") from error
 
 
-def _looks(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any]]:
+def _choose_styles(names: list[str], named: bool) -> dict[tuple[str, str], dict[str, Any]]:
     """Choose the style of each (run, split): colours tell splits apart in one run, runs in several."""
     alone = len(names) == 1
-    looks: dict[tuple[str, str], dict[str, Any]] = {}
+    styles: dict[tuple[str, str], dict[str, Any]] = {}
     for name, color in zip(names, palette.series_colors(len(names)), strict=True):
         for place, split in enumerate(SPLITS.values()):
-            looks[name, split] = {
+            styles[name, split] = {
                 "color": palette.SERIES[place] if alone else color,
                 "label": canvas.literal(f"{name}, {split}" if named else split),
                 "linestyle": "--" if place and not alone else "-",
                 "zorder": 2.0 + place / 2,
             }
-    return looks
+    return styles
 
 
 def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
