@@ -19,6 +19,7 @@ from regard.interop.families import FAMILIES
 from regard.interop.weight_files import write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths
 from regard.layers import MultiHeadAttention
+from regard.models.padding import mask_padding
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2")
 NAMES = ("bert", "vit", *DECODERS, "t5", "t5_gated")
@@ -64,7 +65,8 @@ def look(name, model, settings, arrays, dtype):
         target = arrays["input decoder_input_ids"]
         logits, _ = model(inputs, target, source_lengths=lengths, aux=ASKED)
         memory, read = model.encoder(inputs, lengths=lengths, aux=ASKED)
-        final, wrote = model.decode(target, memory, source_lengths=lengths, aux=ASKED)
+        written = model._target_embedding(target)
+        final, wrote = model.decoder(written, memory, memory_mask=mask_padding(lengths), aux=ASKED)
         return {
             "logits": logits,
             "memory": memory,

@@ -44,7 +44,7 @@ class Explain(Command):
         query, key, value = (jax.ShapeDtypeStruct(s, self.dtype) for s in (shape, key_shape, value_shape))
         offset = self.query_offset
         try:
-            with expected_errors(), jax.enable_x64(self.dtype == "float64"):
+            with jax.enable_x64(self.dtype == "float64"), expected_errors():
                 mask = masks.parse(self.mask) if self.mask else None
                 report = explain(query, key, value, mask=mask, query_offset=offset, backend=self.backend)
                 console.say(str(report))
