@@ -18,16 +18,16 @@ Build Bundle Cache Call Canonicalize Cast Catch Chain Check Choose Classify Clos
 Compare Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide
 Declare Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Do Draw Drop Embed
 Empty Encode End Enter Estimate Evaluate Exchange Expand Explain Extend Extract Fetch Fill Find Finish Fit
-Flatten Fold Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Receive Hide
-Hold Ignore Import Infer Insert Inspect Interleave Invert Join Keep Label Lay Leave Let List Load Look Loop
-Lower Make Map Mark Mask Match Measure Mend Merge Move Multiply Name Narrow Norm Normalise Number Open Order
+Flatten Fold Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Hide Hold
+Ignore Import Infer Insert Inspect Interleave Invert Join Keep Label Lay Leave Let List Load Look Loop Lower
+Make Map Mark Mask Match Measure Mend Merge Move Multiply Name Narrow Norm Normalise Number Open Order
 Overwrite Pack Pad Pair Parse Pass Pick Place Plan Predict Prepare Print Probe Process Project Put Raise
-Read Rebuild Record Reduce Refuse Reject Release Remember Remove Rename Render Repeat Replace Report Reset
-Reshape Resize Resolve Restore Restrict Retrieve Return Reverse Roll Rotate Round Run Sample Save Say Scale
-Scan Score Select Send Separate Serve Set Shape Shard Share Sharpen Shift Shorten Show Shrink Shuffle Slice
-Sort Spell Split Spread Stack Start Step Stop Store Stream Suggest Sum Surround Swap Sweep Tabulate Take
-Tell Tile Time Trace Train Transform Turn Undo Unflatten Unpack Update Use Validate Verify Visit Wait Walk
-Watch Weigh Widen Wrap Write Yield Zero
+Read Rebuild Receive Record Reduce Refuse Reject Release Remember Remove Rename Render Repeat Replace Report
+Reset Reshape Resize Resolve Restore Restrict Retrieve Return Reverse Roll Rotate Round Run Sample Save Say
+Scale Scan Score Select Send Separate Serve Set Shape Shard Share Sharpen Shift Shorten Show Shrink Shuffle
+Slice Sort Spell Split Spread Stack Start Step Stop Store Stream Suggest Sum Surround Swap Sweep Tabulate
+Take Tell Tile Time Trace Train Transform Turn Undo Unflatten Unpack Update Use Validate Verify Visit Wait
+Walk Watch Weigh Widen Wrap Write Yield Zero
 """
 VERBS = set(WORDS.split())
 
