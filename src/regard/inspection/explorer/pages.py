@@ -32,14 +32,14 @@ def write(
         trace: of `capture` or `traces.load`.
         path: of the file; a page that is there is replaced, at once.
         max_mb: how large the file may be, in millions of bytes.
-        **options: what the page shows; any of them may be left out.
-            compare: a second trace, to be laid beside the first.
-            title: None means the trace's.
-            pinned: how many heads are carried in detail, those with the clearest labels and the lowest
-                entropy; or which: pairs of a call's number and a head. 8 by default.
-            training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and
-                values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}
-            positions: position tables (positions, width) by name, drawn beside what the calls tell of them.
+        **options: what the page shows, by the names below; any of them may be left out.
+        compare: a second trace, to be laid beside the first.
+        title: None means the trace's.
+        pinned: how many heads are carried in detail, those with the clearest labels and the lowest
+            entropy; or which: pairs of a call's number and a head. 8 by default.
+        training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and
+            values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}
+        positions: position tables (positions, width) by name, drawn beside what the calls tell of them.
 
     Returns:
         The path.
