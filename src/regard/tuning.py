@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from regard import masks
+import regard.masks as masks
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.tiles import Blocking

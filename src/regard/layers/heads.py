@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from regard import masks
+import regard.masks as masks
 from regard.axes import Array, Float
 from regard.masks.stored import FromArray
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from regard import masks
+import regard.masks as masks
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from regard import positions
+import regard.positions as positions
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm

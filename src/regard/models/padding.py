@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard import masks
+import regard.masks as masks
 from regard.axes import Array, Bool
 from regard.masks.grid import is_concrete
 

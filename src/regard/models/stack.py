@@ -10,7 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from regard import masks, scores
+import regard.masks as masks
+import regard.scores as scores
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock

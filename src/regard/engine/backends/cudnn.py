@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard import masks
+import regard.masks as masks
 from regard.axes import Array
 from regard.engine.backends import tiled
 from regard.engine.backends.kernel_masks import four_axes, read_kernel_mask, row_bounds
