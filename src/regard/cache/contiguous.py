@@ -68,7 +68,7 @@ class KVCache(Rows):
     start: Int[Array, " batch"]
     """Position of slot 0, int32; 0 without a window. `key_offset=` of `attend`."""
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
-    """How many tokens before its own a query needs; None means all."""
+    """The number of tokens before its own that a query needs; None means all."""
 
     @classmethod
     def create(

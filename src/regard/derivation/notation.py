@@ -30,7 +30,7 @@ class Notation:
     leading: tuple[str, ...]
     """The letters of the leading axes, heads last; "" for an axis that is not spoken of."""
     is_grouped: bool
-    """Whether several query heads share a key head, of which there are several."""
+    """True if several query heads share a key head, of which there are several."""
 
     @classmethod
     def cover(cls, leading: tuple[int, ...], key_heads: int, **sizes: int) -> Notation:

@@ -31,11 +31,11 @@ class Derivation:
     """
 
     title: str
-    """What is derived."""
+    """The title of the derivation."""
     steps: tuple[Step, ...]
     """Every step, in order."""
     view: View
-    """What the letters mean, and which entries are printed of long axes."""
+    """The lengths of the letters' axes, and the entries that are printed of long ones."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Other names of steps: what became of the scores last, a softcap say, is found under both names."""
 

@@ -25,13 +25,13 @@ class Step:
     """
 
     name: str
-    """What `derivation[name]` finds."""
+    """The name, by which `derivation[name]` finds it."""
     formula: Equation
-    """What is computed."""
+    """The equation that is computed."""
     words: str
     """The same for people."""
     unit: str
-    """What the numbers measure."""
+    """The unit of the numbers."""
     value: Array
     """The numbers, all of them."""
     indices: tuple[str, ...]

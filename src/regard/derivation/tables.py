@@ -40,11 +40,11 @@ class View:
     """The meaning of the letters of a derivation, and the entries that are printed."""
 
     sizes: Mapping[str, int]
-    """How long the axis of each letter is in the call."""
+    """The length of each letter's axis in the call."""
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of letters whose rows or heads were chosen: which."""
+    """The rows or heads that were chosen, by letter."""
     shown: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Which entries along each letter's axis are printed, the same in every step."""
+    """The entries along each letter's axis that are printed, the same in every step."""
 
     @classmethod
     def choose(cls, steps: Sequence[Step], sizes: Mapping[str, int], members: Mapping[str, Any]) -> View:

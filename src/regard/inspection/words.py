@@ -18,7 +18,7 @@ class WordReading:
     """Attention weights between the words of a text; see `join_pieces`."""
 
     words: tuple[str, ...]
-    """What was read, in order; tokens that stand for no text are named by the tokenizer."""
+    """The words that were read, in order; tokens that stand for no text are named by the tokenizer."""
     is_special: tuple[bool, ...]
     """True for tokens that stand for no text, such as [CLS]."""
     weights: Float[np.ndarray, "*B W W"]

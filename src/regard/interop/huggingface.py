@@ -45,7 +45,7 @@ class Pretrained:
     model: Any
     """`Encoder`, `Decoder` or `EncoderDecoder`, in `eval()` mode."""
     config: TransformerConfig
-    """What the model was built from."""
+    """The settings that the model was built from."""
     tokenizer: Any
     """A `tokenizers.Tokenizer` without truncation or padding, or None where the folder has none."""
     kind: str
@@ -53,7 +53,7 @@ class Pretrained:
     settings: dict[str, Any]
     """config.json as it stands."""
     directory: Path
-    """Where the weights came from."""
+    """The folder that the weights came from."""
 
 
 def load(

@@ -54,13 +54,13 @@ class Mask:
     maker: ClassVar[Callable[..., Mask] | None] = None
     """The function that makes such a mask from its fields and checks them; None, the class."""
     reads_positions: ClassVar[bool] = True
-    """Whether the answer depends on where the queries sit: T != S then needs `query_offset`."""
+    """True if the answer depends on where the queries sit: T != S then needs `query_offset`."""
     local: ClassVar[bool] = False
-    """Whether, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+    """True if, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
     leading_axes: ClassVar[int] = 0
     """Number of leading axes that the mask's own data needs at least."""
     bounds: ClassVar[Bounds] = Bounds(exact=False)
-    """What is known of the pairs that it keeps."""
+    """Bounds on the pairs that it keeps."""
 
     def keep(self, grid: Grid) -> Bool[Array, ...]:
         """Return True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""

@@ -21,7 +21,7 @@ class Bounds:
     query_ids: Any = None
     """The queries' ids; None, a query has the id of the key at its position."""
     exact: bool = True
-    """Whether the mask keeps all pairs that fulfil these conditions."""
+    """True if the mask keeps all pairs that fulfil these conditions."""
 
     @property
     def empty(self) -> bool:

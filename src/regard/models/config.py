@@ -52,11 +52,11 @@ class TransformerConfig:
     head_dim: int | None = None
     """Width of one head; None means d_model // num_heads."""
     attention_bias: bool = True
-    """Whether the query, key and value projections have biases."""
+    """True if the query, key and value projections have biases."""
     output_bias: bool | None = None
-    """Whether the attention's output projection has one; None means as attention_bias."""
+    """True if the attention's output projection has one; None means as attention_bias."""
     attention_scale: float | None = None
-    """What scores are multiplied by; None means 1 / sqrt(head width)."""
+    """The factor of the scores; None means 1 / sqrt(head width)."""
     attention_softcap: float | None = None
     """Scores are kept within this distance of 0, smoothly; None leaves them."""
     query_key_norm: bool = False
@@ -68,13 +68,13 @@ class TransformerConfig:
     over again; None means all."""
 
     positions: Positions = "sinusoidal"
-    """How the model knows order: added to the embedding, turning queries and keys, or as a bias of scores."""
+    """Positions: added to the embedding, turning queries and keys, or as a bias of scores."""
     rotary_base: float = 10_000.0
     """Ratio between the longest and the shortest wavelength of rotary positions."""
     rotary_width: int | None = None
-    """How many features of a head are turned; None means all."""
+    """The number of features of a head that are turned; None means all."""
     rotary_scaling: Scaling | None = None
-    """How rotary positions serve longer sequences than in training."""
+    """The scaling by which rotary positions serve longer sequences than in training."""
     relative_buckets: int = 32
     """Rows of the table of relative positions, which all layers share."""
     relative_max_distance: int = 128
@@ -85,34 +85,34 @@ class TransformerConfig:
     norm_kind: NormKind = "layer"
     """LayerNorm or RMSNorm."""
     norm_epsilon: float = EPSILON
-    """What norms add to the variance."""
+    """The number that norms add to the variance."""
 
     activation: Activation = "gelu_tanh"
     """Activation of the feed-forward branches."""
     gated: bool = False
-    """Whether the activation is a gate beside a plain linear map."""
+    """True if the activation is a gate beside a plain linear map."""
     feed_forward_bias: bool = True
-    """Whether the feed-forward maps have biases."""
+    """True if the feed-forward maps have biases."""
 
     scale_embedding: bool = True
-    """Whether embedding tables are read times sqrt(d_model)."""
+    """True if embedding tables are read times sqrt(d_model)."""
     embedding_norm: bool = False
     """A norm on the embedding."""
     num_token_types: int = 0
     """Kinds of segments that have an embedding of their own; 0 means none."""
     class_token: bool = False
-    """Whether real-valued inputs get a learned vector in front."""
+    """True if real-valued inputs get a learned vector in front."""
 
     tied_output: bool = False
-    """Whether the output head is the embedding table."""
+    """True if the output head is the embedding table."""
     head_bias: bool = True
-    """Whether the output head has a bias; a tied one has none."""
+    """True if the output head has a bias; a tied one has none."""
     output_scale: float = 1.0
-    """What hidden states are multiplied by before the head."""
+    """The factor of hidden states before the head."""
     output_softcap: float | None = None
     """Logits are kept within this distance of 0, smoothly; None leaves them."""
     shared_embedding: bool = False
-    """Whether the source and the target of an encoder-decoder share one table."""
+    """True if the source and the target of an encoder-decoder share one table."""
 
     dropout_rate: float = 0.0
     """Dropout on embeddings, on branches before they are added, and in the feed-forward branches."""

@@ -42,11 +42,11 @@ class Generated:
     """
 
     tokens: Int[Array, "batch N"]
-    """What was written, without the prompt; a stop token belongs to it. Behind the end `pad_token`."""
+    """Tokens written, without the prompt, a stop token included. Behind the end `pad_token`."""
     lengths: Int[Array, " batch"]
     """Tokens written per row, the stop token among them."""
     log_probabilities: Float[Array, "batch N"]
-    """Of the tokens, in nats, by the model alone: before penalty, temperature, cuts. 0 behind the end."""
+    """Log-probabilities by the model alone, in nats: before penalty, temperature, cuts. 0 behind the end."""
     finished: Bool[Array, " batch"]
     """True where a stop token ended the row."""
     healthy: Bool[Array, " batch"]

@@ -36,7 +36,7 @@ class Preset:
     """
 
     kind: Kind
-    """Which model of `regard.models` it is."""
+    """The kind of model of `regard.models`."""
     config: TransformerConfig
     """Sizes and choices."""
     source: str

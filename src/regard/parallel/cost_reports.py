@@ -31,11 +31,11 @@ class CostReport:
     plan: str
     """"ring", "all_to_all", "both", or "whole": one program that the compiler divides."""
     reason: str
-    """Why this plan."""
+    """The reason for this plan."""
     refusals: dict[str, str]
-    """Why not the others, where they cannot serve."""
+    """The reasons against the others, where they cannot serve."""
     devices: int
-    """How many share the sequence."""
+    """The number of devices that share the sequence."""
     layout: str
     """"contiguous", "zigzag" or "balanced"."""
     rows_per_device: int
@@ -53,7 +53,7 @@ class CostReport:
     tiles: tuple[int, ...]
     """Tiles of the score matrix with work, on each member of the ring, in one head where heads are alike."""
     counted: str
-    """What a tile is: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
+    """Tile size: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
     mask is not known."""
 
     @property

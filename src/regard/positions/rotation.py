@@ -92,7 +92,7 @@ class Rotary:
     base: float = 10_000.0
     """Ratio between the longest and the shortest wavelength, above 1."""
     width: int | None = None
-    """How many features, from the first, are turned; even. None means all."""
+    """The number of features, from the first, that are turned; even. None means all."""
     interleaved: bool = False
     """Pair feature 2i with 2i + 1 instead of i with i + width/2."""
     scaling: Scaling | None = None

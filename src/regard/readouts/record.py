@@ -130,7 +130,7 @@ class Readout:
     key_block: int = static()
     """Keys per block of the finest level, a power of two."""
     first: int = static()
-    """How many positions `first_mass` counts."""
+    """The number of positions that `first_mass` counts."""
     local: int = static()
     """From which distance on `local_mass` does not count."""
 

@@ -31,13 +31,13 @@ class Score:
     maker: ClassVar[Callable[..., Score] | None] = None
     """The function that makes such a score from its fields and checks them; None, the class."""
     replaces_product: ClassVar[bool] = False
-    """Whether it stands where the product of query and key does, and has `transform` instead of `apply`."""
+    """True if it stands where the product of query and key does, and has `transform` instead of `apply`."""
     reads_batch: ClassVar[bool] = True
-    """Whether the answer depends on the index on the first leading axis."""
+    """True if the answer depends on the index on the first leading axis."""
     reads_positions: ClassVar[bool] = True
-    """Whether the answer depends on where queries and keys sit."""
+    """True if the answer depends on where queries and keys sit."""
     adds: ClassVar[bool] = False
-    """Whether it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
+    """True if it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
 
     @property
     def parts(self) -> tuple[Score, ...]:

@@ -43,11 +43,11 @@ class Steps:
     scores: Array
     """S, with everything added, -inf where a query may not attend."""
     keep: Array
-    """Which query may attend to which key."""
+    """True where a query may attend to a key."""
     weights: Array
     """A, before dropout."""
     sink_weight: Array
-    """What the sink takes of each row, `(*B, T)`."""
+    """The share of each row that the sink takes, `(*B, T)`."""
     log_partition: Array
     """log Z, `(*B, T)`, sink included: `attend`'s lse."""
     output: Array

@@ -99,9 +99,9 @@ class Sizes(LayerSizes):
     """Sizes of the model."""
 
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    """How positions enter."""
+    """The way in which positions enter."""
     norm: Literal["pre", "post"] = "pre"
-    """Where layers normalise: before each sublayer, or after each sum."""
+    """The place where layers normalise: before each sublayer, or after each sum."""
 
 
 @dataclass(frozen=True)

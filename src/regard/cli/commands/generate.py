@@ -30,7 +30,7 @@ class Generate(Command):
     """A run of `regard train text`, or a directory with a Hugging Face model: config.json, safetensors and
     tokenizer.json."""
     prompt: tyro.conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
-    """What to go on with, or to answer; give it several times for several texts."""
+    """Text to go on with, or to answer; give it several times for several texts."""
     max_tokens: int = 200
     """Tokens to write at most."""
     temperature: Annotated[float | None, option("X", "0.8")] = None

@@ -26,13 +26,13 @@ class Inspect(Command):
     """A run of `regard train`, or a folder with a Hugging Face model of text: config.json, safetensors,
     tokenizer.json."""
     text: Annotated[str | None, option("TEXT", "a sentence, or held-out text")] = None
-    """What to read, by a pretrained model or a run of text."""
+    """Text to read, by a pretrained model or a run of text."""
     word: Annotated[str | None, option("WORD", "it, or the last word")] = None
     """Whose reading is printed."""
     layer: Annotated[int | None, option("N", "the last")] = None
     """Layer whose heads are drawn."""
     out: Annotated[Path | None, option("DIR", "out/inspect, or RUN/figures")] = None
-    """Where figures and the page, explorer.html, go."""
+    """Folder for figures and the page, explorer.html."""
     format: Literal["png", "svg", "pdf"] = "png"
     """Kind of figures."""
     save: Annotated[Path | None, option("FILE.regard", "nothing is kept")] = None

@@ -26,7 +26,7 @@ class Train(Command):
     RUNS = "regard.cli.supervision:supervise_training"
 
     task: Annotated[TaskChoice, tyro.conf.arg(name="")]
-    """What to learn."""
+    """Task to learn."""
     out: Annotated[Path | None, option("DIR", "out/TASK, or out/TASK-smoke")] = None
     """Run directory."""
     seed: int = 0
@@ -34,7 +34,7 @@ class Train(Command):
     smoke: bool = False
     """Tiny model, 20 steps: checks the plumbing. Settings you give yourself stay."""
     resume: Annotated[str, option("auto|never|DIR")] = "auto"
-    """Where to start: auto goes on from this run's checkpoint; never refuses a directory that holds a run;
+    """The start: auto goes on from this run's checkpoint; never refuses a directory that holds a run;
     DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
     force: bool = False
     """Delete the run in the output directory and start again."""
@@ -43,11 +43,11 @@ class Train(Command):
     widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
     another mesh."""
     coordinator: Annotated[str | None, option("HOST:PORT|auto", "as the launcher says")] = None
-    """Of several processes, where the first one listens; auto lets JAX find all three, as on Cloud TPUs."""
+    """Address that the first of several processes listens at; auto lets JAX find all, as on Cloud TPUs."""
     processes: Annotated[int | None, option("N", "as the launcher says, or 1")] = None
-    """How many processes run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
+    """Number of processes that run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
     process: Annotated[int | None, option("I", "as the launcher says")] = None
-    """Which one this is, from 0; the first one writes."""
+    """Number of this process, from 0; the first one writes."""
     output: Output = Output()
 
     def run(self, console: Console) -> int:

@@ -26,7 +26,7 @@ class Tune(Command):
     """
 
     rounds: Annotated[int | None, option("N", "7, with --quick 3")] = None
-    """How often each is timed; the median counts."""
+    """The number of times that each is timed; the median counts."""
     quick: bool = False
     """A first look at a few sizes; nothing is written."""
     dry_run: bool = False

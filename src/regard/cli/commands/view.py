@@ -33,7 +33,7 @@ class View(Command):
     compare: Annotated[Path | None, option("FILE|RUN", "nothing")] = None
     """Another one, to be laid beside it."""
     port: Annotated[int, option("N", "one that is free")] = 0
-    """Where to serve."""
+    """Port to serve at."""
     no_browser: bool = False
     """Print the address only."""
     output: Output = Output()

@@ -22,7 +22,7 @@ class Plan:
     """
 
     pinned: int
-    """How many heads, the first of those chosen, are carried in detail."""
+    """The number of heads, the first of those chosen, that are carried in detail."""
     exact: bool = True
     """Each weight of short calls; False, of pinned heads alone."""
     top_k: bool = True

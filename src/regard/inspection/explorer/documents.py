@@ -66,7 +66,7 @@ class Payload:
     """A page's data."""
 
     document: dict[str, Any]
-    """What JSON can hold."""
+    """All that JSON can hold."""
     chunks: dict[str, bytes]
     """By name."""
 

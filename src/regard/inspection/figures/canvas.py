@@ -204,7 +204,7 @@ class Panels:
     size: tuple[float, float]
     """Width and height of each in inches."""
     owned: bool
-    """Whether the figure was made here."""
+    """True if the figure was made here."""
     rows: int = 1
     columns: int = 1
 

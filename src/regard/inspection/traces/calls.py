@@ -90,7 +90,7 @@ class Call:
     key_offset: int
     """Position of the first key."""
     mask: Mask | None
-    """Of this example; None where there was none, or where it is not kept: see `describe`."""
+    """The mask of this example; None where there was none, or where it is not kept: see `describe`."""
     score: Score | None
     """Score functions, likewise."""
     lse: np.ndarray

@@ -32,7 +32,7 @@ class Trace:
     """
 
     calls: tuple[Call, ...] = ()
-    """What was watched."""
+    """The calls, in order."""
     title: str = "attention"
     """For people to read."""
     model: str | None = None
@@ -40,7 +40,7 @@ class Trace:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of regard and jax that made it."""
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Notes on what was left out, and why."""
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)

@@ -39,8 +39,8 @@ class Digits(Task):
     held_out_fraction: Annotated[float, FRACTION] = 0.2
     """Part of every class that is held out, in (0, 1)."""
     distortion: Annotated[float, at_least(0)] = 1.0
-    """How far training scans are turned, stretched and moved at random: 1 is up to 0.15 radians, a tenth and
-    half a pixel; 0 leaves them alone."""
+    """Random turns, stretches and moves of training scans: 1 is up to 0.15 radians, a tenth and half a pixel;
+    0 leaves them alone."""
     data_seed: int = 0
     """Seed of the split into training and held-out scans."""
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128, num_layers=2, positions="learned")
