@@ -1,11 +1,14 @@
 """What a wrong call is told: the argument, what was expected, what came, how to fix it."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from regard import attend, explain, masks, scores
+from regard.engine.call.options import DEFAULTS
 
 Q, K, V = jnp.zeros((2, 3, 5, 7)), jnp.zeros((2, 3, 11, 7)), jnp.zeros((2, 3, 11, 13))
 
@@ -171,3 +174,10 @@ def test_explain_reads_shapes_alone():
     assert "0 empty, 0 partial, 0 full of 128 x 128; 0% hold work" in str(empty)
     metric = scores.bilinear(jnp.zeros((5, 7), jnp.bfloat16))
     assert explain(shape(2, 3, 11, 5), K, V, score=metric).shapes["output"] == (2, 3, 11, 13)
+
+
+def test_help_spells_out_every_option_of_attend():
+    parameters = inspect.signature(attend).parameters
+    assert list(parameters)[:3] == ["query", "key", "value"]
+    assert {name: parameters[name].default for name in DEFAULTS} == dict(DEFAULTS)
+    assert "options" not in parameters

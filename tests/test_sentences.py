@@ -1,6 +1,7 @@
 """A docstring's first line can be read once: no question that is none, and a verb for what is called."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def find_docstrings(source):
     yield from visit(tree, True)
 
 
+def find_field_texts(source):
+    """Line and text of what stands below the fields of classes; the command line shows it as help."""
+    for parent in ast.walk(ast.parse(source)):
+        if isinstance(parent, ast.ClassDef):
+            for field, below in itertools.pairwise(parent.body):
+                is_field = isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(below, ast.Expr)
+                if is_field and isinstance(getattr(below.value, "value", None), str):
+                    yield below.lineno, below.value.value.strip()
+
+
 def is_question(line):
     return line.split()[0].rstrip(",:.") in QUESTIONS
 
@@ -93,6 +104,16 @@ def test_a_public_function_opens_with_a_verb(place):
     """A verb that is not in `VERBS` yet is added there."""
     lines = [text for where, text in NOUNS_FOUND if where == place]
     assert not lines, "\n".join(lines)
+
+
+def test_no_text_of_a_field_opens_with_a_question():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {text}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for number, text in find_field_texts(path.read_text())
+        if text and is_question(text)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_the_check_sees_what_it_should():
