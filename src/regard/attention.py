@@ -9,6 +9,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.hooks import report
 from regard.engine.call.options import Options, spell_out
 from regard.engine.dispatch.explanation import Explanation, describe
+from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import BACKENDS, choose
 
@@ -89,7 +90,7 @@ def attend(
     problem = canonicalize(query, key, value, **options)
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
-    output, extra = (placement or BACKENDS[chosen]).run(problem)
+    output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
     report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 

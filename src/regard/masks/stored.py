@@ -98,8 +98,8 @@ class FromArray(Mask):
         return True
 
     def _full_rank(self, leading_axes: int) -> Array:
-        array = jnp.asarray(self.array)
-        return array.reshape((*(1,) * (leading_axes + 2 - array.ndim), *array.shape))
+        missing = leading_axes + 2 - np.ndim(self.array)
+        return jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array))) if missing else self.array
 
     def keep(self, grid: Grid) -> Array:
         array = self._full_rank(grid.leading_axes)
@@ -109,6 +109,9 @@ class FromArray(Mask):
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         return FromArray(take(self._full_rank(leading_axes), 2))
+
+    def closure_convert(self, grid: Grid) -> Mask:
+        return FromArray(self._full_rank(grid.leading_axes))
 
     def slice_grid(self, grid: Grid) -> Mask:
         return FromArray(self.keep(grid))

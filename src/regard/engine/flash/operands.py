@@ -75,6 +75,7 @@ class Context:
     by_query: TileLists
     by_key: TileLists
     scoring: Scoring | None = None
+    numbers: tuple[Array, Array] | None = None  # (B, *1, 1, 1) and (*1, H, 1, 1), which scores may read
 
 
 class Results(NamedTuple):

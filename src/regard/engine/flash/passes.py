@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.flash.manual_axes import varying_axes
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_unattended
 from regard.engine.flash.tiles import TileConfig, TileLoop, TileView
@@ -31,7 +32,8 @@ from regard.engine.softmax.scoring import scale_early, scale_late
 
 def forward(inputs: Operands, context: Context, config: TileConfig, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
-    loop, has_nonfinite = TileLoop(config, config.forward, reversible), inputs.has_nonfinite(config)
+    loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
+    has_nonfinite = inputs.has_nonfinite(config)
 
     def row_block(leading: Any, number: Any, results: Results) -> Results:
         first = number * config.forward.queries
@@ -85,7 +87,8 @@ def tangent(
     reversible: bool = False,
 ) -> Results:
     """Compute the JVP: tangents of output, lse and entropy from those of the named inputs."""
-    loop, has_nonfinite = TileLoop(config, config.forward, reversible), inputs.has_nonfinite(config)
+    loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
+    has_nonfinite = inputs.has_nonfinite(config)
     low_precision = config.low_precision
 
     def row_block(leading: Any, number: Any, found: Results) -> Results:
@@ -168,7 +171,8 @@ def backward(
     reversible: bool = False,
 ) -> dict[str, Array]:
     """Compute the VJP: cotangents of the inputs named in `shapes` from those of output, lse and entropy."""
-    loop, has_nonfinite = TileLoop(config, config.backward, reversible), inputs.has_nonfinite(config)
+    loop = TileLoop(config, config.backward, reversible, varying_axes(inputs))
+    has_nonfinite = inputs.has_nonfinite(config)
     low_precision = config.low_precision
     grow = 1 / (1 - config.dropout_rate)
     want_scores = any(name != "value" for name in shapes)

@@ -26,11 +26,21 @@ def prepare(
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    scoring, parameters = None, ()
+    inputs, context = Operands(query, key, value, scale, bias), _context(problem, config)
     if problem.score is not None:
         scoring, parameters = Scoring.split(problem.score, config.dtype)
-    inputs = Operands(query, key, value, scale, bias, parameters)
-    return inputs, dataclasses.replace(_context(problem, config), scoring=scoring), config
+        inputs = inputs._replace(parameters=parameters)
+        context = dataclasses.replace(context, scoring=scoring, numbers=_numbers(problem.leading))
+    return inputs, context, config
+
+
+def _numbers(leading: tuple[int, ...]) -> tuple[Array, Array]:
+    """Number the rows on the first of several leading axes, and the query heads."""
+    *rows, heads = leading or (1,)
+    row = jnp.arange(rows[0] if rows else 1, dtype=jnp.int32)
+    head = jnp.arange(heads, dtype=jnp.int32)
+    rank = len(rows) + 3
+    return row.reshape((-1, *(1,) * (rank - 1))), head.reshape((*(1,) * (rank - 3), -1, 1, 1))
 
 
 def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> TileConfig:
@@ -42,7 +52,7 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
     return TileConfig(
         leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
-        mask_leading=problem.leading,
+        call_axes=len(problem.leading),
         group=problem.group,
         num_queries=problem.T,
         num_keys=problem.S,

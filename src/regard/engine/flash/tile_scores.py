@@ -77,11 +77,11 @@ def score_tile(
 
     bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
     remove_some = remove_where_partial if bias is None else remove
-    scoring = context.scoring
-    if scoring is None:
+    scoring, numbers = context.scoring, context.numbers
+    if scoring is None or numbers is None:
         found = finish_scores(scores, remove_some, bias=bias)
         return TileScores(found.scores, found.masked)
-    cells, named = view.pairs(context.offsets, across=across), inputs.named()
+    cells, named = view.pairs(context.offsets, numbers, across=across), inputs.named()
     parameters = {name: view.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
     order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
 

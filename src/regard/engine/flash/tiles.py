@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.flash.manual_axes import vary
 from regard.engine.flash.sparsity import TileLists
 from regard.masks import Mask
 from regard.masks.grid import Grid, Span
@@ -52,7 +53,7 @@ class TileConfig:
 
     leading: tuple[int, ...]  # batch axes, key heads
     added: int  # leading axes that vmap put in front, which mask and offset do not know
-    mask_leading: tuple[int, ...]  # the call's own leading axes, query heads last
+    call_axes: int  # how many leading axes the call has, query heads last; masks and offsets know these
     group: int  # query heads per key head
     num_queries: int
     num_keys: int
@@ -135,13 +136,13 @@ class TileView:
 
     def grid(self, offsets: Offsets) -> Grid:
         """Return the tile's cells, for one leading position."""
-        rank = len(self.config.mask_leading)
+        rank = self.config.call_axes
         query, key = (None if offset is None else self._take(offset, 0) for offset in offsets)
         return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
         """Return which query of the tile may attend to which of its keys, to be combined with its scores."""
-        rank = len(self.config.mask_leading)
+        rank = self.config.call_axes
         grid = self.grid(offsets)
         keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
         if keep is None or self.config.num_keys % self.blocking.keys:
@@ -149,18 +150,20 @@ class TileView:
             keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
-    def pairs(self, offsets: Offsets, *, across: bool = False) -> Block:
-        """Return the tile's cells for score functions; `across`, where scores lie keys by queries."""
-        config, rank = self.config, len(self.config.mask_leading)
-        first = self.leading[config.added] if rank > 1 else 0
-        heads = Span(self.leading[-1] * config.group, self.blocking.heads * config.group)
+    def pairs(self, offsets: Offsets, numbers: tuple[Array, Array], *, across: bool = False) -> Block:
+        """Return the tile's cells for score functions; `across`, where scores lie keys by queries.
+
+        `numbers` are those of rows on the first leading axis and of query heads, in the whole call.
+        """
+        first, head = (self.slice_cells(number)[:1] for number in numbers)
+        heads = Span(head.reshape(()), self.blocking.heads * self.config.group)
 
         def align(array: Array) -> Array:
             array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
             laid = self.over_scores(array)
             return jnp.swapaxes(laid, -1, -2) if across else laid
 
-        return Block(self.grid(offsets), heads, jnp.asarray(first, jnp.int32).reshape((1, 1, 1)), align)
+        return Block(self.grid(offsets), heads, first, align)
 
     # Parameters have axes of their own after those that vmap added.
 
@@ -194,7 +197,7 @@ class TileView:
         starts = self.leading[self.config.added :]
         for axis in range(data.ndim - trailing):
             if data.shape[axis] > 1:
-                heads = axis == len(self.config.mask_leading) - 1
+                heads = axis == self.config.call_axes - 1
                 unit, size = (self.config.group, self.config.group * self.blocking.heads) if heads else (1, 1)
                 data = jax.lax.dynamic_slice_in_dim(
                     data, starts[axis] * unit, size, axis, allow_negative_indices=False
@@ -323,6 +326,7 @@ class TileLoop:
     config: TileConfig
     blocking: Blocking
     reversible: bool = False
+    varying: tuple[str, ...] = ()  # manual mesh axes over which the arrays vary
 
     def blocks(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
         """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry)."""
@@ -362,7 +366,7 @@ class TileLoop:
             return body(start, slot >= full, carry)
 
         if not self.reversible:
-            return jax.lax.fori_loop(0, kept, step, carry)
+            return jax.lax.fori_loop(0, kept, step, vary(carry, self.varying))
         return self._scan(
             count, lambda slot, carry: jax.lax.cond(slot < kept, step, lambda _, c: c, slot, carry), carry
         )
@@ -372,4 +376,4 @@ class TileLoop:
             return body(i, carry), None
 
         step = jax.checkpoint(step) if self.reversible else step
-        return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))[0]
+        return jax.lax.scan(step, vary(carry, self.varying), jnp.arange(count, dtype=jnp.int32))[0]

@@ -1,0 +1,75 @@
+"""Explicit mesh axes: calls on arrays whose types say how they are divided."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
+
+from regard.axes import Array
+from regard.engine.call.problem import Problem
+
+Run = Callable[[Problem], tuple[Array, dict[str, Array]]]
+
+
+def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """Run a call with the compiler dividing the work, and results divided as query's type says."""
+    mesh = _explicit_mesh(problem)
+    if mesh is None:
+        return run(problem)
+    leaves, structure = jax.tree.flatten(problem)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def run_leaves(*arrays: Array) -> tuple[Array, dict[str, Array]]:
+        whole = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            whole[place] = array
+        return run(jax.tree.unflatten(structure, whole))
+
+    rows = _divided_rows(problem)
+    widths = {"weights": (None,), "scores": (None,)}
+    chosen = {"weights", "scores"} if problem.rows is not None or problem.heads is not None else set()
+
+    def place_result(name: str) -> NamedSharding:
+        axes = (None,) * len(rows) if name in chosen else rows
+        return NamedSharding(mesh, PartitionSpec(*axes, *widths.get(name, ())))
+
+    extra = {name: place_result(name) for name in problem.aux}
+    out = NamedSharding(mesh, PartitionSpec(*rows, None)), extra
+    explicit = tuple(
+        name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit
+    )
+    return auto_axes(run_leaves, axes=explicit, out_sharding=out)(*(leaves[place] for place in places))
+
+
+def _explicit_mesh(problem: Problem) -> Any:
+    """Return the mesh whose explicit axes divide arrays of the call, if there is one."""
+    for leaf in jax.tree.leaves(problem):
+        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, jax.Array) else None
+        if mesh is not None and AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
+def _divided_rows(problem: Problem) -> tuple[Any, ...]:
+    """Return how the leading axes and T are divided: as query's, or else as key's and value's are."""
+    rank = len(problem.leading)
+    found: list[Any] = [None] * (rank + 1)
+    for array in (problem.query, problem.key, problem.value):
+        spec = jax.typeof(array).sharding.spec[: array.ndim - 1]
+        sizes = array.shape[: array.ndim - 1]
+        first = rank + 1 - len(sizes)
+        for axis, (names, size) in enumerate(zip(spec, sizes, strict=True), first):
+            is_length = axis == rank
+            whole = problem.T if is_length else problem.leading[axis]
+            fits = size == whole and not (is_length and array is not problem.query)
+            if found[axis] is None and fits and not _names(names) & set(itertools.chain(*map(_names, found))):
+                found[axis] = names
+    return tuple(found)
+
+
+def _names(entry: Any) -> set[str]:
+    return set() if entry is None else {entry} if isinstance(entry, str) else set(entry)

@@ -1,0 +1,285 @@
+"""Division of the primitives over devices: along leading axes, where only sums of what is shared are sent.
+
+A primitive's operands and results have the call's leading axes, or 1 in their place. Where an automatic mesh
+axis divides a leading axis of query, every device runs the same loops on its part of the operands: its batch
+rows and heads. Gradients of what is whole on every device, as one bias for all batch rows, are summed over
+the devices. The lengths T and S, and widths, are never divided here; `regard.parallel` does that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from regard.axes import Array
+from regard.engine.flash.operands import PARAMETER, Context
+from regard.engine.flash.tiles import TileConfig
+from regard.masks import Mask
+
+HEADS, KEY_HEADS = "heads", "key_heads"  # leading axes that differ between the sides of queries and of keys
+Axis = str | int | None  # one of these, the number of another leading axis, or an axis that nobody divides
+Axes = tuple[Axis, ...]
+MeshAxes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leading:
+    """The leading axes of a primitive, as sizes."""
+
+    batch: tuple[int, ...]  # those before heads
+    key_heads: int
+    group: int
+
+    @classmethod
+    def of(cls, config: TileConfig) -> Leading:
+        """Return those of a config."""
+        *batch, key_heads = config.leading
+        return cls(tuple(batch), key_heads, config.group)
+
+    def shape(self, shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+        """Return the shape of an array with these axes."""
+        return tuple(
+            size if axis is None else self.sizes[axis] for size, axis in zip(shape, axes, strict=True)
+        )
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """The size of each axis by its name."""
+        heads = {KEY_HEADS: self.key_heads, HEADS: self.key_heads * self.group}
+        return {**dict(enumerate(self.batch)), **heads}
+
+
+@dataclass(frozen=True)
+class Share:
+    """How leading axes are divided: the mesh axes along which each is."""
+
+    leading: Leading
+    mesh_axes: Mapping[Axis, MeshAxes]
+    mesh_sizes: Mapping[str, int]
+
+    @classmethod
+    def choose(cls, leading: Leading, mesh: Any, axes: Sequence[Axes], specs: Sequence[Any]) -> Share:
+        """Choose as the operands lie, the first of them before the others, as far as sizes are divisible."""
+        chosen: dict[Axis, MeshAxes] = {}
+        for operand, spec in zip(axes, specs, strict=True):
+            for axis, names in zip(operand, spec, strict=False):
+                names = () if names is None else names if isinstance(names, tuple) else (names,)
+                used = set(itertools.chain(*chosen.values()))
+                count = math.prod(mesh.shape[name] for name in names)
+                fits = axis is not None and axis not in chosen and not used & set(names)
+                if fits and count > 1 and leading.sizes[axis] % count == 0:
+                    chosen[axis] = names
+        share = cls(leading, chosen, dict(mesh.shape))
+        key_heads, group, heads = leading.key_heads, leading.group, share.count(HEADS)
+        chosen.pop(KEY_HEADS, None)
+        if key_heads % heads == 0:
+            chosen[KEY_HEADS] = chosen.get(HEADS, ())
+        elif group % (key_heads * group // heads):
+            chosen.pop(HEADS)
+        return share
+
+    def count(self, axis: Axis) -> int:
+        """Count the parts of an axis."""
+        return math.prod(self.mesh_sizes[name] for name in self.mesh_axes.get(axis, ()))
+
+    @property
+    def picks_key_head(self) -> bool:
+        """Tell whether a device's queries share one key head, while all of them are there."""
+        return self.count(KEY_HEADS) < self.count(HEADS)
+
+    @property
+    def part(self) -> Leading:
+        """The leading axes of one device."""
+        batch = tuple(size // self.count(axis) for axis, size in enumerate(self.leading.batch))
+        key_heads = self.leading.key_heads // self.count(KEY_HEADS)
+        heads = self.leading.key_heads * self.leading.group // self.count(HEADS)
+        return Leading(batch, 1, heads) if self.picks_key_head else Leading(batch, key_heads, heads // key_heads)
+
+    def spec(self, axes: Axes) -> PartitionSpec:
+        """Return how an array with these axes lies."""
+        return PartitionSpec(*(self.mesh_axes.get(axis, ()) or None for axis in axes))
+
+    def sum_axes(self, axes: Axes) -> MeshAxes:
+        """Return the mesh axes over which what has these axes, and is added up, is summed."""
+        divided = set(itertools.chain(*(self.mesh_axes.get(axis, ()) for axis in axes)))
+        every = itertools.chain(*(names for axis, names in self.mesh_axes.items() if axis != KEY_HEADS))
+        return tuple(name for name in every if name not in divided)
+
+    def take(self, array: Array, axes: Axes) -> Array:
+        """Take the key head of this device's queries out of an array that has all of them."""
+        if not self.picks_key_head or KEY_HEADS not in axes:
+            return array
+        return jax.lax.dynamic_slice_in_dim(array, self._key_head(), 1, axes.index(KEY_HEADS))
+
+    def give(self, array: Array, axes: Axes, *, is_sum: bool) -> Array:
+        """Invert `take`, and sum over devices what all of them add to."""
+        if self.picks_key_head and KEY_HEADS in axes:
+            axis = axes.index(KEY_HEADS)
+            shape = (*array.shape[:axis], self.leading.key_heads, *array.shape[axis + 1 :])
+            place = [self._key_head() if at == axis else 0 for at in range(len(shape))]
+            array = jax.lax.dynamic_update_slice(jnp.zeros(shape, array.dtype), array, place)
+        names = self.sum_axes(axes) if is_sum else ()
+        return jax.lax.psum(array, names) if names else array
+
+    def _key_head(self) -> Array:
+        return jax.lax.axis_index(self.mesh_axes[HEADS]) * self.part.group // self.leading.group
+
+
+def axes_of(name: str, shape: Sequence[int], config: TileConfig, skipped: int = 0) -> Axes:
+    """Return the leading axes of an array that Operands or Results name thus.
+
+    `skipped` of the config's axes are not there.
+    """
+    batch = range(skipped, len(config.leading) - 1)
+    own = (*batch, KEY_HEADS if name in ("key", "value") else HEADS)
+    if name.startswith(PARAMETER):
+        own = tuple(range(config.added))
+    return _divisible((*own, *(None,) * (len(shape) - len(own))), shape, config)
+
+
+def _divisible(axes: Axes, shape: Sequence[int], config: TileConfig) -> Axes:
+    """Leave out axes of size 1, along which all are alike."""
+    sizes = Leading.of(config).sizes
+    return tuple(
+        axis if axis is not None and size == sizes[axis] > 1 else None
+        for axis, size in zip(axes, shape, strict=True)
+    )
+
+
+class _Leaf(NamedTuple("_Leaf", [("axes", Axes)])):
+    """The axes of a context's array, as a leaf of the context."""
+
+
+def context_axes(context: Context, config: TileConfig) -> list[Axes]:
+    """Return the leading axes of a context's arrays, in the order of its leaves."""
+
+    def of_call(data: Any, trailing: int) -> _Leaf:
+        own = [*range(config.added, config.added + config.call_axes)][: data.ndim - trailing]
+        named = tuple(HEADS if axis == config.added + config.call_axes - 1 else axis for axis in own)
+        return _Leaf(_divisible((*named, *(None,) * (data.ndim - len(named))), data.shape, config))
+
+    def of_list(data: Any) -> _Leaf:
+        own = (*range(config.added, len(config.leading) - 1), KEY_HEADS)
+        return _Leaf(_divisible((*own, *(None,) * (data.ndim - len(own))), data.shape, config))
+
+    def of_rows(data: Any) -> _Leaf:
+        return _Leaf(axes_of("query", data.shape, config, config.added))
+
+    def of_mask(mask: Mask | None) -> Mask | None:
+        return None if mask is None else mask.slice_batch(of_call, config.call_axes)
+
+    words = (context.query_words, context.key_words, context.numbers)
+    query_words, key_words, numbers = jax.tree.map(of_rows, words)
+    marked = dataclasses.replace(
+        context,
+        forward_mask=of_mask(context.forward_mask),
+        backward_mask=of_mask(context.backward_mask),
+        offsets=jax.tree.map(lambda offset: of_call(offset, 0), context.offsets),
+        query_words=query_words,
+        key_words=key_words,
+        numbers=numbers,
+        by_query=jax.tree.map(of_list, context.by_query),
+        by_key=jax.tree.map(of_list, context.by_key),
+    )
+    leaves = jax.tree.leaves(marked, is_leaf=lambda leaf: isinstance(leaf, _Leaf))
+    return [leaf.axes if isinstance(leaf, _Leaf) else (None,) * leaf.ndim for leaf in leaves]
+
+
+def divide_config(config: TileConfig, part: Leading) -> TileConfig:
+    """Return the config of a part of the leading axes."""
+    forward, backward = (
+        block.fit(config.num_queries, config.num_keys, part.key_heads)
+        for block in (config.forward, config.backward)
+    )
+    leading = (*part.batch, part.key_heads)
+    return dataclasses.replace(config, leading=leading, group=part.group, forward=forward, backward=backward)
+
+
+def is_divided(context: Any) -> bool:
+    """Tell whether a program that is lowered may divide arrays over devices by itself."""
+    parameters = context.module_context
+    axes = parameters.axis_context
+    if parameters.lowering_parameters.for_export:
+        return False  # what is exported holds no function of this process
+    manual = getattr(axes, "manual_axes", None)
+    if manual is not None:
+        return False
+    return (getattr(axes, "num_devices", 1) or 1) > 1
+
+
+def divide(
+    evaluate: Callable[[Leading], Callable[..., list[Array]]],
+    leading: Leading,
+    operands: Sequence[Array],
+    axes: Sequence[Axes],
+    result_axes: Sequence[Axes],
+    *,
+    sums: bool,
+) -> list[Array]:
+    """Run `evaluate(leading axes)(*operands)` divided as the compiler finds the operands.
+
+    Args:
+        evaluate: makes the function of one device, for the leading axes that it has.
+        leading: leading axes of the whole.
+        operands: its arrays.
+        axes: of each operand, what each of its axes is.
+        result_axes: of each result.
+        sums: whether results that lack a divided axis are sums over it.
+    """
+
+    def choose(mesh: Any, arguments: Any) -> Share:
+        return Share.choose(leading, mesh, axes, [argument.sharding.spec for argument in arguments])
+
+    def place(mesh: Any, share: Share, of: Sequence[Axes]) -> tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(mesh, share.spec(axes)) for axes in of)
+
+    def infer(mesh: Any, arguments: Any, results: Any) -> Any:
+        return place(mesh, choose(mesh, arguments), result_axes)
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        share = choose(mesh, arguments)
+        run = evaluate(share.part)
+
+        def local(*operands: Array) -> tuple[Array, ...]:
+            taken = (share.take(operand, own) for operand, own in zip(operands, axes, strict=True))
+            found = run(*taken)
+            return tuple(
+                share.give(array, own, is_sum=sums) for array, own in zip(found, result_axes, strict=True)
+            )
+
+        return mesh, local, place(mesh, share, result_axes), place(mesh, share, axes)
+
+    function = custom_partitioning(lambda *operands: tuple(evaluate(leading)(*operands)))
+    function.def_partition(
+        partition,
+        infer_sharding_from_operands=infer,
+        sharding_rule=_rule(leading, axes, result_axes),
+    )
+    return list(function(*operands))
+
+
+def _rule(leading: Leading, axes: Sequence[Axes], result_axes: Sequence[Axes]) -> SdyShardingRule:
+    """Say which axes are divided alike; all others are whole on every device."""
+    whole: list[str] = []
+
+    def name(axis: Axis) -> str:
+        if axis is None:
+            whole.append(f"whole{len(whole)}")
+            return whole[-1]
+        if axis == KEY_HEADS and leading.group == 1:
+            return HEADS
+        return f"batch{axis}" if isinstance(axis, int) else axis.replace("_", "")
+
+    operands, results = (
+        tuple(ArrayMapping(*map(name, array)) for array in arrays) for arrays in (axes, result_axes)
+    )
+    return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))
