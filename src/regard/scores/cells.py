@@ -59,6 +59,12 @@ class Block:
     heads: Span  # query heads
     first: Array  # index on the first leading axis
     over_scores: Callable[[Array], Array]  # (..., heads | 1, T | 1, S | 1) over the scores
+    part: tuple[Span, int] | None = None  # the same heads among those of this device, and how many it has
+
+    def _take_heads(self, array: Array, axis: int) -> Array:
+        """Take the heads out of a parameter that has all heads, or those of this device."""
+        divided = self.part is not None and self.part[1] == array.shape[axis]
+        return (self.part[0] if self.part and divided else self.heads).take(array, axis)
 
     @property
     def query_position(self) -> Array:
@@ -79,11 +85,11 @@ class Block:
     def per_head(self, array: Array) -> Array:
         if array.size == 1:
             return array.reshape(())
-        return self.over_scores(self.heads.take(array, 0)[:, None, None])
+        return self.over_scores(self._take_heads(array, 0)[:, None, None])
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
-            table = self.heads.take(table, 1)
+            table = self._take_heads(table, 1)
         rows, columns = self.grid.query_position, self.grid.key_position
         height, width = rows.shape[-2], columns.shape[-1]
         base = columns[..., :1] - rows[..., :1, :]  # of the first cell: (*b, ..., 1, 1)

@@ -64,6 +64,7 @@ class Alibi(Score):
     """Scores lowered in proportion to the distance."""
 
     slopes: Any
+    head_axes = {"slopes": 0}
     reads_batch = False
     adds = True
 
@@ -149,6 +150,7 @@ class RelativeBias(Score):
     table: Any
     bidirectional: bool = static()
     max_distance: int = static()
+    head_axes = {"table": 1}
     reads_batch = False
     adds = True
 

@@ -49,6 +49,7 @@ class Softcap(Score):
 
     cap: Any
     maker = staticmethod(softcap)
+    head_axes = {"cap": 0}
     reads_batch = False
     reads_positions = False
 
@@ -100,6 +101,7 @@ class Temperature(Score):
 
     value: Any
     maker = staticmethod(temperature)
+    head_axes = {"value": 0}
     reads_batch = False
     reads_positions = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ class Score:
     """True if the answer depends on where queries and keys sit."""
     adds: ClassVar[bool] = False
     """True if it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
+    head_axes: ClassVar[Mapping[str, int]] = {}
+    """Fields that may hold an entry per query head, and on which axis; `Cells` takes them out."""
 
     @property
     def parts(self) -> tuple[Score, ...]:

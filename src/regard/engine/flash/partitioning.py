@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from regard.axes import Array
 from regard.engine.flash.operands import PARAMETER, Context
 from regard.engine.flash.tiles import TileConfig
 from regard.masks import Mask
 
+NO_MESH = AbstractMesh((), ())
 HEADS, KEY_HEADS = "heads", "key_heads"  # leading axes that differ between the sides of queries and of keys
 Axis = str | int | None  # one of these, the number of another leading axis, or an axis that nobody divides
 Axes = tuple[Axis, ...]
@@ -140,9 +141,12 @@ def axes_of(name: str, shape: Sequence[int], config: TileConfig, skipped: int = 
     `skipped` of the config's axes are not there.
     """
     batch = range(skipped, len(config.leading) - 1)
-    own = (*batch, KEY_HEADS if name in ("key", "value") else HEADS)
+    own: Axes = (*batch, KEY_HEADS if name in ("key", "value") else HEADS)
     if name.startswith(PARAMETER):
         own = tuple(range(config.added))
+        head_axis = config.head_axes[int(name.removeprefix(PARAMETER))]
+        if head_axis is not None and len(shape) > config.added + head_axis:
+            own = (*own, *(None,) * head_axis, HEADS)
     return _divisible((*own, *(None,) * (len(shape) - len(own))), shape, config)
 
 
@@ -221,6 +225,7 @@ def divide(
     leading: Leading,
     operands: Sequence[Array],
     axes: Sequence[Axes],
+    results: Sequence[Any],
     result_axes: Sequence[Axes],
     *,
     sums: bool,
@@ -232,7 +237,8 @@ def divide(
         leading: leading axes of the whole.
         operands: its arrays.
         axes: of each operand, what each of its axes is.
-        result_axes: of each result.
+        results: shapes and dtypes.
+        result_axes: of each result, likewise.
         sums: whether results that lack a divided axis are sums over it.
     """
 
@@ -250,15 +256,17 @@ def divide(
         run = evaluate(share.part)
 
         def local(*operands: Array) -> tuple[Array, ...]:
-            taken = (share.take(operand, own) for operand, own in zip(operands, axes, strict=True))
-            found = run(*taken)
-            return tuple(
-                share.give(array, own, is_sum=sums) for array, own in zip(found, result_axes, strict=True)
-            )
+            with use_abstract_mesh(NO_MESH):
+                taken = (share.take(operand, own) for operand, own in zip(operands, axes, strict=True))
+                found = run(*taken)
+                return tuple(
+                    share.give(array, own, is_sum=sums) for array, own in zip(found, result_axes, strict=True)
+                )
 
         return mesh, local, place(mesh, share, result_axes), place(mesh, share, axes)
 
-    function = custom_partitioning(lambda *operands: tuple(evaluate(leading)(*operands)))
+    # Only its types count: programs are made in `partition`.
+    function = custom_partitioning(lambda *_: tuple(jnp.zeros(one.shape, one.dtype) for one in results))
     function.def_partition(
         partition,
         infer_sharding_from_operands=infer,

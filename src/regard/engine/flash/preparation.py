@@ -31,6 +31,7 @@ def prepare(
         scoring, parameters = Scoring.split(problem.score, config.dtype)
         inputs = inputs._replace(parameters=parameters)
         context = dataclasses.replace(context, scoring=scoring, numbers=_numbers(problem.leading))
+        config = dataclasses.replace(config, head_axes=scoring.head_axes)
     return inputs, context, config
 
 

@@ -27,7 +27,7 @@ from jax._src import dispatch  # has no public name
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from regard.axes import Array
 from regard.engine.flash import partitioning, passes
@@ -368,6 +368,7 @@ def _primitive(name: str) -> Primitive:
             Leading.of(spec.config),
             operands,
             spec.axes(name, operands),
+            _shapes(name, operands, spec),
             spec.result_axes(name, operands),
             sums=name == "adjoint" or (spec.of or name) == "backward",
         )
@@ -376,7 +377,7 @@ def _primitive(name: str) -> Primitive:
         function = evaluate_divided if partitioning.is_divided(context) else evaluate
         # From here on arrays are those of one device.
         plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
-        with use_abstract_mesh(AbstractMesh((), ())):
+        with use_abstract_mesh(partitioning.NO_MESH):
             return mlir.lower_fun(function, multiple_results=True)(plain, *operands, spec=spec)
 
     primitive.def_impl(evaluate)

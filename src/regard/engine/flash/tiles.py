@@ -67,6 +67,7 @@ class TileConfig:
     forward: Blocking
     backward: Blocking
     stats: frozenset[str] = frozenset()  # statistics asked for
+    head_axes: tuple[int | None, ...] = ()  # of the score's parameters
 
     @property
     def low_precision(self) -> bool:
@@ -156,14 +157,15 @@ class TileView:
         `numbers` are those of rows on the first leading axis and of query heads, in the whole call.
         """
         first, head = (self.slice_cells(number)[:1] for number in numbers)
-        heads = Span(head.reshape(()), self.blocking.heads * self.config.group)
+        size, group = self.blocking.heads * self.config.group, self.config.group
+        heads, part = Span(head.reshape(()), size), Span(self.leading[-1] * group, size)
 
         def align(array: Array) -> Array:
             array = array.reshape((array.shape[-3] if array.ndim > 2 else 1, *array.shape[-2:]))
             laid = self.over_scores(array)
             return jnp.swapaxes(laid, -1, -2) if across else laid
 
-        return Block(self.grid(offsets), heads, first, align)
+        return Block(self.grid(offsets), heads, first, align, (part, self.config.leading[-1] * group))
 
     # Parameters have axes of their own after those that vmap added.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.scores.cells import Cells
-from regard.scores.score import Score
+from regard.scores.score import Chain, Score
 
 Remove = Callable[[Array], Array]  # sets scores to -inf
 
@@ -81,15 +81,19 @@ class Scoring:
 
     structure: Any = dataclasses.field(metadata={"static": True})
     places: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # of parameters among the leaves
+    head_axes: tuple[int | None, ...] = dataclasses.field(metadata={"static": True})  # of the parameters
     rest: tuple[Any, ...]
 
     @classmethod
-    def split(cls, score: Score, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
+    def split(cls, score: Chain, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
         """Split a score, to be applied to scores of this dtype, into its parameters and the rest."""
-        leaves, structure = jax.tree.flatten(score.closure_convert(dtype))
+        chain = score.closure_convert(dtype)
+        paths, structure = jax.tree_util.tree_flatten_with_path(chain)
+        leaves = [leaf for _, leaf in paths]
         places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
         rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
-        return cls(structure, places, rest), tuple(jnp.asarray(leaves[place]) for place in places)
+        head_axes = tuple(_head_axis(chain, paths[place][0]) for place in places)
+        return cls(structure, places, head_axes, rest), tuple(jnp.asarray(leaves[place]) for place in places)
 
     def join(self, parameters: tuple[Array, ...]) -> Score:
         """Return the score with these parameters."""
@@ -97,3 +101,9 @@ class Scoring:
         for place, parameter in zip(self.places, parameters, strict=True):
             leaves.insert(place, parameter)
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def _head_axis(chain: Chain, path: Any) -> int | None:
+    """Return the axis of a leaf that may have an entry per head."""
+    _, member, field, *_ = path
+    return chain.members[member.idx].head_axes.get(getattr(field, "name", ""))
