@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         theory,
         training,
     )
-    from regard.attention import attend, explain
+    from regard.attention import CHECKPOINT_NAMES, attend, explain
     from regard.cache import KVCache, PagedKVCache
     from regard.derivation import derive
     from regard.theory import explain_einsum
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CHECKPOINT_NAMES",
     "KVCache",
     "PagedKVCache",
     "attend",
@@ -75,7 +76,7 @@ __getattr__, __dir__ = defer(
     __name__,
     "all",
     __all__,
-    attention="attend explain",
+    attention="CHECKPOINT_NAMES attend explain",
     cache="KVCache PagedKVCache",
     derivation="derive",
     theory="explain_einsum",

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
 from regard.engine.call.hooks import report
 from regard.engine.call.options import Options, spell_out
 from regard.engine.dispatch.explanation import Explanation, describe

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from regard.axes import Array
+from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.score_rows import take_chosen_rows
@@ -106,7 +108,8 @@ def _attend(
             aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
         else:
             aux[name] = take_chosen_rows(problem, problem.spread(matrices[name](), problem.T, problem.S))
-    return problem.spread(output, problem.T, problem.E).astype(problem.query.dtype), aux
+    output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
+    return checkpoint_name(output, OUTPUT), aux
 
 
 def score_matrix(problem: Problem) -> Array:

@@ -19,11 +19,14 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax._src import dispatch  # has no public name
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
+from regard.engine.call.checkpoint_names import name_results
+from regard.engine.flash.device_types import lower_for_one_device, result_types, vary_alike
 
 Leaves = Sequence[Any]
 
@@ -51,7 +54,11 @@ class Spec:
 
 def call_kernel(kernel: Kernel, query: Array, key: Array, value: Array, *data: Array) -> Array:
     """Call the kernel, differentiably in query, key and value, in every way and to any order."""
-    return plain_p.bind(query, key, value, *data, spec=Spec(kernel))[0]
+    return _bind(plain_p, query, key, value, *data, spec=Spec(kernel))[0]
+
+
+def _bind(primitive: Primitive, *operands: Array, spec: Spec) -> list[Array]:
+    return primitive.bind(*vary_alike(operands), spec=spec)
 
 
 # What the primitives compute, as ordinary JAX code. Operands: query, key, value, data; what was saved; what
@@ -117,13 +124,13 @@ def _evaluate(rule: Callable[..., list[Array]], spec: Spec, *operands: Array) ->
 
 def _jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
     """Compute the JVP of `saving_p`. Residuals get zero tangents; the JVP of `backward_p` ignores them."""
-    output, *saved = saving_p.bind(*operands, spec=spec)
+    output, *saved = _bind(saving_p, *operands, spec=spec)
+    output, *saved = name_results(["output", *["saved"] * len(saved)], (output, *saved))
     if all(isinstance(tangent, ad.Zero) for tangent in tangents[:3]):
         return [output, *saved], [*map(_zero, (output, *saved))]
     linear = [ad.instantiate_zeros(tangent) for tangent in tangents[:3]]
-    found_tangents = tangent_p.bind(
-        *operands, *saved, *linear, spec=dataclasses.replace(spec, saved=len(saved))
-    )
+    of = dataclasses.replace(spec, saved=len(saved))
+    found_tangents = _bind(tangent_p, *operands, *saved, *linear, spec=of)
     return [output, *saved], [*found_tangents, *map(_zero, saved)]
 
 
@@ -156,7 +163,7 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
     known, linear = operands[:-3], operands[-3:]
     if isinstance(cotangents[0], ad.Zero):
         return [None] * len(operands)
-    grads = backward_p.bind(*known, cotangents[0], spec=spec)
+    grads = _bind(backward_p, *known, cotangents[0], spec=spec)
     wanted = map(ad.is_undefined_primal, linear)
     return [None] * len(known) + [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
@@ -166,7 +173,7 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
     tangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    return [None] * len(known) + tangent_p.bind(*known, *tangents, spec=spec)
+    return [None] * len(known) + _bind(tangent_p, *known, *tangents, spec=spec)
 
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
@@ -176,7 +183,7 @@ def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) 
         jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     ]
-    found = primitive.bind(*leading, spec=dataclasses.replace(spec, added=spec.added + 1))
+    found = _bind(primitive, *leading, spec=dataclasses.replace(spec, added=spec.added + 1))
     return found, [0] * len(found)
 
 
@@ -190,11 +197,16 @@ def _primitive(name: str) -> Primitive:
     def shapes(*operands: Any, spec: Spec) -> list[ShapedArray]:
         like = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
         found = jax.eval_shape(functools.partial(evaluate, spec=spec), *like)
-        return [ShapedArray(one.shape, one.dtype) for one in found]
+        return result_types(operands, found)
 
     primitive.def_impl(jax.jit(evaluate, static_argnames="spec"))
     primitive.def_abstract_eval(shapes)
-    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
+
+    def lower(context: Any, *operands: Any, spec: Spec) -> Any:
+        return lower_for_one_device(context, functools.partial(evaluate, spec=spec), *operands)
+
+    mlir.register_lowering(primitive, lower)
+    dispatch.prim_requires_devices_during_lowering.add(primitive)  # as those of libraries, inside, do
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive
 

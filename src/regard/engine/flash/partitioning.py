@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from regard.axes import Array
+from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.operands import PARAMETER, Context
 from regard.engine.flash.tiles import TileConfig
 from regard.masks import Mask
 
-NO_MESH = AbstractMesh((), ())
 HEADS, KEY_HEADS = "heads", "key_heads"  # leading axes that differ between the sides of queries and of keys
 Axis = str | int | None  # one of these, the number of another leading axis, or an axis that nobody divides
 Axes = tuple[Axis, ...]

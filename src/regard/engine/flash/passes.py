@@ -21,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.flash.manual_axes import varying_axes
+from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_unattended
 from regard.engine.flash.tiles import TileConfig, TileLoop, TileView

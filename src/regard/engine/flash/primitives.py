@@ -27,11 +27,11 @@ from jax._src import dispatch  # has no public name
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from regard.axes import Array
+from regard.engine.call.checkpoint_names import name_results
 from regard.engine.flash import partitioning, passes
-from regard.engine.flash.manual_axes import vary_alike
+from regard.engine.flash.device_types import lower_for_one_device, result_types, vary_alike
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.partitioning import Axes, Leading
 from regard.engine.flash.tiles import TileConfig
@@ -194,24 +194,13 @@ def _shapes(name: str, operands: Leaves, spec: Spec) -> list[ShapedArray]:
     ]
 
 
-def _abstract(name: str, operands: Leaves, spec: Spec) -> list[ShapedArray]:
-    """Return the types of a primitive's results, which vary over devices as its operands do."""
-    like = max(operands, key=lambda operand: len(operand.mat.varying))
-    return [
-        like.update(shape=shape.shape, dtype=shape.dtype, weak_type=False, sharding=_unsharded(like, shape))
-        for shape in _shapes(name, operands, spec)
-    ]
-
-
-def _unsharded(like: ShapedArray, shape: ShapedArray) -> NamedSharding:
-    return NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * len(shape.shape)))
 
 
 # Derivatives.
 
 
 def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found = bind(forward_p, *operands, spec=spec)
+    found = name_results(spec.found, bind(forward_p, *operands, spec=spec))
     count = len(spec.present)
     linear = [place for place in range(count) if not isinstance(tangents[place], ad.Zero)]
     by_name = dict.fromkeys(spec.found)
@@ -375,13 +364,10 @@ def _primitive(name: str) -> Primitive:
 
     def lower(context: Any, *operands: Any, spec: Spec) -> Any:
         function = evaluate_divided if partitioning.is_divided(context) else evaluate
-        # From here on arrays are those of one device.
-        plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
-        with use_abstract_mesh(partitioning.NO_MESH):
-            return mlir.lower_fun(function, multiple_results=True)(plain, *operands, spec=spec)
+        return lower_for_one_device(context, partial(function, spec=spec), *operands)
 
     primitive.def_impl(evaluate)
-    primitive.def_abstract_eval(lambda *operands, spec: _abstract(name, operands, spec))
+    primitive.def_abstract_eval(lambda *operands, spec: result_types(operands, _shapes(name, operands, spec)))
     mlir.register_lowering(primitive, lower)
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     batching.primitive_batchers[primitive] = lambda operands, axes, *, spec: _batch(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.flash.manual_axes import vary
+from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
 from regard.masks import Mask
 from regard.masks.grid import Grid, Span

@@ -1,0 +1,56 @@
+"""Types of arrays in divided programs: what varies over manual mesh axes, as inside `jax.shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
+
+NO_MESH = AbstractMesh((), ())
+
+
+def varying_axes(*trees: Any) -> tuple[str, ...]:
+    """Return the manual mesh axes over which any of the arrays varies."""
+    names = (jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(trees))
+    return tuple(sorted(frozenset().union(*names)))
+
+
+def vary(tree: Any, names: Sequence[str]) -> Any:
+    """Say of all arrays that they vary over these axes; nothing is sent."""
+
+    def one(array: Any) -> Any:
+        missing = tuple(name for name in names if name not in jax.typeof(array).mat.varying)
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return jax.tree.map(one, tree)
+
+
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Say of all arrays that they vary where one does."""
+    return vary(list(arrays), varying_axes(arrays))
+
+
+def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedArray]:
+    """Return the types of a primitive's results, which vary as its operands, that vary alike, do."""
+    like = operands[0]
+
+    def unsharded(rank: int) -> NamedSharding:
+        return NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * rank))
+
+    return [
+        like.update(
+            shape=one.shape, dtype=one.dtype, weak_type=False, sharding=unsharded(len(one.shape))
+        )
+        for one in shapes
+    ]
+
+
+def lower_for_one_device(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
+    """Lower a function of the arrays of one device, whose types say nothing of others."""
+    plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
+    with use_abstract_mesh(NO_MESH):
+        return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
