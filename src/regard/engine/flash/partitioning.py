@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
 from regard.axes import Array
 from regard.engine.flash.device_types import NO_MESH
@@ -208,16 +208,19 @@ def divide_config(config: TileConfig, part: Leading) -> TileConfig:
     return dataclasses.replace(config, leading=leading, group=part.group, forward=forward, backward=backward)
 
 
-def is_divided(context: Any) -> bool:
-    """Tell whether a program that is lowered may divide arrays over devices by itself."""
-    parameters = context.module_context
-    axes = parameters.axis_context
-    if parameters.lowering_parameters.for_export:
-        return False  # what is exported holds no function of this process
-    manual = getattr(axes, "manual_axes", None)
-    if manual is not None:
-        return False
-    return (getattr(axes, "num_devices", 1) or 1) > 1
+def find_mesh(context: Any) -> Any:
+    """Return the context of a lowering with the mesh over which the compiler may divide arrays; or None."""
+    module = context.module_context
+    axes = module.axis_context
+    devices = getattr(axes, "device_assignment", None) or ()  # none inside shard_map
+    # What is exported can hold no function of this process, which custom partitioning is.
+    if len(devices) < 2 or module.lowering_parameters.for_export:
+        return None
+    # Where no argument has a mesh, that of `jax.set_mesh` is meant.
+    mesh = axes.abstract_mesh or get_abstract_mesh()
+    if mesh.empty:
+        return None
+    return context.replace(module_context=module.replace(axis_context=dataclasses.replace(axes, abstract_mesh=mesh)))
 
 
 def divide(

@@ -363,8 +363,10 @@ def _primitive(name: str) -> Primitive:
         )
 
     def lower(context: Any, *operands: Any, spec: Spec) -> Any:
-        function = evaluate_divided if partitioning.is_divided(context) else evaluate
-        return lower_for_one_device(context, partial(function, spec=spec), *operands)
+        divided = partitioning.find_mesh(context)
+        if divided is not None:
+            return lower_for_one_device(divided, partial(evaluate_divided, spec=spec), *operands)
+        return lower_for_one_device(context, partial(evaluate, spec=spec), *operands)
 
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(lambda *operands, spec: result_types(operands, _shapes(name, operands, spec)))
