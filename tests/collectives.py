@@ -88,3 +88,10 @@ def count_sent(text, devices):
         return totals
 
     return walk(entry)
+
+
+def count_kinds(text):
+    """How many instructions of each kind send anything."""
+    kinds = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in kinds}
+    return {kind: count for kind, count in counts.items() if count}

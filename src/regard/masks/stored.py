@@ -110,9 +110,6 @@ class FromArray(Mask):
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         return FromArray(take(self._full_rank(leading_axes), 2))
 
-    def closure_convert(self, grid: Grid) -> Mask:
-        return FromArray(self._full_rank(grid.leading_axes))
-
     def slice_grid(self, grid: Grid) -> Mask:
         return FromArray(self.keep(grid))
 

@@ -130,6 +130,20 @@ class Picks:
         return scores + table[rows, self.head if table.shape[1] > 1 else 0]
 
 
+@dataclass(frozen=True)
+class HeadPicks(Picks):
+    """Pairs of all heads, in order on the axis before the last: nothing is gathered that heads divide."""
+
+    def per_head(self, array: Array) -> Array:
+        return array.reshape((*(1,) * (self.key_position.ndim - 2), -1, 1))
+
+    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
+        del reach
+        rows = bucket(self.key_position - self.query_position)
+        entries = table.T.reshape((*(1,) * (rows.ndim - 2), *table.shape[::-1]))
+        return scores + jnp.take_along_axis(entries, rows, -1)
+
+
 def _entries(table: Array, rows: Array) -> Array:
     """Look up table[rows] as a product, whose gradient is one, too: (..., 1, n) -> (..., heads | 1, n)."""
     rows = rows[..., 0, :, None]

@@ -38,7 +38,9 @@ _FEW_QUERIES = 32
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     masked = problem.mask is not None or problem.bias is not None
-    if not masked or problem.dropout_rate or problem.T * problem.group > _FEW_QUERIES or 0 in problem.leading:
+    few = 0 < problem.T * problem.group <= _FEW_QUERIES and 0 not in problem.leading
+    # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
+    if not (masked and few) or problem.dropout_rate or jax.default_backend() != "cpu":
         return _define(problem)
     # What the functions of mask and score close over may be differentiated by.
     mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())

@@ -21,7 +21,7 @@ from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
 from regard.engine.softmax.sinks import sink
 from regard.masks.grid import offset_column
-from regard.scores.cells import Picks
+from regard.scores.cells import HeadPicks
 
 
 def refuses(problem: Problem) -> str | None:
@@ -89,14 +89,12 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     alive = argmax >= 0
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
-    key_head = index[-2] // config.group
-
-    def take(array: Array, indices: list[Array]) -> Array:
-        sizes = array.shape[: len(indices)]
-        indices = [jnp.zeros_like(i) if n == 1 else i for i, n in zip(indices, sizes, strict=True)]
-        return array[tuple(indices)].astype(config.dtype)
-
-    rows = inputs.query.astype(config.dtype), take(inputs.key, [*index[:-2], key_head, place])
+    # Along axes that arrays share, so that what is divided over devices stays so.
+    grouped = problem.fold(place[..., None])
+    if inputs.key.shape[-3] == 1 < grouped.shape[-3]:
+        grouped = place.reshape((*place.shape[:-2], 1, -1, 1))
+    key = jnp.take_along_axis(inputs.key, grouped, -2).reshape((*place.shape, -1))
+    rows = inputs.query.astype(config.dtype), key.astype(config.dtype)
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)
@@ -104,10 +102,12 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
         problem.with_heads(column)[..., 0]
         for column in (problem.grid().query_position, offset_column(problem.key_offset, axes))
     )
-    cells = Picks(
-        query_position, place + offset, index[-2], index[0] if axes > 1 else jnp.zeros_like(index[0])
-    )
-    bias = None if inputs.bias is None else take(inputs.bias, [*index, place])
+    first = index[0] if axes > 1 else jnp.zeros_like(index[0])
+    cells = HeadPicks(query_position, place + offset, index[-2], first)
+    bias = inputs.bias
+    if bias is not None:
+        bias = jnp.take_along_axis(bias, place[..., None] if bias.shape[-1] > 1 else place[..., None] * 0, -1)
+        bias = bias[..., 0].astype(config.dtype)
     score = finish_scores(score, None, score=problem.score, cells=cells, bias=bias).scores
     derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
     return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)

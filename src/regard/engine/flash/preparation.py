@@ -88,6 +88,8 @@ def _context(problem: Problem, config: TileConfig) -> Context:
         None
         if mask is None
         else mask.closure_convert(TileView(config, blocking, (0,) * len(config.leading)).grid(offsets))
+        # Data of which nothing is taken are now those of all leading axes.
+        .slice_batch(lambda data, _: data, config.call_axes)
         for blocking in (config.forward, config.backward)
     )
     query_words = key_words = None

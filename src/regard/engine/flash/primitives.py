@@ -308,9 +308,7 @@ def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, s
     tail = len(operands) - len(spec.tail(name))
     if any(axis is not None for axis in axes[end:tail]):
         return _loop(primitive, operands, axes, spec)
-    alike = set(spec.wrt)  # each needs a gradient per index, and the shape of its tangent
-    if name == "second":
-        alike |= {*range(tail, len(operands))}
+    alike = {*spec.wrt, *range(tail, len(operands))}  # each with its tangent, or its own gradient per index
     operands = [
         operand if end <= place < tail else _lead(operand, axis, size if place in alike else 1)
         for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))

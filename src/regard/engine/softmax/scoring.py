@@ -85,14 +85,14 @@ class Scoring:
     rest: tuple[Any, ...]
 
     @classmethod
-    def split(cls, score: Chain, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
+    def split(cls, score: Score, dtype: Any) -> tuple[Scoring, tuple[Array, ...]]:
         """Split a score, to be applied to scores of this dtype, into its parameters and the rest."""
-        chain = score.closure_convert(dtype)
-        paths, structure = jax.tree_util.tree_flatten_with_path(chain)
+        score = score.closure_convert(dtype)
+        paths, structure = jax.tree_util.tree_flatten_with_path(score)
         leaves = [leaf for _, leaf in paths]
         places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
         rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
-        head_axes = tuple(_head_axis(chain, paths[place][0]) for place in places)
+        head_axes = tuple(_head_axis(score, paths[place][0]) for place in places)
         return cls(structure, places, head_axes, rest), tuple(jnp.asarray(leaves[place]) for place in places)
 
     def join(self, parameters: tuple[Array, ...]) -> Score:
@@ -103,7 +103,9 @@ class Scoring:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _head_axis(chain: Chain, path: Any) -> int | None:
+def _head_axis(score: Score, path: Any) -> int | None:
     """Return the axis of a leaf that may have an entry per head."""
+    if not isinstance(score, Chain):
+        return None
     _, member, field, *_ = path
-    return chain.members[member.idx].head_axes.get(getattr(field, "name", ""))
+    return score.members[member.idx].head_axes.get(getattr(field, "name", ""))

@@ -1,0 +1,168 @@
+"""Calls of `attend` in divided programs, run with eight devices and compared with one; not a test by itself."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from collectives import count_kinds
+from mesh_cases import draw
+from regard import attend, masks, scores
+
+BATCH, HEADS, KEY_HEADS, T, S, D, E = 6, 8, 4, 521, 523, 5, 7
+AXES = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit, "manual": AxisType.Auto}
+DIVISIONS = {"batch": ("b", None), "heads": (None, "h"), "both": ("b", "h")}
+
+
+def _numbers(*shape):
+    return draw(shape, seed=5)[0]
+
+
+# Options of a call, of arrays by name; what the arrays are, and how each is divided with (batch, heads).
+CASES = {
+    "plain": (lambda: {}, {}),
+    "causal": (lambda: {"mask": masks.causal()}, {}),
+    "lengths": (
+        lambda lengths: {"mask": masks.causal() & masks.lengths(lengths)},
+        {"lengths": (lambda: jnp.asarray([500, 0, 3, 523, 17, 400], jnp.int32), lambda b, h: P(b))},
+    ),
+    "segments": (
+        lambda query, key: {"mask": masks.segments(query, key)},
+        {
+            "query": (lambda: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) // 97, lambda b, h: P(b)),
+            "key": (lambda: jnp.arange(BATCH * S, dtype=jnp.int32).reshape((BATCH, S)) // 97, lambda b, h: P(b)),
+        },
+    ),
+    "array per head": (
+        lambda array: {"mask": masks.from_array(array)},
+        {"array": (lambda: _numbers(BATCH, HEADS, T, S) > 0, lambda b, h: P(b, h))},
+    ),
+    "alibi": (
+        lambda slopes: {"mask": masks.causal(), "score": [scores.alibi(slopes=slopes), scores.softcap(7.0)]},
+        {"slopes": (lambda: abs(_numbers(HEADS)) / 8, lambda b, h: P(h))},
+    ),
+    "relative": (
+        lambda table: {"score": scores.relative_bias(table, max_distance=64), "mask": masks.causal()},
+        {"table": (lambda: _numbers(32, HEADS), lambda b, h: P(None, h))},
+    ),
+    "bias and sinks": (
+        lambda bias, sinks: {"bias": bias, "sinks": sinks},
+        {
+            "bias": (lambda: _numbers(1, HEADS, 1, S), lambda b, h: P(None, h)),
+            "sinks": (lambda: _numbers(HEADS), lambda b, h: P(h)),
+        },
+    ),
+    "dropout": (
+        lambda rng: {"mask": masks.causal(), "dropout_rate": 0.3, "rng": jax.random.wrap_key_data(rng)},
+        {"rng": (lambda: jax.random.key_data(jax.random.key(3)), lambda b, h: P())},
+    ),
+}
+AUX = ("lse", "entropy", "max_score")
+
+
+def _arrays(case):
+    operands = draw((BATCH, HEADS, T, D), (BATCH, KEY_HEADS, S, D), (BATCH, KEY_HEADS, S, E), seed=7)
+    return [*operands, *(make() for make, _ in CASES[case][1].values())]
+
+
+def _specs(case, division):
+    b, h = DIVISIONS[division]
+    return (*[P(b, h)] * 3, *(place(b, h) for _, place in CASES[case][1].values()))
+
+
+def _call(case, backend):
+    make, data = CASES[case]
+
+    def call(query, key, value, *rest):
+        options = make(**dict(zip(data, rest, strict=True)))
+        output, aux = attend(query, key, value, backend=backend, aux=AUX, query_offset=2, **options)
+        return output, *aux.values()
+
+    return call
+
+
+def _differentiable(arrays):
+    return tuple(place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.floating))
+
+
+def _measure(results):
+    """A number that every result moves; empty rows count nothing."""
+    weights = [jnp.cos(jnp.arange(one.size, dtype=one.dtype)).reshape(one.shape) for one in results]
+    parts = (
+        jnp.sum(weight * jnp.where(jnp.isfinite(one), one, 0))
+        for weight, one in zip(weights, results, strict=True)
+    )
+    return functools.reduce(jnp.add, parts)
+
+
+def _with_gradient(call, wrt):
+    def run(*arrays):
+        def loss(*arrays):
+            results = call(*arrays)
+            return _measure(results), results
+
+        (_, results), grads = jax.value_and_grad(loss, wrt, has_aux=True)(*arrays)
+        return results, grads
+
+    return run
+
+
+def _second(call, wrt):
+    """Forward over reverse and reverse over reverse."""
+
+    def run(*arrays):
+        first = jax.grad(lambda *arrays: _measure(call(*arrays)), wrt)
+
+        def turn(*arrays):
+            moved = (arrays[place] for place in wrt)
+            parts = (jnp.sum(jnp.cos(one) * grad) for one, grad in zip(moved, first(*arrays), strict=True))
+            return functools.reduce(jnp.add, parts)
+
+        moved = [arrays[place] for place in wrt]
+
+        def of_moved(*moved):
+            whole = list(arrays)
+            for place, array in zip(wrt, moved, strict=True):
+                whole[place] = array
+            return first(*whole)
+
+        return jax.jvp(of_moved, moved, [jnp.sin(array) for array in moved])[1], jax.grad(turn, wrt)(*arrays)
+
+    return run
+
+
+ORDERS = {"first": _with_gradient, "second": _second}
+
+
+@functools.cache
+def _alone(case, backend, order):
+    arrays = _arrays(case)
+    found = jax.jit(ORDERS[order](_call(case, backend), _differentiable(arrays)))(*arrays)
+    return jax.tree.map(np.asarray, found)
+
+
+def check(axes, case, backend, *, division="both", order="first"):
+    """Run a call divided and alone; fail where they differ, or where results are not divided as they came."""
+    sizes = {"both": (2, 4), "batch": (2, 4), "heads": (2, 4)}[division]
+    mesh = jax.make_mesh(sizes, ("b", "h"), axis_types=(AXES[axes],) * 2)
+    arrays, specs = _arrays(case), _specs(case, division)
+    placed = [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)]
+    call, wrt = _call(case, backend), _differentiable(arrays)
+    if axes == "manual":
+        rows = P(*DIVISIONS[division])
+        call = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=(rows,) * (1 + len(AUX)))
+    program = jax.jit(ORDERS[order](call, wrt)).lower(*placed).compile()
+    found, expected = program(*placed), _alone(case, backend, order)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(np.where(np.isfinite(other), other, 0)).max()
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * scale)
+    lies = [*[specs[0]] * (1 + len(AUX)), *(specs[place] for place in wrt)][-len(jax.tree.leaves(found)) :]
+    if order == "first":
+        for one, spec in zip(jax.tree.leaves(found), lies, strict=True):
+            wanted = NamedSharding(mesh, spec)
+            assert one.sharding.is_equivalent_to(wanted, one.ndim), (case, one.shape, one.sharding.spec, spec)
+    print(count_kinds(program.as_text()))
+
