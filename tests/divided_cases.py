@@ -1,4 +1,4 @@
-"""Calls of `attend` in divided programs, run with eight devices and compared with one; not a test by itself."""
+"""Calls of `attend` in divided programs, with eight devices, compared with one; not a test by itself."""
 
 import functools
 
@@ -23,7 +23,7 @@ def _numbers(*shape):
 
 # Options of a call, of arrays by name; what the arrays are, and how each is divided with (batch, heads).
 CASES = {
-    "plain": (lambda: {}, {}),
+    "plain": (dict, {}),
     "causal": (lambda: {"mask": masks.causal()}, {}),
     "lengths": (
         lambda lengths: {"mask": masks.causal() & masks.lengths(lengths)},
@@ -32,8 +32,14 @@ CASES = {
     "segments": (
         lambda query, key: {"mask": masks.segments(query, key)},
         {
-            "query": (lambda: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) // 97, lambda b, h: P(b)),
-            "key": (lambda: jnp.arange(BATCH * S, dtype=jnp.int32).reshape((BATCH, S)) // 97, lambda b, h: P(b)),
+            "query": (
+                lambda: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) // 97,
+                lambda b, h: P(b),
+            ),
+            "key": (
+                lambda: jnp.arange(BATCH * S, dtype=jnp.int32).reshape((BATCH, S)) // 97,
+                lambda b, h: P(b),
+            ),
         },
     ),
     "array per head": (
@@ -149,7 +155,9 @@ def check(axes, case, backend, *, division="both", order="first"):
     sizes = {"both": (2, 4), "batch": (2, 4), "heads": (2, 4)}[division]
     mesh = jax.make_mesh(sizes, ("b", "h"), axis_types=(AXES[axes],) * 2)
     arrays, specs = _arrays(case), _specs(case, division)
-    placed = [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)]
+    placed = [
+        jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)
+    ]
     call, wrt = _call(case, backend), _differentiable(arrays)
     if axes == "manual":
         rows = P(*DIVISIONS[division])
@@ -164,5 +172,4 @@ def check(axes, case, backend, *, division="both", order="first"):
         for one, spec in zip(jax.tree.leaves(found), lies, strict=True):
             wanted = NamedSharding(mesh, spec)
             assert one.sharding.is_equivalent_to(wanted, one.ndim), (case, one.shape, one.sharding.spec, spec)
-    print(count_kinds(program.as_text()))
-
+    return count_kinds(program.as_text())

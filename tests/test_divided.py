@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from divided_cases import AXES, CASES, DIVISIONS, ORDERS
+from divided_cases import AXES, CASES, DIVISIONS
 from mesh_cases import on_eight_devices
 from regard.engine.dispatch.registry import COMPLETE
 
@@ -15,7 +15,7 @@ EVERY = [pair for pair in itertools.product(AXES, CASES) if pair != ("manual", "
 
 
 def run(*given, **options):
-    code = f"from divided_cases import check\ncheck(*{given!r}, **{options!r})"
+    code = f"from divided_cases import check\nprint(check(*{given!r}, **{options!r}))"
     return eval(on_eight_devices(code))
 
 

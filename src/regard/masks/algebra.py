@@ -20,7 +20,7 @@ from regard.masks.tile_kinds import TileKind, classify_cells
 from regard.records import record
 
 # take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
-Take = Callable[[Any, int], Array]
+Take = Callable[[Any, int], Any]
 
 
 class Mask:

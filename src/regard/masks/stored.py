@@ -99,7 +99,11 @@ class FromArray(Mask):
 
     def _full_rank(self, leading_axes: int) -> Array:
         missing = leading_axes + 2 - np.ndim(self.array)
-        return jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array))) if missing else self.array
+        return (
+            jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array)))
+            if missing
+            else self.array
+        )
 
     def keep(self, grid: Grid) -> Array:
         array = self._full_rank(grid.leading_axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +64,7 @@ class Alibi(Score):
     """Scores lowered in proportion to the distance."""
 
     slopes: Any
-    head_axes = {"slopes": 0}
+    head_axes: ClassVar = {"slopes": 0}
     reads_batch = False
     adds = True
 
@@ -150,7 +150,7 @@ class RelativeBias(Score):
     table: Any
     bidirectional: bool = static()
     max_distance: int = static()
-    head_axes = {"table": 1}
+    head_axes: ClassVar = {"table": 1}
     reads_batch = False
     adds = True
 

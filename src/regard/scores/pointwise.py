@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class Softcap(Score):
 
     cap: Any
     maker = staticmethod(softcap)
-    head_axes = {"cap": 0}
+    head_axes: ClassVar = {"cap": 0}
     reads_batch = False
     reads_positions = False
 
@@ -101,7 +101,7 @@ class Temperature(Score):
 
     value: Any
     maker = staticmethod(temperature)
-    head_axes = {"value": 0}
+    head_axes: ClassVar = {"value": 0}
     reads_batch = False
     reads_positions = False
 

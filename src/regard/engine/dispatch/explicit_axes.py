@@ -42,7 +42,8 @@ def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, 
     explicit = tuple(
         name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit
     )
-    return auto_axes(run_leaves, axes=explicit, out_sharding=out)(*(leaves[place] for place in places))
+    run_divided: Any = auto_axes(run_leaves, axes=explicit, out_sharding=out)
+    return run_divided(*(leaves[place] for place in places))
 
 
 def _explicit_mesh(problem: Problem) -> Any:

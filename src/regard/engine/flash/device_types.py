@@ -42,9 +42,7 @@ def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedA
         return NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * rank))
 
     return [
-        like.update(
-            shape=one.shape, dtype=one.dtype, weak_type=False, sharding=unsharded(len(one.shape))
-        )
+        like.update(shape=one.shape, dtype=one.dtype, weak_type=False, sharding=unsharded(len(one.shape)))
         for one in shapes
     ]
 

@@ -103,7 +103,9 @@ class Share:
         batch = tuple(size // self.count(axis) for axis, size in enumerate(self.leading.batch))
         key_heads = self.leading.key_heads // self.count(KEY_HEADS)
         heads = self.leading.key_heads * self.leading.group // self.count(HEADS)
-        return Leading(batch, 1, heads) if self.picks_key_head else Leading(batch, key_heads, heads // key_heads)
+        return (
+            Leading(batch, 1, heads) if self.picks_key_head else Leading(batch, key_heads, heads // key_heads)
+        )
 
     def spec(self, axes: Axes) -> PartitionSpec:
         """Return how an array with these axes lies."""
@@ -220,7 +222,9 @@ def find_mesh(context: Any) -> Any:
     mesh = axes.abstract_mesh or get_abstract_mesh()
     if mesh.empty:
         return None
-    return context.replace(module_context=module.replace(axis_context=dataclasses.replace(axes, abstract_mesh=mesh)))
+    return context.replace(
+        module_context=module.replace(axis_context=dataclasses.replace(axes, abstract_mesh=mesh))
+    )
 
 
 def divide(

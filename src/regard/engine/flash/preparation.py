@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.sparsity import TileLists, classify_tiles, list_tiles

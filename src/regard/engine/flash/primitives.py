@@ -194,8 +194,6 @@ def _shapes(name: str, operands: Leaves, spec: Spec) -> list[ShapedArray]:
     ]
 
 
-
-
 # Derivatives.
 
 
