@@ -37,3 +37,25 @@ def test_one_of_the_two_is_divided(axes, division, backend):
 @pytest.mark.parametrize("axes", AXES)
 def test_second_derivatives_are_those_of_one_device(axes, case):
     assert set(run(axes, case, "tiled", order="second")) <= ({"all-reduce"} if case in SUMMED else set())
+
+
+DIVIDED_SEQUENCE = """
+import jax
+from jax.sharding import NamedSharding
+from mesh_cases import draw, make_mesh
+from regard import attend, explain, parallel
+P = jax.sharding.PartitionSpec
+mesh = make_mesh(b=2, seq=4)
+(whole,) = draw((2, 3, 44, 5))
+divided = jax.device_put(whole, NamedSharding(mesh, P("b", None, "seq")))
+print(explain(divided, divided, divided).gathered, explain(whole, whole, whole).gathered)
+print(str(explain(divided, divided, divided)).splitlines()[-1])
+with parallel.use(mesh, "seq", batch_axis="b"):
+    print(explain(divided, divided, divided).gathered)
+"""
+
+
+def test_explain_says_that_a_divided_sequence_is_gathered():
+    counts, line, within = on_eight_devices(DIVIDED_SEQUENCE).splitlines()
+    assert (counts, within) == ("('seq',) ()", "()")
+    assert "with regard.parallel.use(mesh, 'seq'):" in line

@@ -49,8 +49,8 @@ FOLDERS = {
     " softmax.score_rows softmax flash.sparsity flash.device_types flash.tiles flash.tuning flash.operands"
     " flash.partitioning flash.preparation flash.tile_scores flash.passes flash.primitives flash"
     " backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
-    " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.explicit_axes"
-    " dispatch.placement dispatch",
+    " backends.splash_tpu backends dispatch.registry dispatch.placement dispatch.explanation"
+    " dispatch.explicit_axes dispatch",
     "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring unsharded_sequence execution cost_reports"

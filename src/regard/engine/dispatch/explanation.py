@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
 from regard.masks.grid import is_concrete
 
@@ -50,6 +52,8 @@ class Explanation:
     refusals: dict[str, str]
     dense_flops: int
     dense_bytes: int
+    gathered: tuple[str, ...] = ()
+    """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
     def __str__(self) -> str:
         heads = f"{self.query_heads} query heads"
@@ -78,6 +82,10 @@ class Explanation:
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
             ("all pairs", f"{scaled(self.dense_flops, 'FLOP')}, {scaled(self.dense_bytes, 'B')} of scores"),
         ]
+        if self.gathered:
+            axis = self.gathered[0] if len(self.gathered) == 1 else self.gathered
+            remedy = f"`with regard.parallel.use(mesh, {axis!r}):` around the call keeps it divided"
+            lines.append(("gathered", f"the sequence, along {', '.join(self.gathered)}; {remedy}"))
         return "\n".join(f"{label:<10} {text}" for label, text in lines)
 
 
@@ -104,7 +112,19 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         refusals=choice.refusals,
         dense_flops=2 * pairs * (problem.D + problem.E),
         dense_bytes=pairs * problem.accumulation.itemsize,
+        gathered=() if active() else _sequence_axes(problem),
     )
+
+
+def _sequence_axes(problem: Problem) -> tuple[str, ...]:
+    """Return the mesh axes along which the sequence of an array is known to be divided."""
+    found: list[str] = []
+    for array in (problem.query, problem.key, problem.value):
+        typed = jax.typeof(array) if isinstance(array, jax.core.Tracer) else array
+        spec = getattr(getattr(typed, "sharding", None), "spec", ())
+        entry = spec[array.ndim - 2] if len(spec) > array.ndim - 2 else None
+        found += () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return tuple(dict.fromkeys(found))
 
 
 def _census(problem: Problem) -> TileCensus | None:
