@@ -118,9 +118,8 @@ def _differentiate_link(primals: Any, tangents: Any) -> Any:
 
 
 def _add_and_pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:
-    # The transpose of this adds a layer's gradient in place, as long as JAX does not see that the layer comes
-    # out as it went in: else it hands out zeros for all other layers, and adds those.
-    return [a + b for a, b in zip(found, layer, strict=True)], jax.lax.optimization_barrier(layer)
+    # The layer comes out, too: the transpose then adds to its gradient in place and touches no other layer's.
+    return [a + b for a, b in zip(found, layer, strict=True)], layer
 
 
 def _pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:

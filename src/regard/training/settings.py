@@ -86,7 +86,7 @@ class LayerSizes(Settings):
     dropout_rate: Annotated[float, RATE] = 0.0
     """Probability of dropping a residual or embedding unit, in [0, 1)."""
     scan_layers: bool = False
-    """True compiles one Transformer block and loops over all, which is quicker for many; needs alike ones."""
+    """True if one Transformer block is compiled and looped over, which starts sooner where there are many."""
     remat: Literal[None, "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = None
     """The part of a block that the backward pass computes again to save memory: full, all of it; a policy of
     jax.checkpoint_policies, all but what this keeps; None, nothing."""
