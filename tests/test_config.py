@@ -3,6 +3,7 @@ import importlib.util
 import sys
 from typing import get_args
 
+import jax
 import pytest
 
 from regard.layers.feed_forward import ACTIVATIONS
@@ -59,6 +60,8 @@ def test_a_config_is_a_value():
         ({"norm_kind": "batch"}, "norm_kind: expected one of layer, rms"),
         ({"activation": "gelu"}, "'gelu' has two meanings: choose gelu_tanh.*or gelu_erf"),
         ({"activation": "swilu"}, r"nearest: silu"),
+        ({"remat": "dots"}, r"remat: expected one of full, .*; got 'dots' \(nearest: dots_saveable\)"),
+        ({"remat": True}, "remat: expected one of full"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a rate in \[0, 1\), got 1.0"),
         ({"attention_dropout_rate": -0.1}, r"attention_dropout_rate: expected a rate in \[0, 1\)"),
     ],
@@ -66,6 +69,13 @@ def test_a_config_is_a_value():
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         TransformerConfig(**{**SIZES, **change})
+
+
+def test_policies_are_those_of_jax_by_name_or_as_functions():
+    policy = jax.checkpoint_policies.save_only_these_names("a name")
+    assert TransformerConfig(**SIZES, remat=policy).remat is policy
+    names = {name for name in get_args(config_module.Remat) if name != "full"}
+    assert all(callable(getattr(jax.checkpoint_policies, name)) for name in names)
 
 
 def test_own_head_width_lifts_the_divisibility():

@@ -371,6 +371,16 @@ print(total, peak() - before)
     assert grown < 1.5 * total, "the whole float32 file would be 2 times the model"
 
 
+def test_weights_load_into_a_loop_over_layers(tmp_path):
+    folder = fill(tmp_path / "first", "llama")
+    plain = huggingface.load(folder)
+    looped = huggingface.load(folder, scan_layers=True, remat="full")
+    assert looped.config == dataclasses.replace(plain.config, scan_layers=True, remat="full")
+    tokens = jnp.array([[1, 2, 3, 5, 8]])
+    found = nnx.jit(lambda model, tokens: model(tokens))(looped.model, tokens)
+    np.testing.assert_allclose(found, plain.model(tokens), rtol=0, atol=1e-5)
+
+
 # Saving.
 
 

@@ -58,7 +58,7 @@ FOLDERS = {
     "planning": "chips candidates estimates reports planner",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
-    "models": "config padding embedding stack pooling encoder decoder encoder_decoder"
+    "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
     " classifier presets sampling prompts prefill generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"

@@ -17,7 +17,7 @@ def test_settings_survive_json(kind):
     changed = dataclasses.replace(
         kind(),
         data_seed=7,
-        model=dataclasses.replace(kind().model, d_model=30, num_heads=5, dropout_rate=0.25),
+        model=dataclasses.replace(kind().model, d_model=30, num_heads=5, scan_layers=True, remat="full"),
         optimization=settings.Optimization(steps=11, schedule="constant", clip_norm=0),
     )
     text = json.dumps(tasks.to_settings(changed))

@@ -62,6 +62,8 @@ def load(
     dtype: Any = None,
     sharding: Placement = None,
     length: int | None = None,
+    scan_layers: bool = False,
+    remat: Any = None,
 ) -> Pretrained:
     """Build the model that a folder describes and fill it with the folder's weights.
 
@@ -77,6 +79,7 @@ def load(
         sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a parameter's path
             and shape that returns one. None means the default device.
         length: as in `read_config`.
+        scan_layers, remat: as in `TransformerConfig`; files say nothing of them.
 
     Returns:
         The model in `eval()` mode, its config and kind, the tokenizer, config.json.
@@ -107,6 +110,7 @@ def load(
     directory = _find_transformer(Path(directory))
     settings = read_settings(directory)
     kind, config = read_config(settings, length=length)
+    config = dataclasses.replace(config, scan_layers=scan_layers, remat=remat)
     family, weights = FAMILIES[kind], open_weights(directory)
     table = family.weight_map(config)
     # Files often hold both; where they differ, the model was not tied, whatever its config says.

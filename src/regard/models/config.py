@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,9 @@ from regard.positions import Rotary, Scaling
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
 Activation = Literal["relu", "gelu_tanh", "gelu_erf", "silu"]
+Remat = Literal[
+    "full", "nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
+]
 CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "activation": Activation}
 CAN_BE_0 = ("num_layers", "num_token_types")
 
@@ -119,6 +123,12 @@ class TransformerConfig:
     attention_dropout_rate: float = 0.0
     """Dropout on the attention weights."""
 
+    scan_layers: bool = False
+    """True if compiled programs loop over the blocks instead of repeating them; the results are the same."""
+    remat: str | Callable[..., Any] | None = None
+    """The policy by which the backward pass computes again what is within a block: "full", all of it, or one
+    of `jax.checkpoint_policies`, by name or as a function; None keeps everything from the forward pass."""
+
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_heads()
@@ -126,6 +136,8 @@ class TransformerConfig:
             check_choice(name, getattr(self, name), get_args(choices))
         self._check_windows()
         self._check_inputs()
+        if self.remat is not None and not callable(self.remat):
+            check_choice("remat", self.remat, get_args(Remat))
 
     @property
     def head_width(self) -> int:

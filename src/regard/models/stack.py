@@ -17,7 +17,9 @@ from regard.cache import KVCache
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
+from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
+from regard.models.depth import Call, run_blocks, scan_blocks
 from regard.models.padding import mask_padding
 from regard.records import record
 
@@ -112,17 +114,19 @@ class Stack(nnx.Module):
             The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
             hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        asked = tuple(name for name in aux if name != "hidden")
-        score, seen = self._scores(), []
-        for number, block in enumerate(self.blocks):
+        asked, score = tuple(name for name in aux if name != "hidden"), self._scores()
+
+        def call(number: int, block: Any, x: Array) -> tuple[Array, dict[str, Any]]:
             options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
                 options |= {"memory": memory[number] if isinstance(memory, tuple) else memory}
                 options |= {"memory_mask": memory_mask}
-            x, seen_here = unpack(block(x, **options), asked or caches is not None)
-            seen.append({**seen_here, "hidden": x} if "hidden" in aux else seen_here)
+            x, seen = unpack(block(x, **options), asked or caches is not None)
+            return x, {**seen, "hidden": x} if "hidden" in aux else seen
+
+        x, seen = self._run(call, x, is_decoding=caches is not None or isinstance(memory, tuple))
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_cache(self, batch: int, capacity: int, chunk: int, *memory: Any) -> DecodingCache:
@@ -151,6 +155,18 @@ class Stack(nnx.Module):
         layers = tuple(here.get("self", here)["cache"] for here in seen)
         added = x.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
         return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
+
+    def _run(self, call: Call, x: Array, *, is_decoding: bool) -> tuple[Array, list[Any]]:
+        """Run the blocks as configured, or one by one where a loop or rematerialization gains nothing."""
+        blocks, config = list(self.blocks), self.config
+        # In decoding, a loop would copy every layer's cache at every token. Outside a trace nothing compiles
+        # or is differentiated, and who watches the calls of `attend` is told of each layer's own.
+        if is_decoding or is_concrete((x, nnx.state(self))):
+            return run_blocks(blocks, call, x)
+        if config.scan_layers and len(blocks) > 1:
+            windows = [config.window(number) for number in range(len(blocks))]
+            return scan_blocks(blocks, windows, call, x, config.remat)
+        return run_blocks(blocks, call, x, config.remat)
 
     def _scores(self) -> list[scores.Score] | None:
         """Return the score functions of every block."""

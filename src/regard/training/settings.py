@@ -85,6 +85,11 @@ class LayerSizes(Settings):
     """Transformer blocks (in the encoder and again in the decoder where there is one)."""
     dropout_rate: Annotated[float, RATE] = 0.0
     """Probability of dropping a residual or embedding unit, in [0, 1)."""
+    scan_layers: bool = False
+    """True if one Transformer block is compiled and looped over, which starts sooner where there are many."""
+    remat: Literal[None, "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = None
+    """The part of a block that the backward pass computes again to save memory: full, all of it; a policy of
+    jax.checkpoint_policies, all but what this keeps; None, nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,177 @@
+"""Depth: blocks one after another, unrolled or as one compiled loop, and the policy of rematerialization."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.axes import Array
+
+Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its number: the stream, and what it saw
+Weights = list[Array]
+
+
+def run_blocks(
+    blocks: Sequence[nnx.Module], call: Call, x: Array, remat: Any = None, *, first: int = 0
+) -> tuple[Array, list[Any]]:
+    """Run blocks one after another; those of `remat` are computed again in the backward pass."""
+    seen = []
+    for number, block in enumerate(blocks, first):
+        if remat is None:
+            x, here = call(number, block, x)
+        else:
+            graph, state = nnx.split(block)
+            run = _recompute(functools.partial(_run_block, graph, call, number), remat, prevent_cse=True)
+            x, here, moved = run(state, x)
+            _move(block, moved)
+        seen.append(here)
+    return x, seen
+
+
+def scan_blocks(
+    blocks: Sequence[nnx.Module], windows: Sequence[int | None], call: Call, x: Array, remat: Any = None
+) -> tuple[Array, list[Any]]:
+    """Run blocks as `run_blocks` does, in a loop whose body is compiled once.
+
+    Raises:
+        ValueError: blocks of which none follow one another in a period.
+    """
+    # The loop picks each layer's weights where they lie, and adds each layer's gradient where it shall lie.
+    # Stacked for `lax.scan`, both would be there twice: more than all that rematerialization leaves.
+    parts = [nnx.split(block) for block in blocks]
+    period = _find_period(parts, windows)
+    steps = len(blocks) // period
+    places = [_Place(parts[place : steps * period : period]) for place in range(period)]
+    # What the blocks would make of it, so that the stream has one dtype throughout the loop.
+    x = x.astype(jnp.result_type(x.dtype, *(leaf.dtype for place in places for leaf in place.weights[0])))
+
+    def body(carry: tuple[Array, list[Any]], step: Array) -> tuple[Any, list[Any]]:
+        x, weights = carry
+        seen = []
+        for number, place in enumerate(places):
+            run = functools.partial(place.run, call, number)
+            if remat is not None:
+                run = _recompute(run, remat, prevent_cse=False)
+            x, weights[number], here = run(step, x, weights[number])
+            seen.append(here)
+        return (x, weights), seen
+
+    (x, _), stacked = jax.lax.scan(body, (x, [place.weights for place in places]), jnp.arange(steps))
+    seen = []
+    for number, block in enumerate(blocks[: steps * period]):
+        step, place = divmod(number, period)
+        here, moved = jax.tree.map(lambda leaf, step=step: leaf[step], stacked[place])
+        _move(block, moved)
+        seen.append(here)
+    x, rest = run_blocks(blocks[len(seen) :], call, x, remat, first=len(seen))
+    return x, seen + rest
+
+
+class _Place:
+    """One place of the period: the blocks that stand there, of which the loop runs one at each step."""
+
+    def __init__(self, parts: Sequence[tuple[Any, Any]]):
+        self.graph = parts[0][0]
+        self.tree = jax.tree.structure(parts[0][1])
+        leaves = [jax.tree.leaves(state) for _, state in parts]
+        self.is_weight = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves[0]]
+        self.weights = tuple(_keep(layer, self.is_weight) for layer in leaves)
+        self.layers = leaves
+
+    def run(
+        self, call: Call, number: int, step: Array, x: Array, weights: tuple[Weights, ...]
+    ) -> tuple[Array, tuple[Weights, ...], tuple[Any, Any]]:
+        """Run the block of one step; the weights of all take its gradient."""
+        picks = [lambda layers, layer=layer: layers[layer] for layer in range(len(weights))]
+        leaves = jax.lax.switch(step, picks, self.layers)
+        own, weights = _link(step, _keep(leaves, self.is_weight), weights)
+        linked = iter(own)
+        leaves = [
+            next(linked) if is_weight else leaf
+            for leaf, is_weight in zip(leaves, self.is_weight, strict=True)
+        ]
+        x, seen, moved = _run_block(self.graph, call, number, jax.tree.unflatten(self.tree, leaves), x)
+        return x, weights, (seen, moved)
+
+
+@jax.custom_jvp
+def _link(step: Array, own: Weights, weights: tuple[Weights, ...]) -> tuple[Weights, tuple[Weights, ...]]:
+    """Return the weights of one layer and of all; the tangents of the one are its among those of all."""
+    return own, weights
+
+
+@_link.defjvp
+def _differentiate_link(primals: Any, tangents: Any) -> Any:
+    step, own, weights = primals
+    # The layer's own tangents say the same, but their transpose is a gradient for all layers at every step.
+    *_, layers = tangents
+    found, passed = [jnp.zeros_like(leaf) for leaf in own], []
+    for number, layer in enumerate(layers):
+        found, layer = jax.lax.cond(step == number, _add_and_pass, _pass, found, layer)
+        passed.append(layer)
+    return (own, weights), (found, tuple(passed))
+
+
+def _add_and_pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:
+    # The layer comes out, too: the transpose then adds to its gradient in place and touches no other layer's.
+    return [a + b for a, b in zip(found, layer, strict=True)], layer
+
+
+def _pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:
+    return found, layer
+
+
+def _run_block(graph: Any, call: Call, number: int, state: Any, x: Array) -> tuple[Array, Any, Any]:
+    """Run a block as a pure function: the stream, what it saw, and what moved in it, or None."""
+    before = {id(leaf) for leaf in jax.tree.leaves(state)}
+    block = nnx.merge(graph, state)
+    x, seen = call(number, block, x)
+    moving = nnx.state(block, nnx.Not(nnx.Param))
+    has_moved = any(id(leaf) not in before for leaf in jax.tree.leaves(moving))
+    return x, seen, moving if has_moved else None
+
+
+def _move(block: nnx.Module, moved: Any) -> None:
+    """Bring the counts of random streams in a block to where its call left them."""
+    # Where nothing moved, a model that another trace closes over may not be touched.
+    if moved is not None:
+        nnx.update(block, moved)
+
+
+def _recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Callable[..., Any]:
+    """Return the function with what `TransformerConfig.remat` says of its backward pass."""
+    policy: Any = None if remat == "full" else remat
+    if isinstance(policy, str):
+        policy = getattr(jax.checkpoint_policies, policy)
+    return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)
+
+
+def _keep(leaves: Sequence[Array], wanted: Sequence[bool]) -> Weights:
+    return [leaf for leaf, is_wanted in zip(leaves, wanted, strict=True) if is_wanted]
+
+
+def _find_period(parts: Sequence[tuple[Any, Any]], windows: Sequence[int | None]) -> int:
+    """Find after how many blocks the same kinds come again."""
+    kinds = [
+        (
+            graph,
+            jax.tree.structure(state),
+            [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)],
+            window,
+        )
+        for (graph, state), window in zip(parts, windows, strict=True)
+    ]
+    for period in range(1, len(kinds) // 2 + 1):
+        if kinds[period:] == kinds[:-period]:
+            return period
+    other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
+    what = "window" if kinds[other][:-1] == kinds[0][:-1] else "structure"
+    raise ValueError(
+        f"scan_layers: expected blocks that are alike or take turns, at least twice; of {len(kinds)} blocks,"
+        f" block {other} has another {what} than block 0; set scan_layers=False, which unrolls them"
+    )
