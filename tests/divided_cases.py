@@ -69,23 +69,24 @@ CASES = {
 AUX = ("lse", "entropy", "max_score")
 
 
-def _arrays(case):
-    operands = draw((BATCH, HEADS, T, D), (BATCH, KEY_HEADS, S, D), (BATCH, KEY_HEADS, S, E), seed=7)
+def _arrays(case, key_heads=KEY_HEADS):
+    operands = draw((BATCH, HEADS, T, D), (BATCH, key_heads, S, D), (BATCH, key_heads, S, E), seed=7)
     return [*operands, *(make() for make, _ in CASES[case][1].values())]
 
 
-def _specs(case, division):
+def _specs(case, division, key_heads=KEY_HEADS):
     b, h = DIVISIONS[division]
-    return (*[P(b, h)] * 3, *(place(b, h) for _, place in CASES[case][1].values()))
+    keys = P(b, h) if key_heads == KEY_HEADS else P(b)
+    return (P(b, h), keys, keys, *(place(b, h) for _, place in CASES[case][1].values()))
 
 
-def _call(case, backend):
+def _call(case, backend, aux):
     make, data = CASES[case]
 
     def call(query, key, value, *rest):
         options = make(**dict(zip(data, rest, strict=True)))
-        output, aux = attend(query, key, value, backend=backend, aux=AUX, query_offset=2, **options)
-        return output, *aux.values()
+        output, found = attend(query, key, value, backend=backend, aux=aux, query_offset=2, **options)
+        return output, *found.values()
 
     return call
 
@@ -144,30 +145,30 @@ ORDERS = {"first": _with_gradient, "second": _second}
 
 
 @functools.cache
-def _alone(case, backend, order):
-    arrays = _arrays(case)
-    found = jax.jit(ORDERS[order](_call(case, backend), _differentiable(arrays)))(*arrays)
+def _alone(case, backend, order, aux, key_heads):
+    arrays = _arrays(case, key_heads)
+    found = jax.jit(ORDERS[order](_call(case, backend, aux), _differentiable(arrays)))(*arrays)
     return jax.tree.map(np.asarray, found)
 
 
-def check(axes, case, backend, *, division="both", order="first"):
+def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_heads=KEY_HEADS):
     """Run a call divided and alone; fail where they differ, or where results are not divided as they came."""
     sizes = {"both": (2, 4), "batch": (2, 4), "heads": (2, 4)}[division]
     mesh = jax.make_mesh(sizes, ("b", "h"), axis_types=(AXES[axes],) * 2)
-    arrays, specs = _arrays(case), _specs(case, division)
+    arrays, specs = _arrays(case, key_heads), _specs(case, division, key_heads)
     placed = [
         jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)
     ]
-    call, wrt = _call(case, backend), _differentiable(arrays)
+    call, wrt = _call(case, backend, aux), _differentiable(arrays)
     if axes == "manual":
         rows = P(*DIVISIONS[division])
-        call = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=(rows,) * (1 + len(AUX)))
+        call = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=(rows,) * (1 + len(aux)))
     program = jax.jit(ORDERS[order](call, wrt)).lower(*placed).compile()
-    found, expected = program(*placed), _alone(case, backend, order)
+    found, expected = program(*placed), _alone(case, backend, order, aux, key_heads)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         scale = np.abs(np.where(np.isfinite(other), other, 0)).max()
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * scale)
-    lies = [*[specs[0]] * (1 + len(AUX)), *(specs[place] for place in wrt)][-len(jax.tree.leaves(found)) :]
+    lies = [*[specs[0]] * (1 + len(aux)), *(specs[place] for place in wrt)][-len(jax.tree.leaves(found)) :]
     if order == "first":
         for one, spec in zip(jax.tree.leaves(found), lies, strict=True):
             wanted = NamedSharding(mesh, spec)

@@ -42,7 +42,9 @@ def _share_context():
 
 def _share_rules(self, *arguments, **options):
     _make_module(self, *arguments, **options)
-    if self.context is _shared.get("context") and type(self.lowering_cache) is dict:
+    # Rules for several devices may name functions of the program that they were made for.
+    alone = getattr(self.axis_context, "num_devices", 0) == 1
+    if alone and self.context is _shared.get("context") and type(self.lowering_cache) is dict:
         # Whatever a rule may look at besides its operands is in the key.
         place = (self.axis_context, config.trace_context(), self.lowering_parameters)
         self.lowering_cache = _Rules(_shared.setdefault(place, {}))

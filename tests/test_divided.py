@@ -2,10 +2,14 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from divided_cases import AXES, CASES, DIVISIONS
 from mesh_cases import on_eight_devices
+from regard import CHECKPOINT_NAMES, attend, masks
 from regard.engine.dispatch.registry import COMPLETE
 
 # Gradients of what every batch row shares are summed over those that the rows are divided over.
@@ -37,6 +41,29 @@ def test_one_of_the_two_is_divided(axes, division, backend):
 @pytest.mark.parametrize("axes", AXES)
 def test_second_derivatives_are_those_of_one_device(axes, case):
     assert set(run(axes, case, "tiled", order="second")) <= ({"all-reduce"} if case in SUMMED else set())
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("axes", ["automatic", "explicit"])
+def test_fewer_key_heads_than_devices_are_whole_on_each(axes, key_heads):
+    assert set(run(axes, "alibi", "tiled", aux=("lse",), key_heads=key_heads)) == {"all-reduce"}
+
+
+@pytest.mark.parametrize(("saved", "count"), [(None, 2), (CHECKPOINT_NAMES, 1)])
+def test_what_a_policy_saves_by_name_is_not_computed_again(saved, count):
+    """By `tiled`; the definition's output is named, too."""
+    policy = saved and jax.checkpoint_policies.save_only_these_names(*saved)
+
+    def branch(x):
+        return attend(jnp.sin(x), jnp.cos(x), x, mask=masks.causal(), backend="tiled")
+
+    rerun = jax.checkpoint(branch, policy=policy)
+    x = jnp.linspace(0, 1, 2 * 13 * 3).reshape((2, 13, 3))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(rerun(x))))(x)
+    assert str(jaxpr).count("regard_forward[") == count
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(lambda x: jnp.sum(rerun(x))))(x), jax.jit(jax.grad(lambda x: jnp.sum(branch(x))))(x)
+    )
 
 
 DIVIDED_SEQUENCE = """

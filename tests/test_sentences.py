@@ -14,7 +14,7 @@ QUESTIONS = {"What", "How", "Whether", "Which", "Where", "Of", "Why"}
 
 # Imperatives that the house uses; a new one is added here, so that a noun or "Returns" is not taken for one.
 WORDS = """
-Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bound Bring Broadcast
+Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bind Bound Bring Broadcast
 Build Bundle Cache Call Canonicalize Cast Catch Chain Check Choose Classify Close Coarsen Collect Combine
 Compare Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide
 Declare Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Do Draw Drop Embed

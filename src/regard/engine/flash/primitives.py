@@ -127,7 +127,7 @@ def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
 
 
 def bind(primitive: Primitive, *operands: Array, spec: Spec) -> list[Array]:
-    """Bind a primitive; where one operand varies over manual mesh axes, all are said to."""
+    """Bind a primitive to operands that are made to vary alike over manual mesh axes."""
     return primitive.bind(*vary_alike(operands), spec=spec)
 
 
