@@ -14,9 +14,9 @@ QUESTIONS = {"What", "How", "Whether", "Which", "Where", "Of", "Why"}
 
 # Imperatives that the house uses; a new one is added here, so that a noun or "Returns" is not taken for one.
 WORDS = """
-Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bind Bound Bring Broadcast
-Build Bundle Cache Call Canonicalize Cast Catch Chain Check Choose Classify Close Coarsen Collect Combine
-Compare Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide
+Add Adjust Align Answer Append Apply Arrange Ask Assemble Assign Attend Average Begin Bind Bound Bring
+Broadcast Build Bundle Cache Call Canonicalize Cast Catch Chain Check Choose Classify Close Coarsen Collect
+Combine Compare Compile Complete Compose Compute Configure Contract Convert Copy Count Cover Create Cut Decide
 Declare Decode Defer Define Delete Demand Derive Describe Differentiate Distribute Divide Do Draw Drop Embed
 Empty Encode End Enter Estimate Evaluate Exchange Expand Explain Extend Extract Fetch Fill Find Finish Fit
 Flatten Fold Follow Forget Form Format Forward Gather Generate Get Give Go Guess Halve Hand Handle Hide Hold
