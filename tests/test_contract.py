@@ -12,7 +12,7 @@ import pytest
 
 import oracle
 import plain
-from regard import attend, masks
+from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, splash_tpu
 from regard.engine.call.canonicalization import AUX, canonicalize
 from regard.engine.dispatch.registry import BACKENDS, COMPLETE, PLATFORMS
@@ -157,7 +157,7 @@ def test_every_listed_backend_stands_in_every_test_of_the_contract():
     module = sys.modules[__name__]
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     held = [test for test in tests if hasattr(test, "__wrapped__")]
-    assert len(held) == 9
+    assert len(held) == 11
     for test in held:
         backends = next(mark.args[1] for mark in test.pytestmark if mark.args[0] == "backend")
         assert list(backends) == list(BACKENDS)
@@ -321,6 +321,14 @@ def test_statistics_have_gradients(backend, x64):
     # An empty row's lse is -inf; its gradient is nevertheless zero, not NaN.
     lse = lambda q: attend(q, key, value, mask=masks.lengths([0, 3]), aux=("lse",), backend=backend)[1]["lse"]
     assert not np.asarray(jax.grad(lambda q: lse(q)[1].sum())(query))[0].any()
+    # Also where what follows has none at -inf.
+    mask, offset = masks.causal(), -1
+
+    def waves(key):
+        _, aux = attend(query, key, value, mask=mask, query_offset=offset, aux=("lse",), backend=backend)
+        return jnp.sum(jnp.where(aux["lse"] > -jnp.inf, jnp.sin(aux["lse"]), 0))
+
+    assert np.isfinite(jax.grad(waves)(key)).all()
 
 
 @contract
@@ -405,6 +413,65 @@ def test_inputs_of_two_dtypes_are_computed_in_the_wider_one(backend, x64):
         assert (output.dtype, aux["lse"].dtype) == (wide, wide)
         np.testing.assert_allclose(output, truth.output, rtol=allowed, atol=allowed)
         np.testing.assert_allclose(aux["lse"], truth.lse, rtol=allowed, atol=allowed)
+
+
+@contract
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_where_integers_have_64_bits_every_option_keeps_its_dtypes(dtype, backend, x64):
+    """One head, whose axis is summed away where a tile is written."""
+    query, key, value, _ = replace(Case((2, 1, 11, 7), (2, 1, 11, 7), (2, 1, 11, 13)), dtype=dtype).arrays()
+    keep = masks.causal() & masks.lengths(7) | masks.segments(np.arange(11) // 3) & masks.dilated(2)
+    keep |= masks.chunked(4) & ~masks.sliding_window(1) | masks.prefix(1) | masks.global_tokens(1)
+    keep &= masks.predicate(parity) | masks.from_array(holes(11, 11)) | masks.valid_keys(holes(11))
+    table = jnp.ones((8, 1), jnp.float32)
+    score = [scores.alibi(1), scores.softcap(2.0), scores.relative_bias(table), scores.temperature(0.7)]
+    options = {
+        "mask": keep, "bias": jnp.zeros((11, 11), dtype), "score": score, "scale": 0.3, "aux": AUX,
+        "dropout_rate": 0.3, "rng": jax.random.key(0), "sinks": jnp.zeros(1, dtype), "query_offset": 2,
+        "key_offset": 2,
+    }  # fmt: skip
+
+    def call(*arrays):
+        return attend(*arrays, **options, backend=backend)
+
+    def loss(*arrays):
+        output, aux = call(*arrays)
+        return jnp.sum(output).astype(jnp.float32) + jnp.sum(aux["entropy"]).astype(jnp.float32)
+
+    arrays, grads = (query, key, value), jax.grad(loss, (0, 1, 2))
+    output, aux = jax.eval_shape(call, *arrays)
+    assert output.dtype == dtype
+    wide = np.promote_types(output.dtype, np.float32)
+    assert {name: stat.dtype for name, stat in aux.items()} == dict.fromkeys(AUX, wide) | {"argmax": np.int32}
+    for function in (jax.vmap(call), lambda *call: (grads(*call), jax.jvp(grads, call, call))):
+        jax.jit(function).lower(*arrays)
+    _, aux = attend(*arrays, mask=masks.causal(), aux=("argmax", "scores"), backend=backend)
+    np.testing.assert_array_equal(aux["argmax"], np.argmax(aux["scores"], -1))
+
+
+@contract
+def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
+    query, key, value = (jax.device_put(x) for x in Case(**SQUARE).arrays()[:3])
+    ids, lengths = jax.device_put([np.arange(11, dtype=np.int32) // 4, np.array([7, 3], np.int32)])
+    calls = [
+        {},
+        {"mask": masks.causal() & masks.sliding_window(3), "scale": 0.3, "query_offset": 2, "aux": AUX},
+        {"mask": masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]), "dropout_rate": 0.3},
+        {"mask": ids[None], "score": [scores.softcap(5.0), scores.alibi(3)]},
+    ]
+    rng = jax.random.key(0)
+    for options in calls:
+        options = {"rng": rng, "backend": backend} | options
+        output = lambda *arrays, options=options: jax.tree.leaves(attend(*arrays, **options))[0]
+        with jax.transfer_guard("disallow"):
+            output(query, key, value)
+            explain(query, key, value, **options)
+            # What is the caller's to move stays guarded.
+            with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+                output(np.asarray(query), key, value)
+    pulled = jax.jit(lambda *arrays: jax.vjp(output, *arrays)[1](arrays[2]))
+    with jax.transfer_guard("disallow"):
+        pulled(query, key, value)
 
 
 @contract

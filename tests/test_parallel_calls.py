@@ -265,6 +265,13 @@ def test_bfloat16_is_rounded_once_where_sinks_take_a_share():
     np.testing.assert_array_equal(call(*arrays), exact.astype(jnp.bfloat16))
 
 
+def test_a_program_of_shards_is_made_without_a_transfer():
+    call = jax.jit(on_one_device(mask=masks.causal(), scale=0.3))
+    arrays = [jax.device_put(array) for array in draw(*SHAPES)]
+    with jax.transfer_guard("disallow"):
+        call.lower(*arrays)
+
+
 def test_float64_is_summed_in_float64(x64):
     arrays = draw(*SHAPES, dtype=jnp.float64)
     (cotangent,) = draw((2, 4, 19, 5), dtype=jnp.float64, seed=5)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import oracle
 import plain
 from mask_expressions import expressions
-from regard import attend, masks
+from regard import attend, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
 from regard.engine.flash.sparsity import classify_tiles, list_tiles
 from regard.engine.flash.tiles import Blocking
 from regard.masks import Mask, TileKind
 from regard.records import record
-from test_contract import CASES
+from test_contract import CASES, holes
 
 LEFT_OUT = {"mask": None, "bias": None, "scale": None, "dropout_rate": 0.0, "rng": None, "query_offset": None}
 in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=Blocking(2, 3))
@@ -675,6 +675,60 @@ def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles)
     assert_same_bits(spoiled, clean)
     assert_same_bits(outcome(query, key, spoil(value, answers), jnp.float32(0.3)), clean)
     assert_same_bits(outcome(query, spoil(key, answers), value, jnp.float32(0.3)), clean)
+
+
+# Keys 3 to 7 are nobody's and fill whole tiles; so does what the last queries may not read. Query 2 has none.
+BAND = holes(7, 11) & (np.arange(11) // 4 != 1) & ((np.arange(7)[:, None] < 5) | (np.arange(11) < 8))
+BAND[:, 3], BAND[2], BAND[0, 0] = False, False, True
+
+
+@pytest.mark.parametrize("transform", ["jvp", "reverse over forward", "reverse over reverse"])
+@pytest.mark.parametrize("removed_by", ["mask", "bias"])
+@pytest.mark.parametrize("run", [in_small_tiles, dense.run], ids=["tiled", "dense"])
+def test_no_derivative_sees_what_nobody_may_attend_to(run, removed_by, transform):
+    call = (*draw((2, 7, 5), (2, 11, 5), (2, 11, 3), (7, 11)), jnp.float32(0.4))
+    tangents = tuple(jnp.cos(array) for array in call)
+    asks, answers = BAND.any(-1)[:, None], BAND.any(-2)[:, None]
+    used = (asks, answers, answers, None, None)
+
+    def loss(query, key, value, bias, scale):
+        removed = {"mask": BAND, "score": scores.softcap(2.0)}
+        if removed_by == "bias":
+            removed, bias = {}, jnp.where(BAND, bias, -jnp.inf)
+        problem = posed(query, key, value, ("lse", "entropy"), bias=bias, scale=scale, **removed)
+        output, aux = run(problem)
+        lse = jnp.where(aux["lse"] > -jnp.inf, aux["lse"], 0)
+        return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.sin(lse)) + jnp.sum(aux["entropy"])
+
+    outcome = compiled(functools.partial(TRANSFORMS[transform], loss))
+
+    def fill(arrays, number):
+        filled = zip(arrays, used, strict=True)
+        return tuple(array if rows is None else jnp.where(rows, array, number) for array, rows in filled)
+
+    clean = outcome(fill(call, 0.0), fill(tangents, 0.0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(clean))
+    if transform != "jvp":
+        for grad, rows in zip(clean, used, strict=True):
+            assert rows is None or not np.asarray(grad)[:, ~rows[:, 0]].any()
+    for poison in (np.nan, np.inf, -np.inf):
+        # In reverse over reverse, tangents are factors of the loss's own.
+        beside = fill(tangents, 0.0 if transform == "reverse over reverse" else np.float32(poison))
+        assert_same_bits(outcome(fill(call, np.float32(poison)), beside), clean)
+
+
+def test_gradients_of_chosen_rows_do_not_see_what_nobody_may_attend_to():
+    query, key, value = draw((2, 7, 5), (2, 11, 5), (2, 11, 3))
+    asks, answers = BAND.any(-1)[:, None], BAND.any(-2)[:, None]
+
+    @compiled
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def outcome(query, key):
+        problem = posed(query, key, value, ("weights",), mask=BAND, rows=[2, 5, 0])
+        return jnp.sum(jnp.sin(in_small_tiles(problem)[1]["weights"]))
+
+    fill = lambda number: (jnp.where(asks, query, number), jnp.where(answers, key, number))
+    assert_same_bits(outcome(*fill(jnp.float32(np.nan))), outcome(*fill(0.0)))
 
 
 def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():

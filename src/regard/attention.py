@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+import jax
+
 from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
@@ -91,7 +93,9 @@ def attend(
     problem = canonicalize(query, key, value, **options)
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
-    output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
+    # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
+    with jax.transfer_guard_host_to_device("allow"):
+        output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
     report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 

@@ -37,7 +37,7 @@ def check_boolean(name: str, value: Any) -> Any:
     """Return a boolean array: True where the one given is nonzero."""
     array: Any = value if hasattr(value, "dtype") else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
-        return array != 0
+        return array.astype(bool)
     if array.dtype != bool:
         raise TypeError(
             f"{name}: expected a boolean or integer array, nonzero = may attend, got {array.dtype};"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
+import jax
+
 from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
@@ -274,5 +276,6 @@ def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, p
 
 def _run(placement: MeshPlacement, query: Any, key: Any, value: Any, **options: Any) -> Any:
     problem = canonicalize(query, key, value, **options)
-    output, extra = placement.run(problem)
+    with jax.transfer_guard_host_to_device("allow"):  # as `attend` does
+        output, extra = placement.run(problem)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output

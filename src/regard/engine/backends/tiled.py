@@ -42,7 +42,8 @@ def run(
 
     peak = jax.lax.stop_gradient(results.peak)
     rows = {
-        "lse": lambda: peak + results.log_total,
+        # A gradient that is NaN where there is no key ends here, as with the definition.
+        "lse": lambda: jnp.where(peak == -jnp.inf, -jnp.inf, peak + results.log_total),
         "max_score": lambda: _largest(problem, inputs, config, peak, results.argmax),
         "argmax": lambda: results.argmax,
         "entropy": lambda: results.entropy,

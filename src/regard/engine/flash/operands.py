@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,14 +53,14 @@ class Operands(NamedTuple):
         )
         return key, value
 
-    def has_nonfinite(self, config: TileConfig) -> Array | None:
-        """Tell whether a key or value is NaN or inf; None where no pair can be removed."""
+    def has_nonfinite(self, config: TileConfig, *tangents: Array) -> Array | None:
+        """Tell whether a key, a value or a tangent is NaN or inf; None where no pair can be removed."""
         if not config.masked and self.bias is None:
             return None
         # Extremes show it, and finding them needs no array of the inputs' size.
-        arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value)]
-        spans = [array.max() - array.min() for array in arrays]
-        return ~(jnp.isfinite(spans[0]) & jnp.isfinite(spans[1]))
+        arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value, *tangents)]
+        finite = [jnp.isfinite(array.max() - array.min()) for array in arrays]
+        return ~functools.reduce(jnp.logical_and, finite)
 
 
 @jax.tree_util.register_dataclass

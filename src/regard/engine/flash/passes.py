@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.operands import Context, Operands, Results
-from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_unattended
+from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_before_scoring, zero_unattended
 from regard.engine.flash.tiles import TileConfig, TileLoop, TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running, product
@@ -88,38 +88,45 @@ def tangent(
 ) -> Results:
     """Compute the JVP: tangents of output, lse and entropy from those of the named inputs."""
     loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
-    has_nonfinite = inputs.has_nonfinite(config)
     low_precision = config.low_precision
+    key_side = [tangents.get(name) for name in ("key", "value")]
+    has_nonfinite = inputs.has_nonfinite(config, *(array for array in key_side if array is not None))
 
     def row_block(leading: Any, number: Any, found: Results) -> Results:
         first = number * config.forward.queries
         here = TileView(config, config.forward, leading, first)
-        query, scale = inputs.read_query(here), here.cells(inputs.scale)
+        peak = here.row_vector(results.peak)
+        row, scale = _read_alive(here, peak, inputs.query), here.cells(inputs.scale)
+        query = scale_early(row, scale, low_precision)
         row_tangents = []  # of the scaled query, to meet keys, and what then is left to scale by
         if "query" in tangents:
-            query_tangent = here.rows(tangents["query"]).astype(config.matmul_dtype)
-            row_tangents.append((scale_early(query_tangent, scale, low_precision), scale))
+            row_tangent = _read_alive(here, peak, tangents["query"])
+            row_tangents.append((scale_early(row_tangent, scale, low_precision), scale))
         if "scale" in tangents:
-            row = here.rows(inputs.query).astype(config.matmul_dtype)
             scale_tangent = here.cells(tangents["scale"])
             row_tangents.append((scale_early(row, scale_tangent, low_precision), scale_tangent))
         output, log_total = here.rows(results.output), here.row_vector(results.log_total)
-        base = _unreached(here.row_vector(results.peak))
+        base = _unreached(peak)
         entropy = None if results.entropy is None else here.row_vector(results.entropy)
 
         def body(start: Any, partial: Any, sums: Any) -> Any:
             view = TileView(config, config.forward, leading, first, start)
             key, value = inputs.read_keys(view)
+            key_tangent, value_tangent = (
+                None if array is None else view.columns(array).astype(config.matmul_dtype)
+                for array in key_side
+            )
+            if reversible:
+                key, key_tangent = zero_before_scoring(has_nonfinite, inputs, context, view, key, key_tangent)
             finished = score_tile(query, key, inputs, context, view, partial)
-            (value,) = zero_unattended(has_nonfinite, finished, -2, value)
+            value, value_tangent = zero_unattended(has_nonfinite, finished, -2, value, value_tangent)
             logs = finished.scores - base[..., None] - log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(finished.scores)
             for row_tangent, late in row_tangents:
                 part = product(row_tangent, key, config.precision, (-1, -1))
                 change = change + scale_late(part, late, low_precision)
-            if "key" in tangents:
-                key_tangent = view.columns(tangents["key"]).astype(config.matmul_dtype)
+            if key_tangent is not None:
                 part = product(query, key_tangent, config.precision, (-1, -1))
                 change = change + scale_late(part, scale, low_precision)
             change = finished.jvp(change, tangents)
@@ -129,8 +136,7 @@ def tangent(
             survivors = surviving(context, view)
             through_scores, lse_tangent, entropy_tangent, through_values = sums
             through_scores = through_scores + product(drop(change, survivors), value, config.precision)
-            if "value" in tangents:
-                value_tangent = view.columns(tangents["value"]).astype(config.matmul_dtype)
+            if value_tangent is not None:
                 through_values = through_values + product(
                     drop(weights, survivors), value_tangent, config.precision
                 )
@@ -188,9 +194,11 @@ def backward(
             grads, key_grad, value_grad = carry
             view = TileView(config, config.backward, leading, start, first)
             key, value = tiles
+            if reversible:
+                (key,) = zero_before_scoring(has_nonfinite, inputs, context, view, key, across=True)
             peak = view.row_vector(results.peak)
-            # An empty row may hold NaN, which a gradient of 0 would pass on to the keys.
-            query = jnp.where((peak != -jnp.inf)[..., None], inputs.read_query(view), 0)
+            row = _read_alive(view, peak, inputs.query)
+            query = scale_early(row, view.cells(inputs.scale), low_precision)
             cotangent = view.rows(cotangents.output)
             # All that is the same along a row of scores.
             row_cotangent = jnp.sum(cotangent * view.rows(results.output), -1)
@@ -271,6 +279,14 @@ def backward(
 def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
     alike = tuple(axis for axis, size in enumerate(shape) if size == 1 < array.shape[axis])
     return array.sum(alike, keepdims=True)
+
+
+def _read_alive(view: TileView, peak: Array, array: Array) -> Array:
+    """Read a tile of rows, to be multiplied, without what empty ones hold.
+
+    It may be NaN, which a gradient of 0 would pass on to keys and scale.
+    """
+    return jnp.where((peak != -jnp.inf)[..., None], view.rows(array).astype(view.config.matmul_dtype), 0)
 
 
 def _unreached(peak: Array) -> Array:

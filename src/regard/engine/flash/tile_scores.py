@@ -62,15 +62,12 @@ def score_tile(
     sides = (key, query) if across else (query, key)
     scores = product(*sides, config.precision, (-1, -1))
     scores = scale_late(scores, view.cells(inputs.scale), config.low_precision)
-    mask = context.backward_mask if across else context.forward_mask
 
     def turn(tile: Array) -> Array:
         return jnp.swapaxes(tile, -1, -2) if across else tile
 
     def remove(scores: Array) -> Array:
-        keep = view.keep(mask, context.offsets)
-        keep = keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
-        return jnp.where(turn(keep), scores, -jnp.inf)
+        return jnp.where(turn(_keep(inputs, context, view, across=across)), scores, -jnp.inf)
 
     def remove_where_partial(scores: Array) -> Array:
         return jax.lax.cond(partial, remove, lambda scores: scores, scores) if config.masked else scores
@@ -95,9 +92,15 @@ def score_tile(
     return TileScores(found.scores, found.masked, apply, found.raw, parameters, view)
 
 
+def _keep(inputs: Operands, context: Context, view: TileView, *, across: bool) -> Array:
+    """Return which query of a tile may attend to which of its keys, by mask and bias."""
+    keep = view.keep(context.backward_mask if across else context.forward_mask, context.offsets)
+    return keep if inputs.bias is None else keep & (view.cells(inputs.bias) != -jnp.inf)
+
+
 def zero_unattended(
-    has_nonfinite: Array | None, finished: TileScores, query_axis: int, *tiles: Array
-) -> tuple[Array, ...]:
+    has_nonfinite: Array | None, finished: TileScores, query_axis: int, *tiles: Array | None
+) -> tuple[Any, ...]:
     """Zero keys or values of a tile that none of its queries, which lie on `query_axis`, may attend to.
 
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
@@ -106,9 +109,28 @@ def zero_unattended(
     if has_nonfinite is None:
         return tiles
 
-    def zero(*tiles: Array) -> tuple[Array, ...]:
+    def zero(*tiles: Array | None) -> tuple[Any, ...]:
         asked = (finished.masked.max(query_axis) != -jnp.inf)[..., None]
-        return tuple(jnp.where(asked, tile, 0) for tile in tiles)
+        return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
+
+    return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)
+
+
+def zero_before_scoring(
+    has_nonfinite: Array | None,
+    inputs: Operands,
+    context: Context,
+    view: TileView,
+    *tiles: Array | None,
+    across: bool = False,
+) -> tuple[Any, ...]:
+    """Zero the same by the mask alone, where the product that makes the scores is itself reversed."""
+    if has_nonfinite is None:
+        return tiles
+
+    def zero(*tiles: Array | None) -> tuple[Any, ...]:
+        asked = _keep(inputs, context, view, across=across).any(-2)[..., None]
+        return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
 
     return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)
 

@@ -280,7 +280,7 @@ class TileView:
     def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
         """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
         if array.shape[-3] == 1:
-            tile = tile.sum(0, keepdims=True)
+            tile = tile.sum(0, keepdims=True, dtype=tile.dtype)
         *batch, heads = self.leading
         starts = [
             0 if n == 1 else start for n, start in zip(array.shape, (*batch, heads * group), strict=False)

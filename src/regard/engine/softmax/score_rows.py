@@ -36,8 +36,13 @@ def score_chosen_rows(problem: Problem) -> Array:
 def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
     """Compute scores (*B, R, C) of the rows, columns (None: all) and heads with these indices."""
     chosen = _gather(problem, rows, columns, heads)
-    query = scale_early(chosen.query, problem.scale, problem.low_precision)
-    scores = product(query, chosen.key, problem.precision, (-1, -1))
+    query, key = chosen.query, chosen.key
+    if chosen.keep is not None:
+        # What sits in a masked slot may be NaN, which a gradient of 0 would pass on.
+        query = jnp.where(chosen.keep.any(-1)[..., None], query, 0)
+        key = jnp.where(chosen.keep.any(-2)[..., None], key, 0)
+    query = scale_early(query, problem.scale, problem.low_precision)
+    scores = product(query, key, problem.precision, (-1, -1))
     scores = scale_late(scores, problem.scale, problem.low_precision)
     finished = finish_scores(scores, chosen.keep, score=problem.score, cells=chosen.cells, bias=chosen.bias)
     return chosen.shape(finished.scores)
