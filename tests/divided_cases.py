@@ -12,7 +12,8 @@ from collectives import count_kinds
 from mesh_cases import draw
 from regard import attend, masks, scores
 
-BATCH, HEADS, KEY_HEADS, T, S, D, E = 6, 8, 4, 521, 523, 5, 7
+BATCH, HEADS, KEY_HEADS, D, E = 4, 8, 4, 5, 7
+LENGTHS = {"first": (521, 523), "second": (131, 137)}  # by the order of derivatives: T and S
 AXES = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit, "manual": AxisType.Auto}
 DIVISIONS = {"batch": ("b", None), "heads": (None, "h"), "both": ("b", "h")}
 
@@ -27,51 +28,52 @@ CASES = {
     "causal": (lambda: {"mask": masks.causal()}, {}),
     "lengths": (
         lambda lengths: {"mask": masks.causal() & masks.lengths(lengths)},
-        {"lengths": (lambda: jnp.asarray([500, 0, 3, 523, 17, 400], jnp.int32), lambda b, h: P(b))},
+        {"lengths": (lambda T, S: jnp.asarray([500, 0, 3, S], jnp.int32), lambda b, h: P(b))},
     ),
     "segments": (
         lambda query, key: {"mask": masks.segments(query, key)},
         {
             "query": (
-                lambda: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) // 97,
+                lambda T, S: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) // 97,
                 lambda b, h: P(b),
             ),
             "key": (
-                lambda: jnp.arange(BATCH * S, dtype=jnp.int32).reshape((BATCH, S)) // 97,
+                lambda T, S: jnp.arange(BATCH * S, dtype=jnp.int32).reshape((BATCH, S)) // 97,
                 lambda b, h: P(b),
             ),
         },
     ),
     "array per head": (
         lambda array: {"mask": masks.from_array(array)},
-        {"array": (lambda: _numbers(BATCH, HEADS, T, S) > 0, lambda b, h: P(b, h))},
+        {"array": (lambda T, S: _numbers(BATCH, HEADS, T, S) > 0, lambda b, h: P(b, h))},
     ),
     "alibi": (
         lambda slopes: {"mask": masks.causal(), "score": [scores.alibi(slopes=slopes), scores.softcap(7.0)]},
-        {"slopes": (lambda: abs(_numbers(HEADS)) / 8, lambda b, h: P(h))},
+        {"slopes": (lambda T, S: abs(_numbers(HEADS)) / 8, lambda b, h: P(h))},
     ),
     "relative": (
         lambda table: {"score": scores.relative_bias(table, max_distance=64), "mask": masks.causal()},
-        {"table": (lambda: _numbers(32, HEADS), lambda b, h: P(None, h))},
+        {"table": (lambda T, S: _numbers(32, HEADS), lambda b, h: P(None, h))},
     ),
     "bias and sinks": (
         lambda bias, sinks: {"bias": bias, "sinks": sinks},
         {
-            "bias": (lambda: _numbers(1, HEADS, 1, S), lambda b, h: P(None, h)),
-            "sinks": (lambda: _numbers(HEADS), lambda b, h: P(h)),
+            "bias": (lambda T, S: _numbers(1, HEADS, 1, S), lambda b, h: P(None, h)),
+            "sinks": (lambda T, S: _numbers(HEADS), lambda b, h: P(h)),
         },
     ),
     "dropout": (
         lambda rng: {"mask": masks.causal(), "dropout_rate": 0.3, "rng": jax.random.wrap_key_data(rng)},
-        {"rng": (lambda: jax.random.key_data(jax.random.key(3)), lambda b, h: P())},
+        {"rng": (lambda T, S: jax.random.key_data(jax.random.key(3)), lambda b, h: P())},
     ),
 }
 AUX = ("lse", "entropy", "max_score")
 
 
-def _arrays(case, key_heads=KEY_HEADS):
+def _arrays(case, order, key_heads):
+    T, S = LENGTHS[order]
     operands = draw((BATCH, HEADS, T, D), (BATCH, key_heads, S, D), (BATCH, key_heads, S, E), seed=7)
-    return [*operands, *(make() for make, _ in CASES[case][1].values())]
+    return [*operands, *(make(T, S) for make, _ in CASES[case][1].values())]
 
 
 def _specs(case, division, key_heads=KEY_HEADS):
@@ -146,7 +148,7 @@ ORDERS = {"first": _with_gradient, "second": _second}
 
 @functools.cache
 def _alone(case, backend, order, aux, key_heads):
-    arrays = _arrays(case, key_heads)
+    arrays = _arrays(case, order, key_heads)
     found = jax.jit(ORDERS[order](_call(case, backend, aux), _differentiable(arrays)))(*arrays)
     return jax.tree.map(np.asarray, found)
 
@@ -155,7 +157,7 @@ def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_h
     """Run a call divided and alone; fail where they differ, or where results are not divided as they came."""
     sizes = {"both": (2, 4), "batch": (2, 4), "heads": (2, 4)}[division]
     mesh = jax.make_mesh(sizes, ("b", "h"), axis_types=(AXES[axes],) * 2)
-    arrays, specs = _arrays(case, key_heads), _specs(case, division, key_heads)
+    arrays, specs = _arrays(case, order, key_heads), _specs(case, division, key_heads)
     placed = [
         jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)
     ]

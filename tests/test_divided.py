@@ -16,6 +16,8 @@ from regard.engine.dispatch.registry import COMPLETE
 SUMMED = {"alibi", "relative", "bias and sinks"}
 # In shard_map a call is that of one device, whose pattern of dropout is its own.
 EVERY = [pair for pair in itertools.product(AXES, CASES) if pair != ("manual", "dropout")]
+# The definition is plain JAX: each of its cases with one kind of axes, and each kind with three of them.
+IN_TURN = [*zip(itertools.cycle(["explicit", "manual", "automatic"]), CASES, strict=False)]
 
 
 def run(*given, **options):
@@ -23,22 +25,27 @@ def run(*given, **options):
     return eval(on_eight_devices(code))
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize(("axes", "case"), EVERY)
-def test_batch_and_heads_stay_divided_and_nothing_is_sent(axes, case, backend):
+@pytest.mark.parametrize(
+    ("backend", "axes", "case"), [("tiled", *pair) for pair in EVERY] + [("dense", *pair) for pair in IN_TURN]
+)
+def test_batch_and_heads_stay_divided_and_nothing_is_sent(backend, axes, case):
     sent = run(axes, case, backend)
     assert set(sent) <= ({"all-reduce"} if case in SUMMED else set()), sent
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("division", [name for name in DIVISIONS if name != "both"])
 @pytest.mark.parametrize("axes", AXES)
-def test_one_of_the_two_is_divided(axes, division, backend):
-    assert run(axes, "lengths", backend, division=division) == {}
+def test_one_of_the_two_is_divided(axes, division):
+    assert run(axes, "lengths", "tiled", division=division) == {}
 
 
-@pytest.mark.parametrize("case", ["lengths", "alibi"])
-@pytest.mark.parametrize("axes", AXES)
+def test_every_complete_backend_has_cases():
+    assert set(COMPLETE) == {"tiled", "dense"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "case"), [("automatic", "alibi"), ("explicit", "lengths"), ("manual", "alibi")]
+)
 def test_second_derivatives_are_those_of_one_device(axes, case):
     assert set(run(axes, case, "tiled", order="second")) <= ({"all-reduce"} if case in SUMMED else set())
 
