@@ -47,7 +47,7 @@ FOLDERS = {
     "engine": "call.options call.problem call.canonicalization call.hooks call softmax.scoring"
     " softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax flash.sparsity flash.tiles flash.tuning flash.operands"
-    " flash.preparation flash.tile_scores flash.passes flash.primitives flash backends.dense"
+    " flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls flash backends.dense"
     " backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
     " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.placement"
     " dispatch",

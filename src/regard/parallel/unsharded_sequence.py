@@ -55,7 +55,6 @@ def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str
         mesh=division.mesh,
         in_specs=(tuple(map(division.outside, arrays)), PartitionSpec(), PartitionSpec(), PartitionSpec()),
         out_specs=(rows, {name: PartitionSpec(*rows[:-1]) for name in problem.aux}),
-        check_vma=False,
     )(arrays, call, jnp.asarray(problem.scale), sinks)
     extra = {name: array.reshape((*problem.leading, problem.T)) for name, array in extra.items()}
     return output.reshape((*problem.leading, problem.T, problem.E)), extra
