@@ -236,9 +236,12 @@ def _refuses_mask(problem: Problem) -> str | None:
         return None
     run = Span(0, 1)
     grid = Grid.tile(run, run, 0, len(problem.leading))
-    known = {id(leaf) for leaf in jax.tree.leaves(mask)}
-    closed = [leaf for leaf in jax.tree.leaves(mask.closure_convert(grid)) if id(leaf) not in known]
-    if any(isinstance(leaf, Tracer) for leaf in closed):
+    leaves, structure = jax.tree.flatten(mask)
+
+    def convert(*leaves: Array) -> list[Any]:
+        return jax.tree.leaves(jax.tree.unflatten(structure, leaves).closure_convert(grid))
+
+    if any(isinstance(array, Tracer) for array in jax.make_jaxpr(convert)(*leaves).consts):
         return "a predicate closes over a traced array; pass it as masks.from_array or segments"
     try:
         jax.eval_shape(lambda: jax.tree.leaves(mask.slice_grid(grid)))

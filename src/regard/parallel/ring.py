@@ -62,7 +62,7 @@ def tangent(
     shard: Shard, arrays: Operands, results: Results, tangents: Mapping[str, Array], *, reversible: bool
 ) -> Results:
     """Compute the JVP in the named arrays, whose tangents travel along with the keys."""
-    parts = shard.division.parts
+    parts, arrays = shard.division.parts, _as_new(arrays)
     cut, cut_tangents = _cut(arrays.named(), parts), _cut(tangents, parts)
     found = _cut_rows(results, parts)
     state = {name: jnp.zeros_like(found[name]) for name in ("output", "log_total", "entropy") if name in found}
@@ -86,7 +86,7 @@ def tangent(
 
         return _each(meet, state, pairs), None
 
-    keys = jax.lax.optimization_barrier((_keys_of(cut), _keys_of(cut_tangents)))
+    keys = _keys_of(cut), _keys_of(cut_tangents)
     state, _ = ring_loop(shard.division, keys, body, vary(state, varying_axes(arrays)))
     return Results(**{name: _join(total, _ROW_AXES[name]) for name, total in state.items()})
 
@@ -101,7 +101,7 @@ def backward(
     reversible: bool,
 ) -> dict[str, Array]:
     """Compute the VJP in this device's arrays; of scale and parameters, this device's share of it."""
-    parts, varying = shard.division.parts, varying_axes(arrays)
+    parts, varying, arrays = shard.division.parts, varying_axes(arrays), _as_new(arrays)
     dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
     cut = _cut(arrays.named(), parts)
     found, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
@@ -126,8 +126,7 @@ def backward(
         dkv = _keys_of(totals)
         return {name: total for name, total in totals.items() if name not in dkv}, dkv
 
-    # Without it the compiler keeps all devices' keys from the first trip for this one.
-    keys, dkv = jax.lax.optimization_barrier(_keys_of(cut)), _keys_of(zeros)
+    keys, dkv = _keys_of(cut), _keys_of(zeros)
     state = vary({name: array for name, array in zeros.items() if name not in dkv}, varying)
     state, grads = ring_loop(shard.division, keys, body, state, with_dkv=bool(dkv))
     totals = state | (grads or dkv)
@@ -204,6 +203,11 @@ def row_axes(arrays: Operands) -> tuple[int, ...]:
     query, key, value = arrays.query.shape, arrays.key.shape, arrays.value.shape
     batch = jnp.broadcast_shapes(query[:-3], key[:-3], value[:-3])
     return (*batch, max(query[-3], key[-3], value[-3]), query[-2])
+
+
+def _as_new(arrays: Operands) -> Operands:
+    """Hide that a first trip had the same keys, or the compiler keeps those of all devices for the second."""
+    return jax.lax.optimization_barrier(arrays)
 
 
 # Parts of a device's sequence lie side by side on a first axis.
