@@ -70,7 +70,12 @@ def finish(problem: Problem, found: dict[str, Array]) -> tuple[Array, dict[str, 
     if problem.sinks is not None:
         sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
-    rows = {"lse": lse, "entropy": entropy, "argmax": found.get("argmax"), "max_score": found.get("max_score")}
+    rows = {
+        "lse": lse,
+        "entropy": entropy,
+        "argmax": found.get("argmax"),
+        "max_score": found.get("max_score"),
+    }
     length = output.shape[-2]
     extra = {name: rows[name].reshape((*problem.leading, length)) for name in problem.aux}
     return output.reshape((*problem.leading, length, problem.E)).astype(problem.query.dtype), extra

@@ -65,7 +65,9 @@ def tangent(
     parts, arrays = shard.division.parts, _as_new(arrays)
     cut, cut_tangents = _cut(arrays.named(), parts), _cut(tangents, parts)
     found = _cut_rows(results, parts)
-    state = {name: jnp.zeros_like(found[name]) for name in ("output", "log_total", "entropy") if name in found}
+    state = {
+        name: jnp.zeros_like(found[name]) for name in ("output", "log_total", "entropy") if name in found
+    }
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
         owner = shard.owner(number)
@@ -237,9 +239,7 @@ def _keys_of(cut: dict[str, Array]) -> dict[str, Array]:
 
 
 def _read_all(shard: Shard, cut: dict[str, Array], pair: Any, owner: Any) -> Operands:
-    return Operands.from_named(
-        {name: _read(shard, name, array, pair, owner) for name, array in cut.items()}
-    )
+    return Operands.from_named({name: _read(shard, name, array, pair, owner) for name, array in cut.items()})
 
 
 def _read(shard: Shard, name: str, array: Array, pair: Any, owner: Any) -> Array:

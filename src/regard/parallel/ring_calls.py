@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.interpreters import mlir
-from jax.sharding import use_abstract_mesh
 
 from regard.axes import Array
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.flash import primitives
+from regard.engine.flash.device_types import lower_among_devices
 from regard.engine.flash.operands import Operands, Results
 from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead
 from regard.parallel import ring
@@ -72,10 +71,7 @@ class RingSpec(Spec):
         return ring.backward(shard, inputs, results, cotangents, shapes, reversible=reversible)
 
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
-        # What is lowered speaks to the other devices, and knows which of its arrays differ among them.
-        with use_abstract_mesh(context.avals_in[0].sharding.mesh):
-            function = partial(evaluate, name, self)
-            return mlir.lower_fun(function, multiple_results=True)(context, *operands)
+        return lower_among_devices(context, partial(evaluate, name, self), *operands)
 
     def batch(self, name: str, operands: Leaves, axes: Leaves) -> tuple[list[Array], Spec]:
         size = batch_size(operands, axes)
@@ -88,7 +84,9 @@ class RingSpec(Spec):
         shapes = tuple((wanted, (size, *shape)) for wanted, shape in self.shapes)
         return moved, dataclasses.replace(self, shapes=shapes, added=(*self.added, context))
 
-    def batched(self, name: str, function: Callable[[Spec, Leaves], list[Array]]) -> Callable[..., list[Array]]:
+    def batched(
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]]
+    ) -> Callable[..., list[Array]]:
         shapes = tuple((wanted, shape[len(self.added) :]) for wanted, shape in self.shapes)
         one = dataclasses.replace(self, shapes=shapes, added=())
 
@@ -109,6 +107,4 @@ class RingSpec(Spec):
 
 def run(division: Division, arrays: Operands, call: Replicated) -> Results:
     """Attend from this device's queries, differentiably in the arrays, to any order."""
-    return primitives.run(
-        arrays, call, partial(RingSpec, division=division, statistics=call.stats)
-    )
+    return primitives.run(arrays, call, partial(RingSpec, division=division, statistics=call.stats))

@@ -97,7 +97,9 @@ class Spec(abc.ABC):
     def batch(self, name: str, operands: Leaves, axes: Leaves) -> tuple[list[Array], Spec] | None:
         """Put one more leading axis in front of the operands; None where only a loop will do."""
 
-    def batched(self, name: str, function: Callable[[Spec, Leaves], list[Array]]) -> Callable[..., list[Array]]:
+    def batched(
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]]
+    ) -> Callable[..., list[Array]]:
         """Return the function of the operands, whatever axes `batch` put in front of them."""
         del name
         return lambda *operands: function(self, operands)
@@ -140,13 +142,15 @@ def run(inputs: Operands, context: Any, make_spec: Callable[..., Spec]) -> Resul
     named = inputs.named()
     leaves, structure = jax.tree.flatten(context)
     spec = make_spec(present=tuple(named), context=structure)
-    found = bind(forward_p, *named.values(), *leaves, spec=spec)
+    found = bind("forward", *named.values(), *leaves, spec=spec)
     return Results(**dict(zip(spec.found, found, strict=True)))
 
 
-def bind(primitive: Primitive, *operands: Array, spec: Spec) -> list[Array]:
+def bind(name: str, *operands: Array, spec: Spec) -> list[Array]:
     """Bind a primitive; where one operand varies over manual mesh axes, all are said to."""
-    return primitive.bind(*vary_alike(operands), spec=spec)
+    operands = vary_alike(operands)
+    manual = jax.typeof(operands[0]).sharding.mesh.manual_axes
+    return (INSIDE if manual else OUTSIDE)[name].bind(*operands, spec=spec)
 
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
@@ -219,7 +223,7 @@ def evaluate(name: str, spec: Spec, *operands: Any) -> list[Array]:
 
 
 def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found = name_results(spec.found, bind(forward_p, *operands, spec=spec))
+    found = name_results(spec.found, bind("forward", *operands, spec=spec))
     count = len(spec.present)
     linear = [place for place in range(count) if not isinstance(tangents[place], ad.Zero)]
     by_name = dict.fromkeys(spec.found)
@@ -227,7 +231,7 @@ def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[lis
         residuals = found[: len(spec.residuals)]
         of = dataclasses.replace(spec, linear=tuple(spec.present[place] for place in linear))
         found_tangents = bind(
-            tangent_p, *operands[:count], *residuals, *_take(tangents, linear), *operands[count:], spec=of
+            "tangent", *operands[:count], *residuals, *_take(tangents, linear), *operands[count:], spec=of
         )
         by_name |= dict(zip(spec.results, found_tangents, strict=True))
     return found, [
@@ -236,21 +240,22 @@ def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[lis
     ]
 
 
-def _linear_jvp(name: str, operands: Leaves, tangents: Leaves, spec: Spec) -> tuple[list[Array], list[Any]]:
+def _linear_jvp(
+    name: str, operands: Leaves, tangents: Leaves, *, spec: Spec
+) -> tuple[list[Array], list[Any]]:
     """Compute the JVP: the primitive itself where it is linear, `second` for the other operands."""
-    primitive = {"tangent": tangent_p, "backward": backward_p}[name]
-    found = bind(primitive, *operands, spec=spec)
+    found = bind(name, *operands, spec=spec)
     end = len(spec.laid_out(name))
     first = end - len(spec.linear)
     parts = []
     varies = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     if any(varies[first:end]):
         linear = [ad.instantiate_zeros(tangent) for tangent in tangents[first:end]]
-        parts.append(bind(primitive, *operands[:first], *linear, *operands[end:], spec=spec))
+        parts.append(bind(name, *operands[:first], *linear, *operands[end:], spec=spec))
     wrt = tuple(place for place in range(first) if varies[place])
     if wrt:
         of = dataclasses.replace(spec, of=name, wrt=wrt)
-        parts.append(bind(second_p, *operands, *_take(tangents, wrt), spec=of))
+        parts.append(bind("second", *operands, *_take(tangents, wrt), spec=of))
     if not parts:
         return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
     return found, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
@@ -286,7 +291,7 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
         if ad.is_undefined_primal(operand)
     ]
     of = dataclasses.replace(spec, linear=spec.results, shapes=tuple(wanted))
-    grads = bind(backward_p, *operands[:first], *_instantiate(cotangents), *operands[end:], spec=of)
+    grads = bind("backward", *operands[:first], *_instantiate(cotangents), *operands[end:], spec=of)
     grads = dict(zip((name for name, _ in wanted), grads, strict=True))
     linear = [
         None if (grad := grads.get(name)) is None else grad.astype(operand.aval.dtype)
@@ -302,7 +307,7 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
     if not given:
         return [None] * len(operands)
     of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
-    tangents = bind(tangent_p, *operands[:first], *_take(cotangents, given), *operands[end:], spec=of)
+    tangents = bind("tangent", *operands[:first], *_take(cotangents, given), *operands[end:], spec=of)
     linear = [
         tangent if ad.is_undefined_primal(operand) else None
         for tangent, operand in zip(tangents, operands[first:end], strict=True)
@@ -314,17 +319,17 @@ def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[An
     count = len(operands) - len(spec.wrt)
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    return [None] * count + bind(adjoint_p, *operands[:count], *_instantiate(cotangents), spec=spec)
+    return [None] * count + bind("adjoint", *operands[:count], *_instantiate(cotangents), spec=spec)
 
 
 # Batching.
 
 
-def _batch(name: str, primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
+def _batch(name: str, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
     batched = spec.batch(name, operands, axes)
     if batched is None:
-        return _loop(primitive, operands, axes, spec)
-    found = bind(primitive, *batched[0], spec=batched[1])
+        return _loop(name, operands, axes, spec)
+    found = bind(name, *batched[0], spec=batched[1])
     return found, [0] * len(found)
 
 
@@ -340,46 +345,44 @@ def batch_size(operands: Leaves, axes: Leaves) -> int:
     return next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
 
 
-def _loop(primitive: Primitive, operands: Leaves, axes: Leaves, spec: Spec) -> Any:
+def _loop(name: str, operands: Leaves, axes: Leaves, spec: Spec) -> Any:
     varying = [place for place, axis in enumerate(axes) if axis is not None]
 
     def one(values: list[Array]) -> list[Array]:
         everything = list(operands)
         for place, value in zip(varying, values, strict=True):
             everything[place] = value
-        return bind(primitive, *everything, spec=spec)
+        return bind(name, *everything, spec=spec)
 
     found = jax.lax.map(one, [jnp.moveaxis(operands[place], axes[place], 0) for place in varying])
     return found, [0] * len(found)
 
 
-def _primitive(name: str) -> Primitive:
-    primitive = Primitive(f"regard_{name}")
-    primitive.multiple_results = True
+_JVPS: dict[str, Callable[..., Any]] = {
+    "forward": _forward_jvp,
+    "tangent": partial(_linear_jvp, "tangent"),
+    "backward": partial(_linear_jvp, "backward"),
+    "second": partial(_third_jvp, "second", partial(_evaluate_second, reversible=True)),
+    "adjoint": partial(_third_jvp, "adjoint", _evaluate_adjoint),
+}
+_TRANSPOSES = {"tangent": _tangent_transpose, "backward": _backward_transpose, "second": _second_transpose}
 
+
+def _primitive(name: str, *, inside: bool) -> Primitive:
+    primitive = Primitive(f"regard_{name}_of_shard" if inside else f"regard_{name}")
+    primitive.multiple_results = True
     primitive.def_impl(lambda *operands, spec: evaluate(name, spec, *operands))
     primitive.def_abstract_eval(
         lambda *operands, spec: result_types(operands, result_shapes(name, operands, spec))
     )
     mlir.register_lowering(primitive, lambda context, *operands, spec: spec.lower(name, context, *operands))
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
-    batching.primitive_batchers[primitive] = lambda operands, axes, *, spec: _batch(
-        name, primitive, operands, axes, spec=spec
-    )
+    if not inside:  # what may be divided must know its devices, and then there is one mesh per program
+        dispatch.prim_requires_devices_during_lowering.add(primitive)
+    batching.primitive_batchers[primitive] = partial(_batch, name)
+    ad.primitive_jvps[primitive] = _JVPS[name]
+    if name in _TRANSPOSES:
+        ad.primitive_transposes[primitive] = _TRANSPOSES[name]
     return primitive
 
 
-forward_p, tangent_p, backward_p = map(_primitive, ("forward", "tangent", "backward"))
-second_p, adjoint_p = map(_primitive, ("second", "adjoint"))
-ad.primitive_jvps[forward_p] = _forward_jvp
-ad.primitive_jvps[tangent_p] = lambda operands, tangents, *, spec: _linear_jvp(
-    "tangent", operands, tangents, spec
-)
-ad.primitive_jvps[backward_p] = lambda operands, tangents, *, spec: _linear_jvp(
-    "backward", operands, tangents, spec
-)
-ad.primitive_jvps[second_p] = partial(_third_jvp, "second", partial(_evaluate_second, reversible=True))
-ad.primitive_jvps[adjoint_p] = partial(_third_jvp, "adjoint", _evaluate_adjoint)
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-ad.primitive_transposes[backward_p] = _backward_transpose
-ad.primitive_transposes[second_p] = _second_transpose
+INSIDE, OUTSIDE = ({name: _primitive(name, inside=inside) for name in _JVPS} for inside in (True, False))
