@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -16,7 +14,7 @@ from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
 from regard.parallel import ring_calls, unsharded_sequence
 from regard.parallel.division import Division
-from regard.parallel.exchange import bring_in, bring_out
+from regard.parallel.exchange import bring_in, bring_in_pairs, bring_out
 from regard.parallel.shard import Replicated
 
 
@@ -40,7 +38,10 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
         parameters,
     )
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
-    specs = whole._replace(**{name: division.outside(array) for name, array in _long(arrays).items()})
+    specs = whole._replace(
+        **{name: division.outside(array) for name, array in _long(arrays).items()},
+        bias=None if arrays.bias is None else division.pairs(arrays.bias),
+    )
     shape = jax.ShapeDtypeStruct((*call.leading, arrays.query.shape[-2], 1), output_dtype)
     names = ("output", "log_total", "peak", *sorted(call.stats))
     found = jax.shard_map(
@@ -54,9 +55,10 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
 
 
 def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[str, Array]:
-    """Compute one device's rows, (..., T, x) each, from its part of the arrays; all devices do so together."""
+    """Compute one device's rows, (..., T, x) each, from its part of the arrays; all do so together."""
     brought = {name: bring_in(array, division) for name, array in _long(arrays).items()}
-    found = ring_calls.run(division, arrays._replace(**brought), call)
+    bias = None if arrays.bias is None else bring_in_pairs(arrays.bias, division)
+    found = ring_calls.run(division, arrays._replace(**brought, bias=bias), call)
     rows = {name: array for name, array in found._asdict().items() if array is not None}
     output = rows.pop("output").astype(call.output_dtype)
     leaving = {"output": output} | {name: array[..., None] for name, array in rows.items()}
@@ -70,18 +72,11 @@ def finish(problem: Problem, found: dict[str, Array]) -> tuple[Array, dict[str, 
     if problem.sinks is not None:
         sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
-    rows = {
-        "lse": lse,
-        "entropy": entropy,
-        "argmax": found.get("argmax"),
-        "max_score": found.get("max_score"),
-    }
+    rows = {"lse": lse, "entropy": entropy, "argmax": found.get("argmax")}
     length = output.shape[-2]
     extra = {name: rows[name].reshape((*problem.leading, length)) for name in problem.aux}
     return output.reshape((*problem.leading, length, problem.E)).astype(problem.query.dtype), extra
 
 
 def _long(arrays: Operands) -> dict[str, Array]:
-    """Return what is as long as the sequence."""
-    named = arrays.named()
-    return {name: named[name] for name in ("query", "key", "value", "bias") if name in named}
+    return {name: getattr(arrays, name) for name in ("query", "key", "value")}

@@ -22,6 +22,7 @@ from regard.parallel.execution import run
 from regard.parallel.schedule import plan_rounds
 
 PLANS = ("ring", "all_to_all", "both", "whole")
+STATISTICS = ("lse", "argmax", "entropy")  # of aux, those that travelling keys leave behind
 _UNEVEN = 1.1  # so much more work on one device than on another is worth an exchange
 
 
@@ -107,8 +108,10 @@ class MeshPlacement:
         # Where arrays' types say how they are divided, that is left to shard_map in between.
         spec = plan.division.result(problem.leading)
         output = NamedSharding(self.explicit, spec)
-        lse = {"lse": NamedSharding(self.explicit, PartitionSpec(*spec[:-1]))} if problem.aux else {}
-        within: Any = jax.sharding.auto_axes(partial(run, division=plan.division), out_sharding=(output, lse))
+        extra = dict.fromkeys(problem.aux, NamedSharding(self.explicit, PartitionSpec(*spec[:-1])))
+        within: Any = jax.sharding.auto_axes(
+            partial(run, division=plan.division), out_sharding=(output, extra)
+        )
         return within(problem)
 
     def explain(self, problem: Problem) -> CostReport:
@@ -169,10 +172,8 @@ class MeshPlacement:
 
     def _refuses(self, problem: Problem, name: str) -> str | None:
         """Return why a plan cannot serve a call, or None."""
-        if problem.bias is not None:
-            return "a bias is not divided; write it as a score, or its -inf as a mask"
-        if unknown := set(problem.aux) - {"lse"}:
-            return f"of aux it knows lse, not {', '.join(sorted(unknown))}"
+        if unknown := set(problem.aux) - set(STATISTICS):
+            return f"of aux it knows {', '.join(STATISTICS)}, not {', '.join(sorted(unknown))}"
         if 0 in (*problem.leading, problem.T, problem.S):
             return "there is nothing to divide"
         if refusal := self._refuses_leading(problem, name):

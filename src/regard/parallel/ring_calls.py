@@ -1,4 +1,4 @@
-"""One device's part of a call as primitives, inside `jax.shard_map`: computed by `ring`, with all derivatives."""
+"""One device's part of a call as primitives, inside `jax.shard_map`: computed by `ring`, to any derivative."""
 
 from __future__ import annotations
 
