@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
+import jax
+
 from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.dispatch.placement import active, within
 from regard.parallel.cost_reports import CostReport
+from regard.parallel.per_shard import manual_axes
 from regard.parallel.placements import MeshPlacement
 
 Names = str | Sequence[str]
@@ -21,7 +24,7 @@ def ring_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any,
+    mesh: Any = None,
     axis: str,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
@@ -71,8 +74,8 @@ def ring_attend(
     Reference: Liu et al., "Ring Attention with Blockwise Transformers", 2023, algorithm 1; the balanced order
     as in Brandon et al., "Striped Attention", 2023, but with two chunks per device instead of stripes.
     """
-    placement = MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, "ring")
-    return _run(placement, query, key, value, **options)
+    placement = MeshPlacement.check(_mesh_around(mesh), axis, batch_axis, head_axis, layout, "ring")
+    return placement.attend(query, key, value, options)
 
 
 def all_to_all_attend(
@@ -80,7 +83,7 @@ def all_to_all_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any,
+    mesh: Any = None,
     axis: str,
     ring_axis: str | None = None,
     layout: str = "contiguous",
@@ -122,8 +125,8 @@ def all_to_all_attend(
     Reference: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3; both together: Fang and Zhao, "USP", 2024.
     """
     plan, axes = ("all_to_all", axis) if ring_axis is None else ("both", (ring_axis, axis))
-    placement = MeshPlacement.check(mesh, axes, batch_axis, head_axis, layout, plan)
-    return _run(placement, query, key, value, **options)
+    placement = MeshPlacement.check(_mesh_around(mesh), axes, batch_axis, head_axis, layout, plan)
+    return placement.attend(query, key, value, options)
 
 
 def attend(
@@ -170,7 +173,8 @@ def attend(
         >>> parallel.attend(x, x, x, mesh=mesh, axis="sequence").shape
         (4, 3, 2)
     """
-    return _run(_place(mesh, axis, batch_axis, head_axis, layout, plan), query, key, value, **options)
+    placement = _place(mesh, axis, batch_axis, head_axis, layout, plan)
+    return placement.attend(query, key, value, options)
 
 
 def explain(
@@ -257,6 +261,15 @@ def use(
     return within(MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan))
 
 
+def _mesh_around(mesh: Any) -> Any:
+    """Return the mesh, that of the `jax.shard_map` around the call where none is given."""
+    if mesh is None and manual_axes():
+        return jax.sharding.get_abstract_mesh()
+    if mesh is None:
+        raise ValueError("mesh: expected a mesh, as there is no jax.shard_map around the call; got None")
+    return mesh
+
+
 def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any) -> MeshPlacement:
     if mesh is not None:
         if axis is None:
@@ -264,15 +277,11 @@ def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, p
                 f"axis: expected the mesh axis of the sequence, one of {mesh.axis_names}; got None"
             )
         return MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan)
+    if axis is not None and manual_axes():
+        return MeshPlacement.check(_mesh_around(mesh), axis, batch_axis, head_axis, layout, plan)
     placement = active()
     if not isinstance(placement, MeshPlacement):
         raise ValueError(
             "mesh: expected a mesh, or `with parallel.use(mesh, axis):` around the call; got None"
         )
     return placement
-
-
-def _run(placement: MeshPlacement, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    problem = canonicalize(query, key, value, **options)
-    output, extra = placement.run(problem)
-    return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output

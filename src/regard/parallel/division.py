@@ -76,6 +76,11 @@ class Division:
     def keys(self) -> Chunking:
         return Chunking(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
 
+    @property
+    def is_even(self) -> bool:
+        """True where devices divide both lengths."""
+        return all(sequence.padded == sequence.length for sequence in (self.queries, self.keys))
+
     def chunk_of(self, part: Any, member: Any) -> Any:
         """Find the chunk of the sequence that is a part of a ring member's."""
         if self.parts == 1:

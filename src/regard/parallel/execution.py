@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -23,26 +26,14 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     if unsharded_sequence.serves(problem, division):
         return unsharded_sequence.run_unsharded(problem, division)
-    scoring, parameters = None, ()
-    if problem.score is not None:
-        scoring, parameters = Scoring.split(problem.score, problem.accumulation)
-    output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
-    call = Replicated.of(problem, output_dtype, scoring)
-    query, key, value = map(problem.with_heads, (problem.query, problem.key, problem.value))
-    arrays = Operands(
-        division.pad(query, division.queries),
-        division.pad(key, division.keys),
-        division.pad(value, division.keys),
-        problem.with_heads(jnp.asarray(problem.scale)),
-        None if problem.bias is None else division.pad_pairs(problem.with_heads(problem.bias)),
-        parameters,
-    )
+    given = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
+    arrays, call = operands(problem, division, given, padded=True)
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
     specs = whole._replace(
         **{name: division.outside(array) for name, array in _long(arrays).items()},
         bias=None if arrays.bias is None else division.pairs(arrays.bias),
     )
-    shape = jax.ShapeDtypeStruct((*call.leading, arrays.query.shape[-2], 1), output_dtype)
+    shape = jax.ShapeDtypeStruct((*call.leading, arrays.query.shape[-2], 1), call.output_dtype)
     names = ("output", "log_total", "peak", *sorted(call.stats))
     found = jax.shard_map(
         partial(attend_here, division),
@@ -51,7 +42,26 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
         out_specs=dict.fromkeys(names, division.outside(shape)),
     )(arrays, call)
     found = {name: division.unpad(rows, division.queries) for name, rows in found.items()}
-    return finish(problem, found)
+    sinks = None if problem.sinks is None else problem.sink_column()
+    return finish(found, problem.leading, problem.aux, problem.query.dtype, sinks)
+
+
+def operands(
+    problem: Problem, division: Division, arrays: Mapping[str, Any], *, padded: bool
+) -> tuple[Operands, Replicated]:
+    """Return what a call is differentiated by, `arrays` in place of the problem's own, and what is whole."""
+    scoring, parameters = None, ()
+    if problem.score is not None:
+        scoring, parameters = Scoring.split(problem.score, problem.accumulation)
+    output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
+    call = Replicated.of(problem, output_dtype, scoring)
+    laid = {name: None if array is None else problem.with_heads(array) for name, array in arrays.items()}
+    if padded:
+        sequences = {"query": division.queries, "key": division.keys, "value": division.keys}
+        laid |= {name: division.pad(laid[name], sequence) for name, sequence in sequences.items()}
+        laid["bias"] = None if laid["bias"] is None else division.pad_pairs(laid["bias"])
+    scale = problem.with_heads(jnp.asarray(problem.scale))
+    return Operands(**laid, scale=scale, parameters=parameters), call
 
 
 def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[str, Array]:
@@ -65,17 +75,19 @@ def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[
     return {name: bring_out(array, division) for name, array in leaving.items()}
 
 
-def finish(problem: Problem, found: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Finish output and statistics, whose last axis is 1."""
+def finish(
+    found: dict[str, Array], leading: tuple[int, ...], aux: tuple[str, ...], dtype: Any, sinks: Array | None
+) -> tuple[Array, dict[str, Array]]:
+    """Return output and statistics from rows (..., T, x); `sinks` are a column (..., H, 1, 1)."""
     output, lse = found["output"], jax.lax.stop_gradient(found["peak"]) + found["log_total"]
     entropy = found.get("entropy")
-    if problem.sinks is not None:
-        sunk = sink(problem.sink_column(), lse, jnp.zeros_like(lse) if entropy is None else entropy)
+    if sinks is not None:
+        sunk = sink(sinks, lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
     rows = {"lse": lse, "entropy": entropy, "argmax": found.get("argmax")}
-    length = output.shape[-2]
-    extra = {name: rows[name].reshape((*problem.leading, length)) for name in problem.aux}
-    return output.reshape((*problem.leading, length, problem.E)).astype(problem.query.dtype), extra
+    *_, length, width = output.shape
+    extra = {name: rows[name].reshape((*leading, length)) for name in aux}
+    return output.reshape((*leading, length, width)).astype(dtype), extra
 
 
 def _long(arrays: Operands) -> dict[str, Array]:

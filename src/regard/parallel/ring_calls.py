@@ -1,4 +1,4 @@
-"""One device's part of a call as primitives, inside `jax.shard_map`: computed by `ring`, to any derivative."""
+"""One device's part of a call as primitives, inside `jax.shard_map`: computed by `ring`, with derivatives."""
 
 from __future__ import annotations
 
