@@ -118,7 +118,10 @@ def divide_in_context():
         for mask in (masks.segments(np.arange(3)), masks.from_array(np.ones((3, 3), bool))):
             with pytest.raises(ValueError, match=r"expected .*12"):  # it is that of all
                 call(mask=mask)
-    with parallel.use(mesh, "seq", layout="balanced"), pytest.raises(ValueError, match=r"layout: .* even"):
+    with (
+        parallel.use(mesh, "seq", layout="balanced", plan="ring"),
+        pytest.raises(ValueError, match=r"layout: .* even"),
+    ):
         call()
     with parallel.use(mesh, "seq", plan="whole"), pytest.raises(NotImplementedError, match="plan: inside"):
         call()

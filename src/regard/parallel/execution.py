@@ -55,13 +55,14 @@ def operands(
         scoring, parameters = Scoring.split(problem.score, problem.accumulation)
     output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
     call = Replicated.of(problem, output_dtype, scoring)
-    laid = {name: None if array is None else problem.with_heads(array) for name, array in arrays.items()}
+    query, key, value = (problem.with_heads(arrays[name]) for name in ("query", "key", "value"))
+    bias = None if arrays["bias"] is None else problem.with_heads(arrays["bias"])
     if padded:
-        sequences = {"query": division.queries, "key": division.keys, "value": division.keys}
-        laid |= {name: division.pad(laid[name], sequence) for name, sequence in sequences.items()}
-        laid["bias"] = None if laid["bias"] is None else division.pad_pairs(laid["bias"])
+        query = division.pad(query, division.queries)
+        key, value = (division.pad(array, division.keys) for array in (key, value))
+        bias = None if bias is None else division.pad_pairs(bias)
     scale = problem.with_heads(jnp.asarray(problem.scale))
-    return Operands(**laid, scale=scale, parameters=parameters), call
+    return Operands(query, key, value, scale, bias, parameters), call
 
 
 def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[str, Array]:

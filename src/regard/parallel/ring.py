@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     """Attend from this device's queries to all keys; rows come as this device's sequence lies."""
     parts, stats = shard.division.parts, shard.call.stats
     cut = _cut(arrays.named(), parts)
-    *rows, length = row_axes(arrays)
+    *rows, length = row_axes(arrays.query.shape, arrays.key.shape, arrays.value.shape)
     empty = Running.empty(
         (parts, *rows, length // parts),
         arrays.value.shape[-1],
@@ -200,10 +200,9 @@ def _as_running(found: Results, first_key: Any) -> Running:
     return Running(found.peak, total, found.output * total[..., None], moment, argmax)
 
 
-def row_axes(arrays: Operands) -> tuple[int, ...]:
-    """Return the axes of what there is per query of this device."""
-    query, key, value = arrays.query.shape, arrays.key.shape, arrays.value.shape
-    batch = jnp.broadcast_shapes(query[:-3], key[:-3], value[:-3])
+def row_axes(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes of what there is per query of this device, from shapes."""
+    batch = jnp.broadcast_shapes(tuple(query[:-3]), tuple(key[:-3]), tuple(value[:-3]))
     return (*batch, max(query[-3], key[-3], value[-3]), query[-2])
 
 

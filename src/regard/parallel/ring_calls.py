@@ -37,8 +37,7 @@ class RingSpec(Spec):
         named = dict(zip(self.present, operands, strict=False))
         query, key, value = (named[name] for name in ("query", "key", "value"))
         added = len(self.added)
-        shapes = (jax.ShapeDtypeStruct(array.shape[added:], array.dtype) for array in (query, key, value))
-        axes = ring.row_axes(Operands(*shapes, scale=named["scale"]))
+        axes = ring.row_axes(*(array.shape[added:] for array in (query, key, value)))
         return (*query.shape[:added], *axes), value.shape[-1], accumulation_dtype(query, key, value)
 
     def forward(self, inputs: Operands, context: Replicated, *, reversible: bool) -> Results:

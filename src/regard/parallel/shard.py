@@ -50,7 +50,7 @@ class Replicated:
 
     @property
     def stats(self) -> frozenset[str]:
-        """What the ring must keep besides output and lse."""
+        """Statistics that the ring must keep besides output and lse."""
         return statistics(self.problem)
 
 

@@ -62,7 +62,7 @@ class Spec(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, inputs: Operands, context: Any, *, reversible: bool) -> Results:
-        """Attend."""
+        """Compute the results that `found` names."""
 
     @abc.abstractmethod
     def tangent(
@@ -148,9 +148,9 @@ def run(inputs: Operands, context: Any, make_spec: Callable[..., Spec]) -> Resul
 
 def bind(name: str, *operands: Array, spec: Spec) -> list[Array]:
     """Bind a primitive; where one operand varies over manual mesh axes, all are said to."""
-    operands = vary_alike(operands)
-    manual = jax.typeof(operands[0]).sharding.mesh.manual_axes
-    return (INSIDE if manual else OUTSIDE)[name].bind(*operands, spec=spec)
+    alike = vary_alike(operands)
+    manual = jax.typeof(alike[0]).sharding.mesh.manual_axes
+    return (INSIDE if manual else OUTSIDE)[name].bind(*alike, spec=spec)
 
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
