@@ -44,12 +44,15 @@ FOLDERS = {
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
-    "engine": "call.options call.problem call.canonicalization call.checkpoint_names call.hooks call softmax.scoring"
+    "engine": "call.options call.problem call.canonicalization call.checkpoint_names call.hooks call"
+    " softmax.scoring"
     " softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax flash.device_types flash.sparsity flash.tiles flash.tuning flash.operands"
-    " flash.preparation flash.partitioning flash.tile_scores flash.passes flash.primitives flash.tile_calls flash backends.dense"
+    " flash.preparation flash.partitioning flash.tile_scores flash.passes flash.primitives flash.tile_calls"
+    " flash backends.dense"
     " backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
-    " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.placement dispatch.explicit_axes"
+    " backends.splash_tpu backends dispatch.registry dispatch.explanation dispatch.placement"
+    " dispatch.explicit_axes"
     " dispatch",
     "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",

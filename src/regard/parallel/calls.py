@@ -37,14 +37,19 @@ def ring_attend(
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
     their way, and joins the result to what it has by the rules of sums of exponentials. The backward pass is
-    a second trip, on which the gradients of keys and values travel along and then home. Rounds in which the
-    mask, as far as it is known before tracing, leaves no device any work are not made. Nothing of size T x S
-    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each.
+    a second trip, on which the gradients of keys and values travel along and then home; in forward mode their
+    tangents do. Rounds in which the mask, as far as it is known before tracing, leaves no device any work are
+    not made. Nothing of size T x S exists, and nothing of size T or S on one device, but for the mask's
+    arrays, which are whole on each, and a bias, whose rows are divided as those of query.
+
+    Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
+    comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
+    on every device: masks and their data, sinks, parameters of scores, offsets, rng.
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.
         key, value: as in `attend`.
-        mesh: a `jax.sharding.Mesh`.
+        mesh: a `jax.sharding.Mesh`; None, inside `jax.shard_map`, is the mesh of that.
         axis: the mesh axis along which the sequence is divided.
         layout: "contiguous": device i has the i-th part. "zigzag": tokens come, and results go, in the order
             of `to_zigzag(..., mesh.shape[axis])`, which balances causal work; all else stays in the order of
@@ -52,14 +57,18 @@ def ring_attend(
         batch_axis: mesh axes along which the first of several leading axes is divided; None is none.
         head_axis: mesh axes along which heads are divided; None is none.
         **options: as in `regard.attend`: the mask is that of the whole sequence in its own order, the dropout
-            pattern is that of one device, aux is () or ("lse",), and a bias is refused.
+            pattern is that of one device, and aux names any of "lse", "argmax" and "entropy". In zig-zag
+            order a bias stays in the order of the sequence; inside `jax.shard_map` its rows are query's.
 
     Returns:
-        As `attend`. Reverse-mode derivatives exist, of score parameters too; forward-mode ones do not.
+        As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse mode
+        through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
+        Hessian-vector product, keeps those of one.
 
     Raises:
         TypeError: as `attend`; a mesh that is none.
-        ValueError: as `attend`; an unknown axis or layout.
+        ValueError: as `attend`; an unknown axis or layout; inside `jax.shard_map`, an axis that it leaves to
+            the compiler, or an odd number of rows where the layout has two chunks per device.
         NotImplementedError: a call that cannot be divided; the message says why.
 
     Example:
@@ -98,7 +107,7 @@ def all_to_all_attend(
     Args:
         query: as in `attend`; its heads are a multiple of the devices along `axis`.
         key, value: as in `attend`; so are their heads.
-        mesh: a `jax.sharding.Mesh`.
+        mesh: as in `ring_attend`.
         axis: the mesh axis along which sequence is exchanged for heads.
         ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
             then along `axis`. None means that each device sees all keys of its heads.
@@ -148,13 +157,15 @@ def attend(
 
     Args:
         query, key, value: as in `attend`.
-        mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call.
+        mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call, or with an axis that of the
+            `jax.shard_map` around it.
         axis: the mesh axis along which the sequence is divided, or two: one along which keys travel, and one
             along which heads are exchanged.
         batch_axis, head_axis: as in `ring_attend`.
         layout: as in `ring_attend`; None means "contiguous", or "balanced" where that evens out the work.
         plan: "ring", "all_to_all", "both" or "whole" (one program, which the compiler divides as it can);
             None means the one that serves and sends least, and "whole" where none serves or rows are few.
+            Inside `jax.shard_map` there is no "whole".
         **options: all others of `regard.attend`.
 
     Returns:
@@ -173,8 +184,7 @@ def attend(
         >>> parallel.attend(x, x, x, mesh=mesh, axis="sequence").shape
         (4, 3, 2)
     """
-    placement = _place(mesh, axis, batch_axis, head_axis, layout, plan)
-    return placement.attend(query, key, value, options)
+    return _place(mesh, axis, batch_axis, head_axis, layout, plan).attend(query, key, value, options)
 
 
 def explain(
@@ -233,7 +243,8 @@ def use(
     """Let every `regard.attend` inside run over a mesh: layers and models need no change.
 
     What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
-    are left alone.
+    are left alone. Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`;
+    as calls there know only their own lengths, masks must be without data per position.
 
     Args:
         mesh, axis, batch_axis, head_axis, plan: as in `attend`.

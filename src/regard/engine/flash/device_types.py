@@ -21,7 +21,7 @@ def varying_axes(*trees: Any) -> tuple[str, ...]:
 
 
 def vary(tree: Any, names: Sequence[str]) -> Any:
-    """Say of all arrays that they vary over these axes; nothing is sent."""
+    """Mark all arrays as varying over these axes; nothing is sent."""
 
     def one(array: Any) -> Any:
         missing = tuple(name for name in names if name not in jax.typeof(array).mat.varying)
@@ -31,7 +31,7 @@ def vary(tree: Any, names: Sequence[str]) -> Any:
 
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Say of all arrays that they vary where one does."""
+    """Mark all arrays as varying where one does."""
     return vary(list(arrays), varying_axes(arrays))
 
 

@@ -61,7 +61,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Share:
-    """How leading axes are divided: the mesh axes along which each is."""
+    """A division of leading axes: the mesh axes along which each is divided."""
 
     leading: Leading
     mesh_axes: Mapping[Axis, MeshAxes]

@@ -147,7 +147,7 @@ def run(inputs: Operands, context: Any, make_spec: Callable[..., Spec]) -> Resul
 
 
 def bind(name: str, *operands: Array, spec: Spec) -> list[Array]:
-    """Bind a primitive; where one operand varies over manual mesh axes, all are said to."""
+    """Apply a primitive; where one operand varies over manual mesh axes, all are said to."""
     alike = vary_alike(operands)
     manual = jax.typeof(alike[0]).sharding.mesh.manual_axes
     return (INSIDE if manual else OUTSIDE)[name].bind(*alike, spec=spec)
