@@ -125,6 +125,10 @@ def divide_in_context():
         call()
     with parallel.use(mesh, "seq", plan="whole"), pytest.raises(NotImplementedError, match="plan: inside"):
         call()
+    two = make_mesh(seq=2, heads=2)
+    some = {"mesh": two, "in_specs": (spec,) * 3, "out_specs": spec, "axis_names": {"seq"}}
+    with parallel.use(two, "seq", head_axis="heads"), pytest.raises(ValueError, match="leaves 'heads' to"):
+        jax.jit(jax.shard_map(lambda *arrays: attend(*arrays), **some))(*arrays)
     with pytest.raises(ValueError, match="as there is no"):
         parallel.ring_attend(*arrays, axis="seq")
 

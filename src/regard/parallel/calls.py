@@ -61,8 +61,8 @@ def ring_attend(
             order a bias stays in the order of the sequence; inside `jax.shard_map` its rows are query's.
 
     Returns:
-        As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse mode
-        through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
+        As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse
+        mode through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
         Hessian-vector product, keeps those of one.
 
     Raises:
