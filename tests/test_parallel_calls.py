@@ -1,6 +1,7 @@
 """What else goes over a mesh: scores, sinks, dropout, statistics, bfloat16, divided batches and heads."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -74,14 +75,14 @@ def call_with_sinks_and_offsets(way):
 
 
 def statistics(way):
-    """lse, with sinks and its gradient."""
+    """All that is one number per row, with sinks and gradients."""
     arrays, mask = draw(*SHAPES), masks.causal() & masks.valid_keys(np.arange(19) % 7 != 0)
     sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
 
     def outcome(function):
         def loss(*arrays):
-            output, aux = function(*arrays, mask=mask, sinks=sinks, aux=("lse",))
-            return jnp.sum(jnp.sin(aux["lse"])) + jnp.sum(output**2), aux["lse"]
+            output, aux = function(*arrays, mask=mask, sinks=sinks, aux=("lse", "entropy", "argmax"))
+            return jnp.sum(jnp.sin(aux["lse"] + aux["entropy"])) + jnp.sum(output**2), aux
 
         return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
 
@@ -209,12 +210,70 @@ def divided_arrays(way):
     np.testing.assert_allclose(found, attend(*arrays, mask=masks.causal()), rtol=2e-5, atol=5e-6)
 
 
+def biased(way):
+    """A bias of every shape it may have, -inf in it, and its gradient; a query left with no key."""
+    whole = np.random.default_rng(7).normal(size=(2, 4, 19, 19)).astype(np.float32)
+    whole[..., 11:14] = -np.inf
+    whole[:, :, 5] = -np.inf
+    for shape in BIASES[way]:
+        bias = jnp.asarray(whole[tuple(slice(size) for size in shape)])
+        options = lambda bias: {"bias": bias, "mask": masks.causal()}
+        *_, gradient = check_against_one_device(way, [*draw(*SHAPES), bias], options)
+        assert gradient.shape == shape
+
+
+BIASES = {
+    "ring": [(2, 4, 19, 19), (1, 1, 1, 19)],
+    "both balanced": [(2, 4, 19, 19), (1, 4, 1, 19), (2, 1, 19, 1)],
+    "both zigzag": [(1, 1, 19, 19)],
+    "heads of shards": [(1, 1, 19, 19), (2, 4, 1, 19)],
+}
+
+
+def transforms(way):
+    """Forward mode, Hessian products and gradients of gradients, in float64."""
+    with jax.enable_x64(True):
+        shapes = ((2, 4, 11, 3), (2, 2, 11, 3), (2, 2, 11, 5))
+        arrays, moves = (draw(*shapes, dtype=jnp.float64, seed=seed) for seed in (3, 4))
+
+        def derive(function):
+            def loss(*arrays):
+                output, aux = function(*arrays, mask=masks.causal(), aux=("lse",))
+                return jnp.sum(jnp.sin(output)) + jnp.sum(aux["lse"] ** 2)
+
+            grad = jax.grad(loss, (0, 1, 2))
+            along = lambda *arrays: sum(map(jnp.vdot, grad(*arrays), moves))
+            kinds = {
+                "forward": lambda *arrays: jax.jvp(loss, arrays, tuple(moves)),
+                "forward over reverse": lambda *arrays: jax.jvp(grad, arrays, tuple(moves)),
+                "reverse over reverse": jax.grad(along, (0, 1, 2)),
+                "vmap": jax.vmap(grad),
+            }
+            stack = [jnp.stack(pair) for pair in zip(arrays, moves, strict=True)]
+            return jax.jit(kinds[TRANSFORMS[way]])(*(stack if TRANSFORMS[way] == "vmap" else arrays))
+
+        found = derive(lambda *arrays, **options: run(way, *arrays, **options))
+        expected = derive(functools.partial(attend, backend="dense"))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
+TRANSFORMS = {
+    "ring of shards": "forward",
+    "both balanced": "forward over reverse",
+    "ring": "reverse over reverse",
+    "all to all": "vmap",
+}
+
+
 CHECKS = {
     "divided_arrays": "any",
     "call_with_scores": "both, ring of shards",
     "call_with_sinks_and_dropout": "balanced, heads of shards",
     "call_with_sinks_and_offsets": "apart",
-    "statistics": "both balanced, apart",
+    "statistics": "both balanced, ring, apart",
+    "biased": ", ".join(BIASES),
+    "transforms": ", ".join(TRANSFORMS),
     "repeated": "ring of shards",
     "shared_keys": "ring of shards, apart",
     "spoiled": "ring, apart",
@@ -247,13 +306,14 @@ def test_dropout_falls_where_the_sequence_is_whole_on_every_device():
 
 @pytest.mark.parametrize("name", ["ring_attend", "all_to_all_attend", "attend"])
 def test_precision_is_that_of_every_product(name):
-    from layer_oracle import precisions
+    def precisions(call, *arrays):
+        return set(re.findall(r"dot_general.*precision = \[(\w+)", jax.jit(call).lower(*arrays).as_text()))
 
     function, arrays = getattr(parallel, name), draw(*SHAPES)
     for score in (None, scores.softcap(3.0)):  # as an ordinary call on each device, and as a ring
         call = on_one_device(function, score=score)
         assert precisions(functools.partial(call, precision="highest"), *arrays) == {"HIGHEST"}
-        assert precisions(call, *arrays) == {"None"}
+        assert precisions(call, *arrays) == {"DEFAULT"}
 
 
 def test_bfloat16_is_rounded_once_where_sinks_take_a_share():

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
 
 def test_its_python_prints_what_is_shown(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.S)
-    assert len(blocks) == PAGE.count("```python") == 2
+    assert len(blocks) == PAGE.count("```python") == 3
     program = tmp_path / "page.py"
     program.write_text("\n".join(code for code, _ in blocks))
     environment = os.environ | economy.WITHOUT_CACHE

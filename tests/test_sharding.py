@@ -3,7 +3,13 @@
 import subprocess
 import sys
 
-from mesh_cases import pretend
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mesh_cases import AUTO, draw, make_mesh, on_eight_devices, pretend
+from regard import attend, masks, parallel
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -44,3 +50,93 @@ def test_shards_agree_with_one_device():
         [sys.executable, "-c", SCRIPT], env=pretend(4), capture_output=True, text=True, check=False
     )
     assert done.stdout == "shards agree\n", done.stderr
+
+
+# Calls over the axis of a shard_map around them.
+
+
+def agree(plan, kind):
+    """Value, gradients of every argument, from without and within, and Hessian products."""
+    kind = {"automatic": AUTO, "explicit": jax.sharding.AxisType.Explicit}[kind]
+    mesh = jax.make_mesh((2, 2), ("seq", "heads"), axis_types=(kind,) * 2)
+    axis, more = {
+        "ring": ("seq", {"head_axis": "heads", "plan": "ring"}),
+        "both": (("seq", "heads"), {"plan": "both"}),
+    }[plan]
+    leading = (None, "heads") if plan == "ring" else (None, None)
+    spec, pairs = (jax.sharding.PartitionSpec(*axes, axis) for axes in (leading, leading[1:]))
+    arrays = draw((2, 4, 12, 7), (2, 4, 12, 7), (2, 4, 12, 5), (4, 12, 12))
+    ids = np.repeat([0, 1, 2], [5, 4, 3]).astype(np.int32)
+    options = {
+        "mask": masks.causal() & masks.segments(ids),
+        "sinks": jnp.asarray([0.3, -1.0, 2.0, 0.1]),
+        "dropout_rate": 0.3,
+        "rng": jax.random.key(5),
+    }
+
+    def part(query, key, value, bias):
+        return parallel.attend(query, key, value, axis=axis, bias=bias, **more, **options)
+
+    def grads_within(query, key, value, bias):
+        loss = lambda *arrays: jnp.sum(jnp.sin(part(*arrays, bias)))
+        return jax.grad(loss, (0, 1, 2))(query, key, value)
+
+    specs = {"mesh": mesh, "in_specs": (spec, spec, spec, pairs)}
+    divided = jax.shard_map(part, out_specs=spec, **specs)
+    whole = lambda query, key, value, bias: attend(query, key, value, bias=bias, **options)
+
+    def derive(function):
+        grad = jax.grad(lambda *arrays: jnp.sum(jnp.sin(function(*arrays))), (0, 1, 2, 3))
+        return jax.jit(lambda *arrays: (function(*arrays), jax.jvp(grad, arrays, arrays)))
+
+    with jax.set_mesh(mesh):
+        places = [jax.sharding.NamedSharding(mesh, own) for own in specs["in_specs"]]
+        placed = [jax.device_put(array, place) for array, place in zip(arrays, places, strict=True)]
+        found = derive(divided)(*placed)
+        within = jax.jit(jax.shard_map(grads_within, out_specs=(spec,) * 3, **specs))(*placed)
+    expected = derive(whole)(*arrays)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-5, atol=2e-5)
+    for one, other in zip(within, expected[1][0][:3], strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-5, atol=2e-5)
+
+
+def divide_in_context():
+    """Layers that divide their calls do so in the caller's shard_map, too; what cannot be is refused."""
+    mesh, spec = make_mesh(seq=4), jax.sharding.PartitionSpec(None, None, "seq")
+    arrays = draw((2, 4, 12, 7), (2, 4, 12, 7), (2, 4, 12, 5))
+
+    def call(**options):
+        part = jax.shard_map(
+            lambda *arrays: attend(*arrays, **options), mesh=mesh, in_specs=(spec,) * 3, out_specs=spec
+        )
+        return jax.jit(part)(*arrays)
+
+    with parallel.use(mesh, "seq"):
+        found = call(mask=masks.causal())
+        np.testing.assert_allclose(found, attend(*arrays, mask=masks.causal(), backend="dense"), 2e-5, 5e-6)
+        for mask in (masks.segments(np.arange(3)), masks.from_array(np.ones((3, 3), bool))):
+            with pytest.raises(ValueError, match=r"expected .*12"):  # it is that of all
+                call(mask=mask)
+    with (
+        parallel.use(mesh, "seq", layout="balanced", plan="ring"),
+        pytest.raises(ValueError, match=r"layout: .* even"),
+    ):
+        call()
+    with parallel.use(mesh, "seq", plan="whole"), pytest.raises(NotImplementedError, match="plan: inside"):
+        call()
+    two = make_mesh(seq=2, heads=2)
+    some = {"mesh": two, "in_specs": (spec,) * 3, "out_specs": spec, "axis_names": {"seq"}}
+    with parallel.use(two, "seq", head_axis="heads"), pytest.raises(ValueError, match="leaves 'heads' to"):
+        jax.jit(jax.shard_map(lambda *arrays: attend(*arrays), **some))(*arrays)
+    with pytest.raises(ValueError, match="as there is no"):
+        parallel.ring_attend(*arrays, axis="seq")
+
+
+@pytest.mark.parametrize("arguments", [("ring", "automatic"), ("both", "explicit")])
+def test_a_part_of_a_sequence_attends_with_the_others(arguments):
+    on_eight_devices(f"import test_sharding\ntest_sharding.agree{arguments}")
+
+
+def test_the_context_divides_calls_within_a_shard_map():
+    on_eight_devices("import test_sharding\ntest_sharding.divide_in_context()")

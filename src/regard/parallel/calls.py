@@ -13,6 +13,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.dispatch.placement import active, within
 from regard.parallel.cost_reports import CostReport
+from regard.parallel.per_shard import manual_axes
 from regard.parallel.placements import MeshPlacement
 
 Names = str | Sequence[str]
@@ -23,7 +24,7 @@ def ring_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any,
+    mesh: Any = None,
     axis: str,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
@@ -36,14 +37,19 @@ def ring_attend(
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
     their way, and joins the result to what it has by the rules of sums of exponentials. The backward pass is
-    a second trip, on which the gradients of keys and values travel along and then home. Rounds in which the
-    mask, as far as it is known before tracing, leaves no device any work are not made. Nothing of size T x S
-    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each.
+    a second trip, on which the gradients of keys and values travel along and then home; in forward mode their
+    tangents do. Rounds in which the mask, as far as it is known before tracing, leaves no device any work are
+    not made. Nothing of size T x S exists, and nothing of size T or S on one device, but for the mask's
+    arrays, which are whole on each, and a bias, whose rows are divided as those of query.
+
+    Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
+    comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
+    on every device: masks and their data, sinks, parameters of scores, offsets, rng.
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.
         key, value: as in `attend`.
-        mesh: a `jax.sharding.Mesh`.
+        mesh: a `jax.sharding.Mesh`; None, inside `jax.shard_map`, is the mesh of that.
         axis: the mesh axis along which the sequence is divided.
         layout: "contiguous": device i has the i-th part. "zigzag": tokens come, and results go, in the order
             of `to_zigzag(..., mesh.shape[axis])`, which balances causal work; all else stays in the order of
@@ -51,14 +57,18 @@ def ring_attend(
         batch_axis: mesh axes along which the first of several leading axes is divided; None is none.
         head_axis: mesh axes along which heads are divided; None is none.
         **options: as in `regard.attend`: the mask is that of the whole sequence in its own order, the dropout
-            pattern is that of one device, aux is () or ("lse",), and a bias is refused.
+            pattern is that of one device, and aux names any of "lse", "argmax" and "entropy". In zig-zag
+            order a bias stays in the order of the sequence; inside `jax.shard_map` its rows are query's.
 
     Returns:
-        As `attend`. Reverse-mode derivatives exist, of score parameters too; forward-mode ones do not.
+        As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse
+        mode through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
+        Hessian-vector product, keeps those of one.
 
     Raises:
         TypeError: as `attend`; a mesh that is none.
-        ValueError: as `attend`; an unknown axis or layout.
+        ValueError: as `attend`; an unknown axis or layout; inside `jax.shard_map`, an axis that it leaves to
+            the compiler, or an odd number of rows where the layout has two chunks per device.
         NotImplementedError: a call that cannot be divided; the message says why.
 
     Example:
@@ -73,8 +83,8 @@ def ring_attend(
     Reference: Liu et al., "Ring Attention with Blockwise Transformers", 2023, algorithm 1; the balanced order
     as in Brandon et al., "Striped Attention", 2023, but with two chunks per device instead of stripes.
     """
-    placement = MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, "ring")
-    return _run(placement, query, key, value, **options)
+    placement = MeshPlacement.check(_mesh_around(mesh), axis, batch_axis, head_axis, layout, "ring")
+    return placement.attend(query, key, value, options)
 
 
 def all_to_all_attend(
@@ -82,7 +92,7 @@ def all_to_all_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any,
+    mesh: Any = None,
     axis: str,
     ring_axis: str | None = None,
     layout: str = "contiguous",
@@ -97,7 +107,7 @@ def all_to_all_attend(
     Args:
         query: as in `attend`; its heads are a multiple of the devices along `axis`.
         key, value: as in `attend`; so are their heads.
-        mesh: a `jax.sharding.Mesh`.
+        mesh: as in `ring_attend`.
         axis: the mesh axis along which sequence is exchanged for heads.
         ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
             then along `axis`. None means that each device sees all keys of its heads.
@@ -124,8 +134,8 @@ def all_to_all_attend(
     Reference: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3; both together: Fang and Zhao, "USP", 2024.
     """
     plan, axes = ("all_to_all", axis) if ring_axis is None else ("both", (ring_axis, axis))
-    placement = MeshPlacement.check(mesh, axes, batch_axis, head_axis, layout, plan)
-    return _run(placement, query, key, value, **options)
+    placement = MeshPlacement.check(_mesh_around(mesh), axes, batch_axis, head_axis, layout, plan)
+    return placement.attend(query, key, value, options)
 
 
 def attend(
@@ -147,13 +157,15 @@ def attend(
 
     Args:
         query, key, value: as in `attend`.
-        mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call.
+        mesh: a `jax.sharding.Mesh`; None means that of the `use` around the call, or with an axis that of the
+            `jax.shard_map` around it.
         axis: the mesh axis along which the sequence is divided, or two: one along which keys travel, and one
             along which heads are exchanged.
         batch_axis, head_axis: as in `ring_attend`.
         layout: as in `ring_attend`; None means "contiguous", or "balanced" where that evens out the work.
         plan: "ring", "all_to_all", "both" or "whole" (one program, which the compiler divides as it can);
             None means the one that serves and sends least, and "whole" where none serves or rows are few.
+            Inside `jax.shard_map` there is no "whole".
         **options: all others of `regard.attend`.
 
     Returns:
@@ -172,7 +184,7 @@ def attend(
         >>> parallel.attend(x, x, x, mesh=mesh, axis="sequence").shape
         (4, 3, 2)
     """
-    return _run(_place(mesh, axis, batch_axis, head_axis, layout, plan), query, key, value, **options)
+    return _place(mesh, axis, batch_axis, head_axis, layout, plan).attend(query, key, value, options)
 
 
 def explain(
@@ -231,7 +243,8 @@ def use(
     """Let every `regard.attend` inside run over a mesh: layers and models need no change.
 
     What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
-    are left alone.
+    are left alone. Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`;
+    as calls there know only their own lengths, masks must be without data per position.
 
     Args:
         mesh, axis, batch_axis, head_axis, plan: as in `attend`.
@@ -259,6 +272,15 @@ def use(
     return within(MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan))
 
 
+def _mesh_around(mesh: Any) -> Any:
+    """Return the mesh, that of the `jax.shard_map` around the call where none is given."""
+    if mesh is None and manual_axes():
+        return jax.sharding.get_abstract_mesh()
+    if mesh is None:
+        raise ValueError("mesh: expected a mesh, as there is no jax.shard_map around the call; got None")
+    return mesh
+
+
 def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any) -> MeshPlacement:
     if mesh is not None:
         if axis is None:
@@ -266,16 +288,11 @@ def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, p
                 f"axis: expected the mesh axis of the sequence, one of {mesh.axis_names}; got None"
             )
         return MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan)
+    if axis is not None and manual_axes():
+        return MeshPlacement.check(_mesh_around(mesh), axis, batch_axis, head_axis, layout, plan)
     placement = active()
     if not isinstance(placement, MeshPlacement):
         raise ValueError(
             "mesh: expected a mesh, or `with parallel.use(mesh, axis):` around the call; got None"
         )
     return placement
-
-
-def _run(placement: MeshPlacement, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    problem = canonicalize(query, key, value, **options)
-    with jax.transfer_guard_host_to_device("allow"):  # as `attend` does
-        output, extra = placement.run(problem)
-    return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output

@@ -76,6 +76,11 @@ class Division:
     def keys(self) -> Chunking:
         return Chunking(self.num_keys, self.parts, self.size(self.ring), self.size(self.exchange))
 
+    @property
+    def is_even(self) -> bool:
+        """True where devices divide both lengths."""
+        return all(sequence.padded == sequence.length for sequence in (self.queries, self.keys))
+
     def chunk_of(self, part: Any, member: Any) -> Any:
         """Find the chunk of the sequence that is a part of a ring member's."""
         if self.parts == 1:
@@ -103,6 +108,15 @@ class Division:
         array = jax.lax.slice_in_dim(array, 0, sequence.length, axis=-2)
         return self._keep_whole(to_zigzag(array, ring) if self.layout == "zigzag" else array)
 
+    def pad_pairs(self, array: Array) -> Array:
+        """Pad pairs (..., T | 1, S | 1), whose rows come in the order of the sequence, and lay rows out."""
+        *_, rows, columns = array.shape
+        wanted = (self.queries.padded if rows > 1 else 1, self.keys.padded if columns > 1 else 1)
+        if wanted != (rows, columns):
+            widths = [(0, 0)] * (array.ndim - 2) + [(0, wanted[0] - rows), (0, wanted[1] - columns)]
+            array = jnp.pad(self._keep_whole(array), widths)
+        return to_zigzag(array, self.queries.ring) if self.layout == "zigzag" and rows > 1 else array
+
     def _keep_whole(self, array: Array) -> Array:
         """Keep rows that do not divide whole on every device, wherever they are not padded.
 
@@ -118,9 +132,10 @@ class Division:
         """Return the spec of what the caller has: a part of the sequence, all heads of this device."""
         return self._spec(array, self.heads, self._names(self.ring, self.exchange))
 
-    def inside(self, array: Any) -> PartitionSpec:
-        """Return the spec after the exchange: a part of the heads, all of the ring member's sequence."""
-        return self._spec(array, (*self.heads, *self._names(self.exchange)), self._names(self.ring))
+    def pairs(self, array: Any) -> PartitionSpec:
+        """Return the spec of pairs (..., T | 1, S | 1): rows lie as those of the query, columns are whole."""
+        *leading, rows, _ = self.outside(array)
+        return PartitionSpec(*leading, rows if array.shape[-2] > 1 else None, None)
 
     def _spec(self, array: Any, heads: Axes, sequence: Axes) -> PartitionSpec:
         *batch, head_count, _, _ = array.shape
@@ -136,12 +151,6 @@ class Division:
         *_, sequence, width = spec = self.outside(whole)
         sequence = sequence if self.num_queries % self.size(self.ring, self.exchange) == 0 else None
         return PartitionSpec(*spec[:rank], sequence, width)
-
-    def along(self, spec: PartitionSpec) -> Axes:
-        """List the axes that work is divided along while an array of this spec is whole there."""
-        used = {name for entry in spec if entry for name in ((entry,) if isinstance(entry, str) else entry)}
-        every = (*self.batch, *self.heads, *self._names(self.ring, self.exchange))
-        return tuple(name for name in every if name not in used)
 
     @staticmethod
     def _names(*axes: str | None) -> Axes:

@@ -20,6 +20,20 @@ def bring_in(array: Array, division: Division) -> Array:
     return _balance(array, division) if division.layout == "balanced" else array
 
 
+def bring_in_pairs(array: Array, division: Division) -> Array:
+    """Bring the caller's pairs (..., heads | 1, rows | 1, S | 1) to what a member of the ring works on."""
+    heads, rows = array.shape[_HEADS], array.shape[_SEQUENCE]
+    devices = division.size(division.exchange)
+    if devices > 1 and heads > 1 and rows > 1:
+        array = _exchange(array, division.exchange, _HEADS, _SEQUENCE)
+    elif devices > 1 and heads > 1:
+        first = jax.lax.axis_index(division.exchange) * (heads // devices)
+        array = jax.lax.dynamic_slice_in_dim(array, first, heads // devices, _HEADS)
+    elif devices > 1 and rows > 1:
+        array = jax.lax.all_gather(array, division.exchange, axis=array.ndim + _SEQUENCE, tiled=True)
+    return _balance(array, division) if division.layout == "balanced" and rows > 1 else array
+
+
 def bring_out(array: Array, division: Division) -> Array:
     """Undo `bring_in`."""
     array = _unbalance(array, division) if division.layout == "balanced" else array

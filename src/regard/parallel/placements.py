@@ -13,15 +13,19 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
+from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid, Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
 from regard.parallel.execution import run
+from regard.parallel.per_shard import check_parts, describe_whole, manual_axes, run_part
 from regard.parallel.schedule import plan_rounds
+from regard.scores.score import compose, split_product
 
 PLANS = ("ring", "all_to_all", "both", "whole")
+STATISTICS = ("lse", "argmax", "entropy")  # of aux, those that travelling keys leave behind
 _UNEVEN = 1.1  # so much more work on one device than on another is worth an exchange
 
 
@@ -97,8 +101,61 @@ class MeshPlacement:
             )
         return cls(mesh, axes, batch, heads, layout, plan, given)
 
+    def attend(self, query: Any, key: Any, value: Any, options: Any) -> Any:
+        """Attend as planned; inside `jax.shard_map` the arrays, a bias too, are this device's part."""
+        if not self._is_inside():
+            problem = canonicalize(query, key, value, **options)
+            with jax.transfer_guard_host_to_device("allow"):  # as `regard.attend` does
+                output, extra = self._run_whole(problem)
+            return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
+        metric, score = split_product(compose(options.get("score")))
+        query = query if metric is None else metric.transform(query)
+        given = {"query": query, "key": key, "value": value, "bias": options.get("bias")}
+        output, extra = self._run_part(given, {**options, "score": score})
+        return (output, extra) if extra else output
+
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """Run a call as planned."""
+        """Run a call that was checked."""
+        if not self._is_inside():
+            return self._run_whole(problem)
+        names = (field.name for field in dataclasses.fields(Problem))
+        options = {name: getattr(problem, name) for name in names}
+        arrays = {name: options.pop(name) for name in ("query", "key", "value")} | {"bias": problem.bias}
+        return self._run_part(arrays, options)
+
+    def _is_inside(self) -> bool:
+        """Return whether the code around the call is that of one device."""
+        manual, every = manual_axes(), {*self.axes, *self.batch, *self.heads}
+        if not manual & set(self.axes):
+            return False
+        if not every <= manual:
+            missing = ", ".join(sorted(map(repr, every - manual)))
+            raise ValueError(
+                "axis, batch_axis, head_axis: expected axes of the jax.shard_map around the call; it leaves"
+                f" {missing} to the compiler"
+            )
+        return True
+
+    def _run_part(self, arrays: Any, options: Any) -> tuple[Array, dict[str, Array]]:
+        parts = check_parts(arrays)
+        whole = describe_whole(parts, self.mesh, self.axes, self.batch, self.heads)
+        problem = canonicalize(**{**options, **whole})
+        plan = self.choose(problem)
+        if plan.name == "whole":
+            why = "; ".join(f"{name}: {refusal}" for name, refusal in plan.refusals.items()) or plan.reason
+            raise NotImplementedError(f"plan: inside jax.shard_map there is no whole program; {why}")
+        division = plan.division
+        if not division.is_even and self.layout is None:
+            division = self._divide(problem, plan.name, "contiguous")
+        if not division.is_even:
+            rows = [parts[name].shape[-2] for name in ("query", "key")]
+            raise ValueError(
+                f"layout: expected an even number of rows per device for {self.layout!r}; got {rows[0]} of"
+                f" query and {rows[1]} of key"
+            )
+        return run_part(problem, division, parts, self.axes)
+
+    def _run_whole(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         plan = self.choose(problem)
         if plan.name == "whole":
             return BACKENDS[choose(problem).name].run(problem)
@@ -107,8 +164,10 @@ class MeshPlacement:
         # Where arrays' types say how they are divided, that is left to shard_map in between.
         spec = plan.division.result(problem.leading)
         output = NamedSharding(self.explicit, spec)
-        lse = {"lse": NamedSharding(self.explicit, PartitionSpec(*spec[:-1]))} if problem.aux else {}
-        within: Any = jax.sharding.auto_axes(partial(run, division=plan.division), out_sharding=(output, lse))
+        extra = dict.fromkeys(problem.aux, NamedSharding(self.explicit, PartitionSpec(*spec[:-1])))
+        within: Any = jax.sharding.auto_axes(
+            partial(run, division=plan.division), out_sharding=(output, extra)
+        )
         return within(problem)
 
     def explain(self, problem: Problem) -> CostReport:
@@ -169,10 +228,8 @@ class MeshPlacement:
 
     def _refuses(self, problem: Problem, name: str) -> str | None:
         """Return why a plan cannot serve a call, or None."""
-        if problem.bias is not None:
-            return "a bias is not divided; write it as a score, or its -inf as a mask"
-        if unknown := set(problem.aux) - {"lse"}:
-            return f"of aux it knows lse, not {', '.join(sorted(unknown))}"
+        if unknown := set(problem.aux) - set(STATISTICS):
+            return f"of aux it knows {', '.join(STATISTICS)}, not {', '.join(sorted(unknown))}"
         if 0 in (*problem.leading, problem.T, problem.S):
             return "there is nothing to divide"
         if refusal := self._refuses_leading(problem, name):
@@ -236,9 +293,12 @@ def _refuses_mask(problem: Problem) -> str | None:
         return None
     run = Span(0, 1)
     grid = Grid.tile(run, run, 0, len(problem.leading))
-    known = {id(leaf) for leaf in jax.tree.leaves(mask)}
-    closed = [leaf for leaf in jax.tree.leaves(mask.closure_convert(grid)) if id(leaf) not in known]
-    if any(isinstance(leaf, Tracer) for leaf in closed):
+    leaves, structure = jax.tree.flatten(mask)
+
+    def convert(*leaves: Array) -> list[Any]:
+        return jax.tree.leaves(jax.tree.unflatten(structure, leaves).closure_convert(grid))
+
+    if any(isinstance(array, Tracer) for array in jax.make_jaxpr(convert)(*leaves).consts):
         return "a predicate closes over a traced array; pass it as masks.from_array or segments"
     try:
         jax.eval_shape(lambda: jax.tree.leaves(mask.slice_grid(grid)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.call.problem import accumulation_dtype
 from regard.engine.flash import passes
+from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.flash.operands import Operands, Results
 from regard.engine.softmax.online_softmax import Running
 from regard.parallel.division import Division
@@ -21,78 +23,119 @@ from regard.parallel.shard import Shard
 Body = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
-def forward(shard: Shard, arrays: Operands) -> Results:
+def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     """Attend from this device's queries to all keys; rows come as this device's sequence lies."""
-    parts, dtype = shard.division.parts, _accumulation(arrays)
-    query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
-    rows = _rows(arrays)
+    parts, stats = shard.division.parts, shard.call.stats
+    cut = _cut(arrays.named(), parts)
+    *rows, length = row_axes(arrays.query.shape, arrays.key.shape, arrays.value.shape)
     empty = Running.empty(
-        (parts, *rows, query.shape[-2]), arrays.value.shape[-1], dtype, moment=False, argmax=False
+        (parts, *rows, length // parts),
+        arrays.value.shape[-1],
+        accumulation_dtype(arrays.query, arrays.key, arrays.value),
+        moment="entropy" in stats,
+        argmax="argmax" in stats,
     )
 
     def body(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
+        owner = shard.owner(number)
+
         def meet(state: Running, pair: Any) -> Running:
-            pair_inputs = arrays._replace(
-                query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
-            )
-            found = passes.forward(*shard.prepare(pair_inputs, pair, shard.owner(number)))
-            merged = _take(state, pair[0]).merge(_as_running(found))
+            inputs, context, config = shard.prepare(_read_all(shard, cut | keys, pair, owner), pair, owner)
+            found = passes.forward(inputs, context, config, reversible=reversible)
+            merged = _take(state, pair[0]).merge(_as_running(found, shard.first_key(pair, owner)))
             return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
 
         return _each(meet, state, pairs), None
 
-    state, _ = ring_loop(shard.division, keys, body, empty)
-    return Results(_join(state.output(), -2), _join(state.log_total(), -1), peak=_join(state.peak, -1))
+    state, _ = ring_loop(shard.division, _keys_of(cut), body, vary(empty, varying_axes(arrays)))
+    vectors = {
+        "log_total": state.log_total(),
+        "entropy": state.entropy() if "entropy" in stats else None,
+        "peak": state.peak,
+        "argmax": state.argmax,
+    }
+    joined = {name: _join(array, -1) for name, array in vectors.items() if array is not None}
+    return Results(_join(state.output(), -2), **joined)
 
 
-def backward(shard: Shard, arrays: Operands, results: Results, cotangents: Results) -> dict[str, Array]:
+def tangent(
+    shard: Shard, arrays: Operands, results: Results, tangents: Mapping[str, Array], *, reversible: bool
+) -> Results:
+    """Compute the JVP in the named arrays, whose tangents travel along with the keys."""
+    parts, arrays = shard.division.parts, _as_new(arrays)
+    cut, cut_tangents = _cut(arrays.named(), parts), _cut(tangents, parts)
+    found = _cut_rows(results, parts)
+    state = {
+        name: jnp.zeros_like(found[name]) for name in ("output", "log_total", "entropy") if name in found
+    }
+
+    def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
+        owner = shard.owner(number)
+
+        def meet(state: Any, pair: Any) -> Any:
+            inputs, context, config = shard.prepare(_read_all(shard, cut | keys[0], pair, owner), pair, owner)
+            own = {
+                name: _read(shard, name, array, pair, owner)
+                for name, array in (cut_tangents | keys[1]).items()
+            }
+            rows = Results(**_take(found, pair[0]))
+            # Each chunk of keys adds to the sums that a tangent is.
+            part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)
+            return {
+                name: _put(total, pair[0], _take(total, pair[0]) + getattr(part, name))
+                for name, total in state.items()
+            }
+
+        return _each(meet, state, pairs), None
+
+    keys = _keys_of(cut), _keys_of(cut_tangents)
+    state, _ = ring_loop(shard.division, keys, body, vary(state, varying_axes(arrays)))
+    return Results(**{name: _join(total, _ROW_AXES[name]) for name, total in state.items()})
+
+
+def backward(
+    shard: Shard,
+    arrays: Operands,
+    results: Results,
+    cotangents: Results,
+    wanted: Iterable[str],
+    *,
+    reversible: bool,
+) -> dict[str, Array]:
     """Compute the VJP in this device's arrays; of scale and parameters, this device's share of it."""
-    parts, dtype = shard.division.parts, _accumulation(arrays)
-    query, keys = _split(arrays.query, parts), (_split(arrays.key, parts), _split(arrays.value, parts))
-    axes = {"output": -2, "log_total": -1, "peak": -1}
-    found, cotangent = (
-        {
-            name: _split(getattr(rows, name), parts, axis)
-            for name, axis in axes.items()
-            if getattr(rows, name) is not None
-        }
-        for rows in (results, cotangents)
-    )
-    small = {name: array for name, array in arrays.named().items() if name not in ("query", "key", "value")}
-    state = (
-        jnp.zeros(query.shape, dtype),
-        {name: jnp.zeros(array.shape, dtype) for name, array in small.items()},
-    )
+    parts, varying, arrays = shard.division.parts, varying_axes(arrays), _as_new(arrays)
+    dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
+    cut = _cut(arrays.named(), parts)
+    found, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
+    zeros = {name: jnp.zeros(cut[name].shape, dtype) for name in wanted}
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
-        def meet(carry: Any, pair: Any) -> Any:
-            query_grad, small_grads, key_grads = carry
-            pair_inputs = arrays._replace(
-                query=_take(query, pair[0]), key=_take(keys[0], pair[1]), value=_take(keys[1], pair[1])
-            )
-            inputs, context, config = shard.prepare(pair_inputs, pair, shard.owner(number))
-            shapes = {name: array.shape for name, array in inputs.named().items()}
-            own, own_cotangent = (
-                Results(**{name: _take(array, pair[0]) for name, array in rows.items()})
-                for rows in (found, cotangent)
-            )
-            grads = passes.backward(inputs, context, own, own_cotangent, shapes, config)
-            query_grad = _put(query_grad, pair[0], _take(query_grad, pair[0]) + grads["query"])
-            key_grads = tuple(
-                _put(all, pair[1], _take(all, pair[1]) + grads[name])
-                for all, name in zip(key_grads, ("key", "value"), strict=True)
-            )
-            small_grads = {name: grad + grads[name] for name, grad in small_grads.items()}
-            return query_grad, small_grads, key_grads
+        owner = shard.owner(number)
 
-        dkv = tuple(jnp.zeros(array.shape, dtype) for array in keys)
-        *state, dkv = _each(meet, (*state, dkv), pairs)
-        return tuple(state), dkv
+        def meet(totals: Any, pair: Any) -> Any:
+            inputs, context, config = shard.prepare(_read_all(shard, cut | keys, pair, owner), pair, owner)
+            own, own_cotangent = (Results(**_take(rows, pair[0])) for rows in (found, cotangent))
+            named = inputs.named()
+            shapes = {name: named[name].shape for name in totals}
+            grads = passes.backward(
+                inputs, context, own, own_cotangent, shapes, config, reversible=reversible
+            )
+            return {
+                name: _add(shard, name, total, pair, owner, grads[name]) for name, total in totals.items()
+            }
 
-    (query_grad, small_grads), key_grads = ring_loop(shard.division, keys, body, state, with_dkv=True)
-    key_grads = key_grads or tuple(jnp.zeros(array.shape, dtype) for array in keys)
-    named = dict(zip(("query", "key", "value"), (query_grad, *key_grads), strict=True))
-    return {name: _join(grad, -2) for name, grad in named.items()} | small_grads
+        totals = _each(meet, state | vary(_keys_of(zeros), varying), pairs)
+        dkv = _keys_of(totals)
+        return {name: total for name, total in totals.items() if name not in dkv}, dkv
+
+    keys, dkv = _keys_of(cut), _keys_of(zeros)
+    state = vary({name: array for name, array in zeros.items() if name not in dkv}, varying)
+    state, grads = ring_loop(shard.division, keys, body, state, with_dkv=bool(dkv))
+    totals = state | (grads or dkv)
+    return {
+        name: _join(total, -2) if name in _LONG else total.reshape(arrays.named()[name].shape)
+        for name, total in totals.items()
+    }
 
 
 def ring_loop(
@@ -148,25 +191,82 @@ def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, i
     ]
 
 
-def _as_running(found: Results) -> Running:
+def _as_running(found: Results, first_key: Any) -> Running:
     """Turn a finished softmax into sums that merge with others."""
-    total = jnp.where(found.peak == -jnp.inf, 0, jnp.exp(found.log_total))
-    return Running(found.peak, total, found.output * total[..., None])
+    alive = found.peak != -jnp.inf
+    total = jnp.where(alive, jnp.exp(found.log_total), 0)
+    moment = None if found.entropy is None else total * (found.log_total - found.entropy)
+    argmax = None if found.argmax is None else jnp.where(alive, found.argmax + first_key, -1)
+    return Running(found.peak, total, found.output * total[..., None], moment, argmax)
 
 
-def _accumulation(arrays: Operands) -> Any:
-    wide = any(array.dtype == jnp.float64 for array in (arrays.query, arrays.key, arrays.value))
-    return jnp.float64 if wide else jnp.float32
+def row_axes(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes of what there is per query of this device, from shapes."""
+    batch = jnp.broadcast_shapes(tuple(query[:-3]), tuple(key[:-3]), tuple(value[:-3]))
+    return (*batch, max(query[-3], key[-3], value[-3]), query[-2])
 
 
-def _rows(arrays: Operands) -> tuple[int, ...]:
-    """Return the leading axes of this device's output."""
-    query, key, value = arrays.query.shape, arrays.key.shape, arrays.value.shape
-    batch = jnp.broadcast_shapes(query[:-3], key[:-3], value[:-3])
-    return (*batch, max(query[-3], key[-3], value[-3]))
+def _as_new(arrays: Operands) -> Operands:
+    """Hide that a first trip had the same keys, or the compiler keeps those of all devices for the second."""
+    return jax.lax.optimization_barrier(arrays)
 
 
 # Parts of a device's sequence lie side by side on a first axis.
+
+
+_LONG = ("query", "key", "value", "bias")
+_ROW_AXES = {"output": -2, "log_total": -1, "entropy": -1, "peak": -1}
+
+
+def _cut(named: Mapping[str, Array], parts: int) -> dict[str, Array]:
+    """Cut what is as long as the sequence; one row of a bias that serves all stays."""
+    return {
+        name: _split(array, parts if array.shape[-2] > 1 else 1) if name in _LONG else array
+        for name, array in named.items()
+    }
+
+
+def _cut_rows(rows: Results, parts: int) -> dict[str, Array]:
+    arrays = {name: getattr(rows, name) for name in _ROW_AXES}
+    return {
+        name: _split(array, parts, _ROW_AXES[name]) for name, array in arrays.items() if array is not None
+    }
+
+
+def _keys_of(cut: dict[str, Array]) -> dict[str, Array]:
+    return {name: array for name, array in cut.items() if name in ("key", "value")}
+
+
+def _read_all(shard: Shard, cut: dict[str, Array], pair: Any, owner: Any) -> Operands:
+    return Operands.from_named({name: _read(shard, name, array, pair, owner) for name, array in cut.items()})
+
+
+def _read(shard: Shard, name: str, array: Array, pair: Any, owner: Any) -> Array:
+    """Read what a pair of chunks needs."""
+    if name not in _LONG:
+        return array
+    array = _take(array, _part(name, array, pair))
+    if name != "bias" or array.shape[-1] == 1:
+        return array
+    return jax.lax.dynamic_slice_in_dim(array, shard.first_key(pair, owner), shard.division.keys.chunk, -1)
+
+
+def _add(shard: Shard, name: str, total: Array, pair: Any, owner: Any, grad: Array) -> Array:
+    """Add to what `_read` reads."""
+    if name not in _LONG:
+        return total + grad
+    part = _part(name, total, pair)
+    if name == "bias" and total.shape[-1] > 1:
+        mine, first = _take(total, part), shard.first_key(pair, owner)
+        grad = grad + _read(shard, name, total, pair, owner)
+        return _put(total, part, jax.lax.dynamic_update_slice_in_dim(mine, grad, first, -1))
+    return _put(total, part, _take(total, part) + grad)
+
+
+def _part(name: str, array: Array, pair: Any) -> Any:
+    if name in ("key", "value"):
+        return pair[1]
+    return 0 if len(array) == 1 else pair[0]
 
 
 def _split(array: Array, parts: int, axis: int = -2) -> Array:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import numpy as np
+from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem
+from regard.engine.flash.device_types import NO_MESH
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks, Grid, Span, is_concrete
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at
 _SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, at most so many along an axis
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Compute with what is known, whatever the mesh around the call."""
+    with jax.ensure_compile_time_eval(), use_abstract_mesh(NO_MESH):
+        yield
 
 
 def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
@@ -45,7 +57,7 @@ def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarr
         kinds = part.classify(Blocks.cover(problem.T, problem.S, query_block, key_block, *offsets))
         return np.asarray(kinds) if is_concrete(kinds) else unknown
 
-    with jax.ensure_compile_time_eval():
+    with _at_once():
         return np.asarray(mask.combine_kinds(classify))
 
 
@@ -106,7 +118,7 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
     tiles = (-(-size // side), -(-problem.S // side))
     if problem.mask is None:
         return tiles[0] * tiles[1]
-    with jax.ensure_compile_time_eval():
+    with _at_once():
         grid = Grid.tile(
             Span(first, size), Span(0, problem.S), problem.query_offset, axes, problem.key_offset
         )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Context, Operands
-from regard.engine.flash.preparation import prepare
+from regard.engine.flash.preparation import prepare, statistics
 from regard.engine.flash.tiles import TileConfig
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
@@ -20,7 +20,6 @@ from regard.masks import Mask, from_array, lengths
 from regard.masks.grid import Grid, Span
 from regard.parallel.division import Division
 from regard.records import record, static
-from regard.scores.placed import Placed
 
 
 @record
@@ -48,6 +47,11 @@ class Replicated:
         }
         whole = dataclasses.replace(problem, **divided, **offsets)
         return cls(whole, seeds, scoring, leading, output_dtype)
+
+    @property
+    def stats(self) -> frozenset[str]:
+        """Statistics that the ring must keep besides output and lse."""
+        return statistics(self.problem)
 
 
 @dataclass(frozen=True)
@@ -104,18 +108,18 @@ class Shard:
         ring = self.division.size(self.division.ring)
         return 0 if ring == 1 else jax.lax.rem(self.member - number + ring, jnp.int32(ring))
 
+    def first_key(self, pair: tuple[Any, Any], owner: Any) -> Any:
+        """Find the first key of a pair of chunks."""
+        return self.division.chunk_of(pair[1], owner) * self.division.keys.chunk
+
     def prepare(
         self, arrays: Operands, pair: tuple[Any, Any], owner: Any
     ) -> tuple[Operands, Context, TileConfig]:
         """Prepare a chunk of queries against a chunk of keys, as a call in tiles."""
         division, call = self.division, self.call
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
-        first_key = division.chunk_of(pair[1], owner) * division.keys.chunk
-        score = None
-        if call.scoring is not None:
-            head, batch = (jnp.asarray(index, jnp.int32) for index in (self.first_head, self.first_batch))
-            heads = head + jnp.arange(self.num_heads, dtype=jnp.int32)
-            score = Placed(call.scoring.join(arrays.parameters), heads, batch)
+        first_key = self.first_key(pair, owner)
+        score = None if call.scoring is None else call.scoring.join(arrays.parameters)
         query_offset, key_offset = map(self.take_rows, (call.problem.query_offset, call.problem.key_offset))
         problem = dataclasses.replace(
             call.problem,
@@ -127,10 +131,13 @@ class Shard:
             scale=arrays.scale,
             query_offset=query_offset + first_query,
             key_offset=first_key if key_offset is None else key_offset + first_key,
+            bias=arrays.bias,
             dropout_rate=0.0,
-            aux=(),
         )
         inputs, context, config = prepare(problem)
+        if context.numbers is not None:  # of rows and heads
+            row, head = context.numbers
+            context = dataclasses.replace(context, numbers=(row + self.first_batch, head + self.first_head))
         if call.seeds is None:
             return inputs, context, config
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])

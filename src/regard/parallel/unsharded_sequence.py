@@ -19,10 +19,10 @@ from regard.parallel.shard import Replicated, Shard
 def serves(problem: Problem, division: Division) -> bool:
     """Return whether a device's share is an ordinary call, for the backend that is best for it.
 
-    Dropout and scores need global batch and head indices, which a local call lacks.
+    Dropout and scores need global batch and head indices, which a local call lacks; a bias must be divided.
     """
     undivided = division.size(division.ring, division.exchange) == 1
-    return undivided and not problem.dropout_rate and problem.score is None
+    return undivided and not problem.dropout_rate and problem.score is None and problem.bias is None
 
 
 def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
@@ -55,7 +55,6 @@ def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str
         mesh=division.mesh,
         in_specs=(tuple(map(division.outside, arrays)), PartitionSpec(), PartitionSpec(), PartitionSpec()),
         out_specs=(rows, {name: PartitionSpec(*rows[:-1]) for name in problem.aux}),
-        check_vma=False,
     )(arrays, call, jnp.asarray(problem.scale), sinks)
     extra = {name: array.reshape((*problem.leading, problem.T)) for name, array in extra.items()}
     return output.reshape((*problem.leading, problem.T, problem.E)), extra

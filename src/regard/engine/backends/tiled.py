@@ -12,7 +12,7 @@ from regard.axes import Array
 from regard.engine.backends import dense
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
-from regard.engine.flash import primitives
+from regard.engine.flash import tile_calls
 from regard.engine.flash.operands import Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tiles import Blocking, TileConfig
@@ -38,7 +38,7 @@ def run(
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
     inputs, context, config = prepare(problem, forward, backward)
-    results = primitives.run(inputs, context, config)
+    results = tile_calls.run(inputs, context, config)
 
     peak = jax.lax.stop_gradient(results.peak)
     rows = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import config  # has no public name
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
@@ -49,6 +50,19 @@ def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedA
 
 def lower_for_one_device(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
     """Lower a function of the arrays of one device, whose types say nothing of others."""
-    plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
     with use_abstract_mesh(NO_MESH):
-        return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
+        return _lower_without_types(context, function, *operands)
+
+
+def lower_among_devices(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
+    """Lower a function of this device's arrays that speaks to the others over manual mesh axes."""
+    mesh = context.avals_in[0].sharding.mesh
+    # Its derivatives are known: what differs among devices was needed for them alone, and programs that were
+    # traced before, as of predicates, do not know it.
+    with use_abstract_mesh(mesh), config._check_vma(False):
+        return _lower_without_types(context, function, *operands)
+
+
+def _lower_without_types(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
+    plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
+    return mlir.lower_fun(function, multiple_results=True)(plain, *operands)

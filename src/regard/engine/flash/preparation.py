@@ -50,7 +50,6 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
     forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
     forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
-    stats = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
     return TileConfig(
         leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
@@ -67,8 +66,14 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
         forward=forward,
         backward=backward,
         masked=problem.mask is not None or bool(problem.S % forward.keys or problem.S % backward.keys),
-        stats=frozenset(stats[name] for name in problem.aux if name in stats),
+        stats=statistics(problem),
     )
+
+
+def statistics(problem: Problem) -> frozenset[str]:
+    """Return what a loop over tiles must keep besides output and lse."""
+    kept = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
+    return frozenset(kept[name] for name in problem.aux if name in kept)
 
 
 def _heads_alike(problem: Problem) -> bool:

@@ -1,0 +1,137 @@
+"""Calls in tiles as primitives: computed by `passes`, divided over devices and batched along leading axes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from regard.axes import Array
+from regard.engine.flash import partitioning, passes, primitives
+from regard.engine.flash.device_types import lower_for_one_device
+from regard.engine.flash.operands import Context, Operands, Results
+from regard.engine.flash.partitioning import Axes, Leading
+from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead, result_shapes
+from regard.engine.flash.tiles import TileConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileSpec(Spec):
+    """The static parameters of a call in tiles.
+
+    Inputs, results and what is linear have the config's leading axes; a score's parameters have those that
+    vmap added, the context its own.
+    """
+
+    config: TileConfig
+
+    @property
+    def stats(self) -> frozenset[str]:
+        return self.config.stats
+
+    def row_shape(self, operands: Leaves) -> tuple[tuple[int, ...], int, Any]:
+        del operands
+        return self.config.rows, self.config.value_width, self.config.dtype
+
+    def forward(self, inputs: Operands, context: Context, *, reversible: bool) -> Results:
+        return passes.forward(inputs, context, self.config, reversible=reversible)
+
+    def tangent(
+        self,
+        inputs: Operands,
+        context: Context,
+        results: Results,
+        tangents: Mapping[str, Array],
+        *,
+        reversible: bool,
+    ) -> Results:
+        return passes.tangent(inputs, context, results, tangents, self.config, reversible=reversible)
+
+    def backward(
+        self,
+        inputs: Operands,
+        context: Context,
+        results: Results,
+        cotangents: Results,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        reversible: bool,
+    ) -> dict[str, Array]:
+        return passes.backward(
+            inputs, context, results, cotangents, shapes, self.config, reversible=reversible
+        )
+
+    def lower(self, name: str, context: Any, *operands: Any) -> Any:
+        divided = partitioning.find_mesh(context)
+        if divided is not None:
+            return lower_for_one_device(divided, partial(self._evaluate_divided, name), *operands)
+        return lower_for_one_device(context, partial(evaluate, name, self), *operands)
+
+    def batch(self, name: str, operands: Leaves, axes: Leaves) -> tuple[list[Array], Spec] | None:
+        size = batch_size(operands, axes)
+        end = len(self.laid_out(name))
+        tail = len(operands) - len(self.tail(name))
+        if any(axis is not None for axis in axes[end:tail]):
+            return None  # masks and offsets do not know the axis
+        alike = {
+            *self.wrt,
+            *range(tail, len(operands)),
+        }  # each with its tangent, or its own gradient per index
+        operands = [
+            operand if end <= place < tail else lead(operand, axis, size if place in alike else 1)
+            for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
+        ]
+        config = dataclasses.replace(
+            self.config, leading=(size, *self.config.leading), added=self.config.added + 1
+        )
+        shapes = tuple((wanted, (size, *shape)) for wanted, shape in self.shapes)
+        return operands, dataclasses.replace(self, config=config, shapes=shapes)
+
+    def _evaluate_divided(self, name: str, *operands: Any) -> list[Array]:
+        return partitioning.divide(
+            lambda part: partial(evaluate, name, self._divide(part)),
+            Leading.of(self.config),
+            operands,
+            self._axes(name, operands),
+            result_shapes(name, operands, self),
+            self._result_axes(name, operands),
+            sums=name == "adjoint" or (self.of or name) == "backward",
+        )
+
+    def _axes(self, name: str, operands: Leaves) -> list[Axes]:
+        """Return the leading axes of operands."""
+        names, tail = self.laid_out(name), self.tail(name)
+        end = len(operands) - len(tail)
+        context = jax.tree.unflatten(self.context, operands[len(names) : end])
+        return [
+            *self._axes_of(names, operands[: len(names)]),
+            *partitioning.context_axes(context, self.config),
+            *self._axes_of(tail, operands[end:]),
+        ]
+
+    def _result_axes(self, name: str, operands: Leaves) -> list[Axes]:
+        """Return the leading axes of results."""
+        return self._axes_of(self.result_names(name), result_shapes(name, operands, self))
+
+    def _axes_of(self, names: Sequence[str], arrays: Sequence[Any]) -> list[Axes]:
+        return [
+            partitioning.axes_of(name, array.shape, self.config)
+            for name, array in zip(names, arrays, strict=True)
+        ]
+
+    def _divide(self, part: Leading) -> TileSpec:
+        """Return the parameters of the same on a part of the leading axes."""
+        shapes = tuple(
+            (name, part.shape(shape, partitioning.axes_of(name, shape, self.config)))
+            for name, shape in self.shapes
+        )
+        return dataclasses.replace(self, config=partitioning.divide_config(self.config, part), shapes=shapes)
+
+
+def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
+    """Attend, differentiably in the inputs."""
+    return primitives.run(inputs, context, partial(TileSpec, config=config))
