@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.placement import active
@@ -120,7 +121,7 @@ def _sequence_axes(problem: Problem) -> tuple[str, ...]:
     """Return the mesh axes along which the sequence of an array is known to be divided."""
     found: list[str] = []
     for array in (problem.query, problem.key, problem.value):
-        typed = jax.typeof(array) if isinstance(array, jax.core.Tracer) else array
+        typed = jax.typeof(array) if isinstance(array, Tracer) else array
         spec = getattr(getattr(typed, "sharding", None), "spec", ())
         entry = spec[array.ndim - 2] if len(spec) > array.ndim - 2 else None
         found += () if entry is None else (entry,) if isinstance(entry, str) else entry
