@@ -78,7 +78,7 @@ def agree(plan, kind):
         return parallel.attend(query, key, value, axis=axis, bias=bias, **more, **options)
 
     def grads_within(query, key, value, bias):
-        loss = lambda *arrays: jnp.sum(jnp.sin(part(*arrays, bias)))
+        loss = lambda query, key, value: jnp.sum(jnp.sin(part(query, key, value, bias)))
         return jax.grad(loss, (0, 1, 2))(query, key, value)
 
     specs = {"mesh": mesh, "in_specs": (spec, spec, spec, pairs)}
