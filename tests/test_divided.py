@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from divided_cases import AXES, CASES, DIVISIONS
+from divided_cases import AXES, CASES
 from mesh_cases import on_eight_devices
 from regard import CHECKPOINT_NAMES, attend, masks
 from regard.engine.dispatch.registry import COMPLETE
@@ -15,9 +15,21 @@ from regard.engine.dispatch.registry import COMPLETE
 # Gradients of what every batch row shares are summed over those that the rows are divided over.
 SUMMED = {"alibi", "relative", "bias and sinks"}
 # In shard_map a call is that of one device, whose pattern of dropout is its own.
-EVERY = [pair for pair in itertools.product(AXES, CASES) if pair != ("manual", "dropout")]
-# The definition is plain JAX: each of its cases with one kind of axes, and each kind with three of them.
-IN_TURN = [*zip(itertools.cycle(["explicit", "manual", "automatic"]), CASES, strict=False)]
+EVERY = [
+    (backend, axes, case)
+    for backend, axes, case in itertools.product(COMPLETE, AXES, CASES)
+    if (axes, case) != ("manual", "dropout")
+]
+# With automatic axes every case of the tiles; else each case with one kind of axes, and each kind with three.
+QUICK = {("tiled", "automatic", case) for case in CASES} | {
+    (backend, axes, case)
+    for backend in COMPLETE
+    for axes, case in zip(itertools.cycle(("explicit", "manual", "automatic")), CASES, strict=False)
+}
+
+
+def in_turn(triple):
+    return pytest.param(*triple, marks=[] if triple in QUICK else pytest.mark.slow)
 
 
 def run(*given, **options):
@@ -25,16 +37,16 @@ def run(*given, **options):
     return eval(on_eight_devices(code))
 
 
-@pytest.mark.parametrize(
-    ("backend", "axes", "case"), [("tiled", *pair) for pair in EVERY] + [("dense", *pair) for pair in IN_TURN]
-)
+@pytest.mark.parametrize(("backend", "axes", "case"), map(in_turn, EVERY))
 def test_batch_and_heads_stay_divided_and_nothing_is_sent(backend, axes, case):
     sent = run(axes, case, backend)
     assert set(sent) <= ({"all-reduce"} if case in SUMMED else set()), sent
 
 
-@pytest.mark.parametrize("division", [name for name in DIVISIONS if name != "both"])
-@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize(
+    ("axes", "division"),
+    [("automatic", "batch"), ("explicit", "heads"), ("manual", "batch"), ("manual", "heads")],
+)
 def test_one_of_the_two_is_divided(axes, division):
     assert run(axes, "lengths", "tiled", division=division) == {}
 

@@ -321,7 +321,7 @@ def lower_for_cuda(function, *arrays):
     # Under shard_map, as JAX's wrapper asks for devices otherwise.
     whole = jax.sharding.PartitionSpec()
     mesh = jax.make_mesh((1,), ("one",))
-    specs = {"in_specs": (whole,) * len(arrays), "out_specs": whole, "check_vma": False}
+    specs = {"in_specs": (whole,) * len(arrays), "out_specs": whole}
     mapped = jax.jit(jax.shard_map(function, mesh=mesh, **specs))
     return mapped.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
 
