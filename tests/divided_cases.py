@@ -5,12 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from collectives import count_kinds
+from collectives import count_kinds, count_sent
 from mesh_cases import draw
 from regard import attend, masks, scores
+from regard.layers import EncoderBlock
 
 BATCH, HEADS, KEY_HEADS, D, E = 4, 8, 4, 5, 7
 LENGTHS = {"first": (521, 523), "second": (131, 137)}  # by the order of derivatives: T and S
@@ -176,3 +178,101 @@ def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_h
             wanted = NamedSharding(mesh, spec)
             assert one.sharding.is_equivalent_to(wanted, one.ndim), (case, one.shape, one.sharding.spec, spec)
     return count_kinds(program.as_text())
+
+
+# Other programs around a call: functions of the call, its arrays and their sharding.
+
+
+def _in_scan(call, arrays, place):
+    return jax.jit(lambda *arrays: jax.lax.scan(lambda _, row: (None, call(*row)), None, arrays)[1])(*arrays)
+
+
+def _in_cond(call, arrays, place):
+    return jax.jit(lambda is_on, *arrays: jax.lax.cond(is_on, call, lambda q, k, v: v, *arrays))(
+        True, *arrays
+    )
+
+
+def _compiled_ahead(call, arrays, place):
+    like = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
+    return jax.jit(call).lower(*like).compile()(*arrays)
+
+
+def _donated(call, arrays, place):
+    query = jax.device_put(np.asarray(arrays[0]), place)
+    found = jax.jit(call, donate_argnums=0)(query, *arrays[1:])
+    assert query.is_deleted()
+    return found
+
+
+def _exported(call, arrays, place):
+    program = jax.export.export(jax.jit(call, in_shardings=place, out_shardings=place))(*arrays)
+    return jax.jit(program.call)(*arrays)
+
+
+def _mapped_by_name(call, arrays, place):
+    return jax.jit(jax.vmap(call, spmd_axis_name="b"))(*arrays)
+
+
+def _one_a_device(call, arrays, place):
+    parts = [np.asarray(array).reshape((8, -1, *array.shape[2:])) for array in arrays]
+    return jax.pmap(call)(*parts).reshape(arrays[0].shape)
+
+
+def _manual_in_part(call, arrays, place):
+    part = jax.shard_map(call, mesh=place.mesh, in_specs=P("b"), out_specs=P("b"), axis_names={"b"})
+    return jax.jit(part)(*arrays)
+
+
+def _in_the_mesh_of_the_context(call, arrays, place):
+    def run(*arrays):
+        return call(*(jax.lax.with_sharding_constraint(array, P("b", "h")) for array in arrays))
+
+    with jax.set_mesh(place.mesh):
+        found = jax.jit(run)(*map(np.asarray, arrays))
+        assert found.sharding.is_equivalent_to(place, found.ndim)
+    return found
+
+
+PROGRAMS = {
+    "scan": _in_scan,
+    "cond": _in_cond,
+    "compiled ahead of time": _compiled_ahead,
+    "donated": _donated,
+    "exported": _exported,
+    "vmap with spmd_axis_name": _mapped_by_name,
+    "pmap": _one_a_device,
+    "shard_map over one of two axes": _manual_in_part,
+    "set_mesh": _in_the_mesh_of_the_context,
+}
+
+
+def check_program(name):
+    """Run a program around a call on divided arrays; fail where it differs from the call on one device."""
+    mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(AxisType.Auto,) * 2)
+    place = NamedSharding(mesh, P("b", "h"))
+    arrays = draw(*[(BATCH, HEADS, 59, D)] * 3)
+
+    def call(query, key, value):
+        return attend(query, key, value, mask=masks.causal(), backend="tiled")
+
+    expected = jax.jit(call)(*arrays)
+    found = PROGRAMS[name](call, [jax.device_put(array, place) for array in arrays], place)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def check_training_step():
+    """Return what a step sends whose batch is divided, and what sums of the parameters' gradients send."""
+    mesh = jax.make_mesh((8,), ("b",), axis_types=(AxisType.Auto,))
+    graph, state = nnx.split(EncoderBlock(24, num_heads=4, d_ff=40, rngs=nnx.Rngs(0)))
+    state = jax.device_put(state, NamedSharding(mesh, P()))
+    (x,) = draw((8, 523, 24))
+
+    def step(state, x):
+        def loss(state):
+            return jnp.mean(nnx.merge(graph, state)(x, mask=masks.causal()) ** 2)
+
+        return jax.tree.map(lambda leaf, grad: leaf - grad * 0.1, state, jax.grad(loss)(state))
+
+    text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile().as_text()
+    return count_sent(text, 8), sum(2 * 7 / 8 * leaf.nbytes for leaf in jax.tree.leaves(state))

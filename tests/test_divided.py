@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from divided_cases import AXES, CASES
+from divided_cases import AXES, CASES, PROGRAMS
 from mesh_cases import on_eight_devices
 from regard import CHECKPOINT_NAMES, attend, masks
 from regard.engine.dispatch.registry import COMPLETE
@@ -62,6 +62,17 @@ def test_second_derivatives_are_those_of_one_device(axes, case):
 @pytest.mark.parametrize("axes", ["automatic", "explicit"])
 def test_fewer_key_heads_than_devices_are_whole_on_each(axes, key_heads):
     assert set(run(axes, "alibi", "tiled", aux=("lse",), key_heads=key_heads)) == {"all-reduce"}
+
+
+def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():
+    code = "from divided_cases import check_training_step\nprint(check_training_step())"
+    sent, gradients = eval(on_eight_devices(code))
+    assert sent == {"all-reduce": gradients}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_around_a_call_are_those_of_one_device(name):
+    on_eight_devices(f"from divided_cases import check_program\ncheck_program({name!r})")
 
 
 @pytest.mark.parametrize(("saved", "count"), [(None, 2), (CHECKPOINT_NAMES, 1)])
