@@ -295,7 +295,7 @@ def test_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_norms_read_a_stream_that_is_there(norm):
-    """Else XLA's CPU adds up all branches before a norm anew, in programs that grow with the depth squared."""
+    """Else XLA on a CPU adds up all branches before a norm anew, in programs that grow with depth squared."""
     block, x = encoder(norm), jnp.ones((B, T, M))
     program = jax.jit(lambda x: block(x)).lower(x).as_text()
     assert program.count("optimization_barrier") == 2

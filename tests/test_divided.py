@@ -64,6 +64,21 @@ def test_fewer_key_heads_than_devices_are_whole_on_each(axes, key_heads):
     assert set(run(axes, "alibi", "tiled", aux=("lse",), key_heads=key_heads)) == {"all-reduce"}
 
 
+WITHOUT_SHARDY = """
+import jax
+from divided_cases import check
+jax.config.update("jax_use_shardy_partitioner", False)
+try:
+    print(check("automatic", "lengths", "tiled"))
+finally:
+    jax.config.update("jax_use_shardy_partitioner", True)
+"""
+
+
+def test_gspmd_divides_as_shardy_does():
+    assert on_eight_devices(WITHOUT_SHARDY).strip() == "{}"
+
+
 def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():
     code = "from divided_cases import check_training_step\nprint(check_training_step())"
     sent, gradients = eval(on_eight_devices(code))

@@ -250,7 +250,9 @@ def divide(
     """
 
     def choose(mesh: Any, arguments: Any) -> Share:
-        return Share.choose(leading, mesh, axes, [argument.sharding.spec for argument in arguments])
+        # GSPMD does not know of every operand yet how it is divided.
+        specs = [getattr(argument.sharding, "spec", ()) for argument in arguments]
+        return Share.choose(leading, mesh, axes, specs)
 
     def place(mesh: Any, share: Share, of: Sequence[Axes]) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, share.spec(axes)) for axes in of)
