@@ -56,27 +56,56 @@ MODULES = (
 
 
 @cache
-def read_names(module: str) -> dict[str, str]:
-    """Public names of a module, each with the text that stands below a constant."""
-    if listed := getattr(importlib.import_module(module), "__all__", None):
-        return dict.fromkeys(listed, "")
+def parse_statements(module: str) -> list[tuple[ast.stmt, str]]:
+    """Statements of a module, in branches too, each with the text that stands below it."""
     source = importlib.util.find_spec(module)
     assert source is not None, module
     assert source.origin is not None, module
     body = ast.parse(Path(source.origin).read_text()).body
+    found: list[tuple[ast.stmt, str]] = []
+    for node, below in zip(body, [*body[1:], None], strict=True):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        text = inspect.cleandoc(str(below.value.value)) if is_text else ""  # type: ignore[union-attr]
+        found += [(inner, text) for inner in (node.body if isinstance(node, ast.If) else [node])]
+    return found
+
+
+@cache
+def read_names(module: str) -> dict[str, str]:
+    """Public names of a module, each with the text that stands below a constant."""
+    if listed := getattr(importlib.import_module(module), "__all__", None):
+        return {name: read_text(module, name) for name in listed}
     names: dict[str, str] = {}
-    for number, node in enumerate(body):
-        for inner in node.body if isinstance(node, ast.If) else [node]:
-            if isinstance(inner, ast.ImportFrom):
-                names |= {alias.name: "" for alias in inner.names if alias.asname == alias.name}
-            elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
-                names[inner.name] = ""
-            elif isinstance(inner, ast.Assign | ast.AnnAssign) and number + 1 < len(body):
-                below = body[number + 1]
-                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                    target = inner.target if isinstance(inner, ast.AnnAssign) else inner.targets[0]
-                    names[ast.unparse(target)] = inspect.cleandoc(str(below.value.value))
+    for node, text in parse_statements(module):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.name: "" for alias in node.names if alias.asname == alias.name}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names[node.name] = ""
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and text:
+            names[read_target(node)] = text
     return {name: text for name, text in names.items() if not name.startswith("_")}
+
+
+def read_target(node: ast.Assign | ast.AnnAssign) -> str:
+    """The name that is assigned."""
+    return ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+
+
+@cache
+def read_text(module: str, name: str) -> str:
+    """The text below a constant, wherever the module has it from."""
+    for node, text in parse_statements(module):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and read_target(node) == name:
+            return text
+        if (
+            isinstance(node, ast.ImportFrom)
+            and str(node.module).startswith("regard.")
+            and node.module != module
+        ):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return read_text(str(node.module), alias.name)
+    return ""
 
 
 def list_objects(module: str) -> list[tuple[str, Any, str]]:

@@ -11,12 +11,11 @@ from regard.axes import Array
 OUTPUT, LSE = "attention_output", "attention_lse"
 
 CHECKPOINT_NAMES = (OUTPUT, LSE)
-"""Saved together, they spare the backward pass a second forward pass of attention:
+"""Names of the output and of what is kept per row, as the log of the sum of exponentials.
 
-    policy = jax.checkpoint_policies.save_only_these_names(*regard.CHECKPOINT_NAMES)
-    block = jax.checkpoint(block, policy=policy)
-
-The first is the output, the second what it needs per row, as the log of the sum of exponentials."""
+A policy of `jax.checkpoint` that saves both, `save_only_these_names(*regard.CHECKPOINT_NAMES)`, spares the
+backward pass a second forward pass of attention.
+"""
 
 
 def name_results(names: Iterable[str], results: Iterable[Array]) -> list[Array]:
