@@ -127,3 +127,49 @@ def test_explain_says_that_a_divided_sequence_is_gathered():
     counts, line, within = on_eight_devices(DIVIDED_SEQUENCE).splitlines()
     assert (counts, within) == ("('seq',) ()", "()")
     assert "with regard.parallel.use(mesh, 'seq'):" in line
+
+
+WHOLE_PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding
+from mesh_cases import draw
+from regard import attend, masks, parallel
+P = jax.sharding.PartitionSpec
+mesh = jax.make_mesh((2, 4), ("b", "seq"))
+(x,) = draw((2, 3, 44, 5))
+divided = jax.device_put(x, NamedSharding(mesh, P("b", None, "seq")))
+options = {"mask": masks.causal(), "aux": ("max_score",)}
+found = parallel.attend(*[divided] * 3, mesh=mesh, axis="seq", batch_axis="b", **options)
+jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), found,
+             attend(x, x, x, **options))
+print(jax.typeof(found[0]).sharding.spec, jax.typeof(found[1]["max_score"]).sharding.spec)
+"""
+
+
+def test_a_plan_of_one_program_takes_explicit_axes():
+    specs = "P('b', None, 'seq', None) P('b', None, 'seq')"
+    assert on_eight_devices(WHOLE_PROGRAM).strip().replace("PartitionSpec", "P") == specs
+
+
+GRADIENT_INSIDE = """
+import jax, jax.numpy as jnp, numpy as np
+from mesh_cases import draw, make_mesh
+from regard import attend, masks
+P = jax.sharding.PartitionSpec
+mesh, arrays = make_mesh(b=2, h=4), draw(*[(2, 8, 59, 5)] * 3)
+
+def gradient(*arrays):
+    def loss(*arrays):
+        return jnp.sum(attend(*arrays, mask=masks.causal(), backend=BACKEND) ** 2)
+    return jax.grad(loss, (0, 1, 2))(*arrays)
+
+spec = P("b", "h")
+inside = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=spec, out_specs=(spec,) * 3))(*arrays)
+for one, other in zip(inside, jax.jit(gradient)(*arrays), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("backend", [None, *COMPLETE])
+def test_a_gradient_inside_shard_map_is_that_of_one_device(backend):
+    on_eight_devices(f"BACKEND = {backend!r}{GRADIENT_INSIDE}")

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from regard.axes import Array
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid, Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
@@ -158,7 +159,7 @@ class MeshPlacement:
     def _run_whole(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         plan = self.choose(problem)
         if plan.name == "whole":
-            return BACKENDS[choose(problem).name].run(problem)
+            return run_in_automatic_axes(BACKENDS[choose(problem).name].run, problem)
         if self.explicit is None:
             return run(problem, plan.division)
         # Where arrays' types say how they are divided, that is left to shard_map in between.
