@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.core import Tracer
 
 from regard.axes import Array
 
+Update = Callable[[Array, Any, Array], Array]  # of an array, at a start, with a tile
 Offset = Any  # an int, a traced scalar, or an integer array (batch,); None, known to be 0
 
 
@@ -28,10 +30,77 @@ class Span:
         index = jnp.arange(self.size, dtype=jnp.int32)
         return index if self.start is None else self.start + index
 
+    @property
+    def length(self) -> int:
+        return self.size
+
+    @property
+    def first(self) -> Any:
+        return 0 if self.start is None else self.start
+
+    def read(self, slice_at: Callable[[Any], Array], axis: int) -> Array:
+        """Return what `slice_at(start)` reads."""
+        del axis
+        return slice_at(self.first)
+
+    def write(self, array: Array, tile: Array, update: Update, axis: int) -> Array:
+        """Return `update(array, start, tile)`."""
+        del axis
+        return update(array, self.first, tile)
+
     def take(self, data: Array, axis: int) -> Array:
+        """Take the entries at these indices."""
         if self.start is None:
             return data
         return jax.lax.dynamic_slice_in_dim(data, self.start, self.size, axis, allow_negative_indices=False)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Several runs of consecutive indices, all of one length, one after the other."""
+
+    starts: Array  # (pieces,)
+    length: int
+
+    @property
+    def size(self) -> int:
+        return self.starts.size * self.length
+
+    @property
+    def first(self) -> Any:
+        return self.starts[0]
+
+    @property
+    def members(self) -> Array:
+        return (self.starts[:, None] + jnp.arange(self.length, dtype=jnp.int32)).reshape(-1)
+
+    def read(self, slice_at: Callable[[Any], Array], axis: int) -> Array:
+        """Join what `slice_at(start)` reads for each run along `axis`, a negative number."""
+        found = jnp.moveaxis(jax.vmap(slice_at)(self.starts), 0, axis - 1)
+        return found.reshape((*found.shape[: axis - 1], self.size, *found.shape[axis:][1:]))
+
+    def write(self, array: Array, tile: Array, update: Update, axis: int) -> Array:
+        """Update an array with each run's part of a tile along `axis`, one after the other."""
+
+        def step(number: Any, array: Array) -> Array:
+            part = jax.lax.dynamic_slice_in_dim(
+                tile, number * np.int32(self.length), self.length, axis, allow_negative_indices=False
+            )
+            return update(array, self.starts[number], part)
+
+        return jax.lax.fori_loop(0, self.starts.size, step, array)
+
+    def take(self, data: Array, axis: int) -> Array:
+        """Take the entries at these indices."""
+        axis = axis if axis < 0 else axis - data.ndim
+
+        def slice_at(start: Any) -> Array:
+            return jax.lax.dynamic_slice_in_dim(data, start, self.length, axis, allow_negative_indices=False)
+
+        return self.read(slice_at, axis)
+
+
+Run = Span | Pieces
 
 
 @dataclass(frozen=True)
@@ -43,8 +112,8 @@ class Grid:
     key_index: Array  # (1, ..., 1, S): rows of the key array
     key_offset: Offset  # index + offset = position
     leading_axes: int
-    rows: Span | None  # None: the indices have no order to rely on
-    columns: Span | None
+    rows: Run | None  # None: the indices have no order to rely on
+    columns: Run | None
 
     @classmethod
     def cover(
@@ -55,9 +124,9 @@ class Grid:
 
     @classmethod
     def tile(
-        cls, rows: Span, columns: Span, offset: Offset, leading_axes: int, key_offset: Offset = None
+        cls, rows: Run, columns: Run, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
-        """Return the cells of consecutive rows and columns."""
+        """Return the cells of runs of rows and columns."""
         cells = cls.at(rows.members, columns.members, offset, leading_axes, key_offset)
         return dataclasses.replace(cells, rows=rows, columns=columns)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ class Cells(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive queries against consecutive keys."""
+    """Runs of consecutive queries against runs of consecutive keys."""
 
     grid: Grid
     heads: Span  # query heads
@@ -90,20 +91,24 @@ class Block:
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
             table = self._take_heads(table, 1)
-        rows, columns = self.grid.query_position, self.grid.key_position
-        height, width = rows.shape[-2], columns.shape[-1]
-        base = columns[..., :1] - rows[..., :1, :]  # of the first cell: (*b, ..., 1, 1)
-        base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
-
-        def near(scores: Array) -> Array:
-            # One entry per distance, from that of the last query and first key upwards.
-            steps = jnp.arange(height + width, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
-            entries = _entries(table, bucket(base - np.int32(height - 1) + steps))
-            return scores + self.over_scores(_toeplitz(entries, height, width))
-
+        rows, columns = self.grid.rows, self.grid.columns
+        assert rows is not None and columns is not None
+        height, width = rows.length, columns.length
         if 0 in (height, width):
             return scores
-        if base.size != 1:
+        base = self.grid.key_position[..., :1] - self.grid.query_position[..., :1, :]  # of the first cell
+        base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
+
+        def run(row: Any, column: Any) -> Array:
+            # One entry per distance, from that of the last query and first key upwards.
+            steps = jnp.arange(height + width, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
+            first = base + ((column - columns.first) - (row - rows.first) - np.int32(height - 1))
+            return _toeplitz(_entries(table, bucket(first + steps)), height, width)
+
+        def near(scores: Array) -> Array:
+            return scores + self.over_scores(rows.read(lambda row: columns.read(partial(run, row), -1), -2))
+
+        if base.size != 1 or (height, width) != (rows.size, columns.size):
             return near(scores)
         away = (base - (height - 1) > reach) | (base + (width - 1) < -reach)
         # Far off it is one number for all cells of a head, which costs no pass over the scores.

@@ -15,8 +15,9 @@ Reference: Dao et al., "FlashAttention", 2022, algorithms 1 and 4; entropy and l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -37,17 +38,21 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
 
     def row_block(leading: Any, number: Any, results: Results) -> Results:
         first = number * config.forward.queries
-        here = TileView(config, config.forward, leading, first)
-        query = inputs.read_query(here)
+        query = loop.map_blocks(
+            lambda first: inputs.read_query(TileView(config, config.forward, leading, first)), first
+        )
 
         def body(start: Any, partial: Any, running: Running) -> Running:
-            view = TileView(config, config.forward, leading, first, start)
-            key, value = inputs.read_keys(view)
-            finished = score_tile(query, key, inputs, context, view, partial)
-            (value,) = zero_unattended(has_nonfinite, finished, -2, value)
-            return running.block(
-                finished.scores, value, surviving(context, view), view.column_span.start, config.precision
-            )
+            def add(first: Any, query: Array, start: Any, running: Running) -> Running:
+                view = TileView(config, config.forward, leading, first, start)
+                key, value = inputs.read_keys(view)
+                finished = score_tile(query, key, inputs, context, view, partial)
+                (value,) = zero_unattended(has_nonfinite, finished, -2, value)
+                return running.block(
+                    finished.scores, value, surviving(context, view), view.key_numbers(), config.precision
+                )
+
+            return loop.map_blocks(add, first, query, start, running)
 
         empty = Running.empty(
             query.shape[:-1],
@@ -62,9 +67,14 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
             found["entropy"] = end.entropy()
         if "argmax" in config.stats:
             found["argmax"] = end.argmax
-        found = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
-        output = here.put_rows(results.output, end.output() / (1 - config.dropout_rate))
-        return results._replace(output=output, **found)
+        output = end.output() / (1 - config.dropout_rate)
+
+        def put(results: Results, first: Any, output: Array, found: dict[str, Array]) -> Results:
+            here = TileView(config, config.forward, leading, first)
+            rows = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
+            return results._replace(output=here.put_rows(results.output, output), **rows)
+
+        return loop.each_block(put, results, first, output, found)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     empty = Results(
@@ -74,7 +84,8 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
         zeros,
         jnp.zeros(config.rows, jnp.int32) if "argmax" in config.stats else None,
     )
-    return loop.blocks(-(-config.num_queries // config.forward.queries), row_block, empty)
+    count = -(-config.num_queries // config.forward.queries)
+    return loop.blocks(count, row_block, empty, context.by_query.order)
 
 
 def tangent(
@@ -92,24 +103,35 @@ def tangent(
     key_side = [tangents.get(name) for name in ("key", "value")]
     has_nonfinite = inputs.has_nonfinite(config, *(array for array in key_side if array is not None))
 
-    def row_block(leading: Any, number: Any, found: Results) -> Results:
-        first = number * config.forward.queries
-        here = TileView(config, config.forward, leading, first)
+    def read(here: TileView) -> _Rows:
         peak = here.row_vector(results.peak)
         row, scale = _read_alive(here, peak, inputs.query), here.cells(inputs.scale)
-        query = scale_early(row, scale, low_precision)
-        row_tangents = []  # of the scaled query, to meet keys, and what then is left to scale by
+        row_tangents = []
         if "query" in tangents:
             row_tangent = _read_alive(here, peak, tangents["query"])
             row_tangents.append((scale_early(row_tangent, scale, low_precision), scale))
         if "scale" in tangents:
             scale_tangent = here.cells(tangents["scale"])
             row_tangents.append((scale_early(row, scale_tangent, low_precision), scale_tangent))
-        output, log_total = here.rows(results.output), here.row_vector(results.log_total)
-        base = _unreached(peak)
-        entropy = None if results.entropy is None else here.row_vector(results.entropy)
+        return _Rows(
+            scale_early(row, scale, low_precision),
+            scale,
+            tuple(row_tangents),
+            here.rows(results.output),
+            here.row_vector(results.log_total),
+            _unreached(peak),
+            None if results.entropy is None else here.row_vector(results.entropy),
+        )
+
+    def row_block(leading: Any, number: Any, found: Results) -> Results:
+        first = number * config.forward.queries
+        rows = loop.map_blocks(lambda first: read(TileView(config, config.forward, leading, first)), first)
 
         def body(start: Any, partial: Any, sums: Any) -> Any:
+            return loop.map_blocks(functools.partial(add, partial), first, rows, start, sums)
+
+        def add(partial: Any, first: Any, row: _Rows, start: Any, sums: Any) -> Any:
+            query, scale, entropy = row.query, row.scale, row.entropy
             view = TileView(config, config.forward, leading, first, start)
             key, value = inputs.read_keys(view)
             key_tangent, value_tangent = (
@@ -120,10 +142,10 @@ def tangent(
                 key, key_tangent = zero_before_scoring(has_nonfinite, inputs, context, view, key, key_tangent)
             finished = score_tile(query, key, inputs, context, view, partial)
             value, value_tangent = zero_unattended(has_nonfinite, finished, -2, value, value_tangent)
-            logs = finished.scores - base[..., None] - log_total[..., None]
+            logs = finished.scores - row.base[..., None] - row.log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(finished.scores)
-            for row_tangent, late in row_tangents:
+            for row_tangent, late in row.tangents:
                 part = product(row_tangent, key, config.precision, (-1, -1))
                 change = change + scale_late(part, late, low_precision)
             if key_tangent is not None:
@@ -146,24 +168,43 @@ def tangent(
                 entropy_tangent = entropy_tangent - jnp.sum(change * log_plus_entropy, -1)
             return through_scores, lse_tangent, entropy_tangent, through_values
 
-        zeros = jnp.zeros_like(log_total)
-        sums = (jnp.zeros_like(output), zeros, None if entropy is None else zeros, jnp.zeros_like(output))
+        zeros, outputs = jnp.zeros_like(rows.log_total), jnp.zeros_like(rows.output)
+        sums = (outputs, zeros, None if rows.entropy is None else zeros, outputs)
         through_scores, lse_tangent, entropy_tangent, through_values = loop.tiles(
             context.by_query, leading, number, body, sums
         )
         grown = (through_scores + through_values) / (1 - config.dropout_rate)
-        found = found._replace(
-            output=here.put_rows(found.output, grown - lse_tangent[..., None] * output),
-            log_total=here.put_row_vector(found.log_total, lse_tangent),
-        )
-        if entropy_tangent is not None:
-            found = found._replace(entropy=here.put_row_vector(found.entropy, entropy_tangent))
-        return found
+        grown = grown - lse_tangent[..., None] * rows.output
+
+        def put(found: Results, first: Any, output: Array, log_total: Array, entropy: Any) -> Results:
+            here = TileView(config, config.forward, leading, first)
+            found = found._replace(
+                output=here.put_rows(found.output, output),
+                log_total=here.put_row_vector(found.log_total, log_total),
+            )
+            if entropy is not None:
+                found = found._replace(entropy=here.put_row_vector(found.entropy, entropy))
+            return found
+
+        return loop.each_block(put, found, first, grown, lse_tangent, entropy_tangent)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     outputs = jnp.zeros((*config.rows, config.value_width), config.dtype)
     start = Results(outputs, zeros, None if results.entropy is None else zeros)
-    return loop.blocks(-(-config.num_queries // config.forward.queries), row_block, start)
+    count = -(-config.num_queries // config.forward.queries)
+    return loop.blocks(count, row_block, start, context.by_query.order)
+
+
+class _Rows(NamedTuple):
+    """A tile of queries with what the forward pass found of them."""
+
+    query: Array  # scaled early
+    scale: Array
+    tangents: tuple[tuple[Array, Array], ...]  # of the scaled query, to meet keys, and what is left to scale by
+    output: Array
+    log_total: Array
+    base: Array
+    entropy: Array | None
 
 
 def backward(
@@ -186,13 +227,22 @@ def backward(
 
     def column_block(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * config.backward.keys
-        here = TileView(config, config.backward, leading, 0, first)
-        tiles = inputs.read_keys(here)
-        scale = here.cells(inputs.scale)
+
+        def view_of(first: Any, start: Any = 0) -> TileView:
+            return TileView(config, config.backward, leading, start, first)
+
+        tiles = loop.map_blocks(lambda first: inputs.read_keys(view_of(first)), first)
 
         def body(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
-            view = TileView(config, config.backward, leading, start, first)
+            find = functools.partial(change_of, partial)
+            key_grad, value_grad, found = loop.map_blocks(find, first, tiles, start, key_grad, value_grad)
+            return loop.each_block(add_tile, grads, first, start, found), key_grad, value_grad
+
+        def change_of(
+            partial: Any, first: Any, tiles: Any, start: Any, key_grad: Any, value_grad: Any
+        ) -> tuple[Any, Any, dict[str, Array]]:
+            view = view_of(first, start)
             key, value = tiles
             if reversible:
                 (key,) = zero_before_scoring(has_nonfinite, inputs, context, view, key, across=True)
@@ -213,6 +263,7 @@ def backward(
             survivors = surviving(context, view, across=True)
             if value_grad is not None:
                 value_grad = value_grad + product(drop(weights, survivors), cotangent, config.precision)
+            found = {}
             if want_scores:
                 change = (
                     drop(product(value, cotangent, config.precision, (-1, -1)), survivors)
@@ -226,20 +277,34 @@ def backward(
                 change = weights * change
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
-                    cells = view.add_cells(grads["bias"], jnp.swapaxes(change, -1, -2))
-                    grads = grads | {"bias": cells}
+                    found["bias"] = jnp.swapaxes(change, -1, -2)
                 change, parameter_grads = finished.vjp(change)
-                for name, grad in parameter_grads.items():
-                    if name in shapes:
-                        grads = grads | {name: view.add_parameter(grads[name], grad)}
+                found |= {name: grad for name, grad in parameter_grads.items() if name in shapes}
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, config.precision)
                 if want_rows:
-                    rows = view.add_rows_across(
-                        grads["query"], product(key, change, config.precision, (-2, -2))
-                    )
-                    grads = grads | {"query": rows}
-            return grads, key_grad, value_grad
+                    found["query"] = product(key, change, config.precision, (-2, -2))
+            return key_grad, value_grad, found
+
+        def add_tile(
+            grads: dict[str, Array], first: Any, start: Any, found: dict[str, Array]
+        ) -> dict[str, Array]:
+            view = view_of(first, start)
+            ways = {"bias": view.add_cells, "query": view.add_rows_across}
+            return grads | {
+                name: ways.get(name, view.add_parameter)(grads[name], tile) for name, tile in found.items()
+            }
+
+        def add_columns(
+            grads: dict[str, Array], first: Any, key_grad: Any, value_grad: Any
+        ) -> dict[str, Array]:
+            here = view_of(first)
+            if key_grad is not None:
+                key_grad = scale_late(key_grad, here.cells(inputs.scale), low_precision)
+                grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
+            if value_grad is not None:
+                grads = grads | {"value": here.add_columns(grads["value"], value_grad)}
+            return grads
 
         sums = (
             grads,
@@ -247,12 +312,7 @@ def backward(
             None if "value" not in shapes else jnp.zeros(tiles[1].shape, config.dtype),
         )
         grads, key_grad, value_grad = loop.tiles(context.by_key, leading, number, body, sums)
-        if key_grad is not None:
-            key_grad = scale_late(key_grad, scale, low_precision)
-            grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
-        if value_grad is not None:
-            grads = grads | {"value": here.add_columns(grads["value"], value_grad)}
-        return grads
+        return loop.each_block(add_columns, grads, first, key_grad, value_grad)
 
     totals = {
         name: jnp.zeros(shape, config.dtype)
@@ -262,7 +322,8 @@ def backward(
     if want_rows:
         *heads, length = config.rows
         totals["query"] = jnp.zeros((*heads, config.query_width, length), config.dtype)
-    totals = loop.blocks(-(-config.num_keys // config.backward.keys), column_block, totals)
+    count = -(-config.num_keys // config.backward.keys)
+    totals = loop.blocks(count, column_block, totals, context.by_key.order)
     rows = totals.pop("query", None)
     if rows is not None:
         rows = jnp.swapaxes(rows, -1, -2)  # sum_s ds k

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
@@ -93,10 +95,13 @@ def _context(problem: Problem, config: TileConfig) -> Context:
     forward_mask, backward_mask = (
         None
         if mask is None
-        else mask.closure_convert(TileView(config, blocking, (0,) * len(config.leading)).grid(offsets))
+        else mask.closure_convert(TileView(config, blocking, (0,) * len(config.leading), *first).grid(offsets))
         # Data of which nothing is taken are now those of all leading axes.
         .slice_batch(lambda data, _: data, config.call_axes)
-        for blocking in (config.forward, config.backward)
+        for blocking, first in (
+            (config.forward, (0, _first(config.forward))),
+            (config.backward, (_first(config.backward), 0)),
+        )
     )
     query_words = key_words = None
     if problem.dropout_rate:
@@ -119,6 +124,11 @@ def _context(problem: Problem, config: TileConfig) -> Context:
     )
 
 
+def _first(blocking: Blocking) -> Any:
+    """Return where some tile, or some pieces, might start."""
+    return np.zeros(blocking.pieces, np.int32) if blocking.pieces else 0
+
+
 def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
     """List the tiles by query, for the forward loop, and by key, for the backward loop."""
     forward, backward = config.forward, config.backward
@@ -127,6 +137,6 @@ def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
     if problem.S % backward.keys:  # the last block overlaps the one before it
         by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
     return (
-        list_tiles(by_query, forward.keys, problem.S),
-        list_tiles(by_key, backward.queries, problem.T),
+        list_tiles(by_query, forward.keys, problem.S, forward.blocks, forward.pieces),
+        list_tiles(by_key, backward.queries, problem.T, backward.blocks, backward.pieces),
     )

@@ -20,12 +20,13 @@ class TileLists:
     """For each block, where its tiles with work start: FULL ones first, then PARTIAL ones, each in order.
 
     A block is all key tiles of some queries, or all query tiles of some keys. Axes of size 1 stand for
-    blocks that are all alike.
+    blocks that are all alike. What follows the tiles with work starts beyond the end.
     """
 
     starts: Int[Array, "*b blocks tiles"]  # first row or column
     full: Int[Array, "*b blocks"]  # how many of `starts` are FULL
     kept: Int[Array, "*b blocks"]  # how many are not EMPTY
+    order: Int[Array, "*b blocks"] | None = None  # in which blocks are visited; None, as they lie
 
 
 def classify_tiles(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
@@ -56,16 +57,27 @@ def _agree(codes: Array, axis: int) -> Array:
     return jnp.where(least == most, least, jnp.int8(TileKind.PARTIAL))
 
 
-def list_tiles(codes: Int[Array, "*b blocks tiles"], tile: int, length: int) -> TileLists:
-    """List tiles along the last axis, in O(tiles log tiles); one that sticks out is at most PARTIAL."""
+def list_tiles(
+    codes: Int[Array, "*b blocks tiles"], tile: int, length: int, blocks: int = 1, pieces: int = 0
+) -> TileLists:
+    """List tiles along the last axis, in O(tiles log tiles); one that sticks out is at most PARTIAL.
+
+    With `pieces`, lists and blocks are filled up, and blocks with much work are visited together.
+    """
     count = codes.shape[-1]
     if length % tile:
         codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))
     index = np.arange(count, dtype=np.int32).reshape((*(1,) * (codes.ndim - 1), count))
     rank = jnp.int32(TileKind.FULL) - codes.astype(jnp.int32)
     order = jax.lax.sort(rank * np.int32(count) + index) % count
-    return TileLists(
-        order * tile,
-        jnp.sum(codes == TileKind.FULL, -1, dtype=jnp.int32),
-        jnp.sum(codes != TileKind.EMPTY, -1, dtype=jnp.int32),
+    full, kept = (
+        jnp.sum(chosen, -1, dtype=jnp.int32) for chosen in (codes == TileKind.FULL, codes != TileKind.EMPTY)
     )
+    if not pieces:
+        return TileLists(order * tile, full, kept)
+    starts = jnp.where(index < kept[..., None], order * tile, length)
+    more = (0, -starts.shape[-2] % blocks)
+    rest = [(0, 0)] * (starts.ndim - 2)
+    starts = jnp.pad(starts, [*rest, more, (0, -count % pieces)], constant_values=length)
+    full, kept = (jnp.pad(number, [*rest, more]) for number in (full, kept))
+    return TileLists(starts, full, kept, jnp.argsort(-kept, -1).astype(jnp.int32))

@@ -69,8 +69,13 @@ def score_tile(
     def remove(scores: Array) -> Array:
         return jnp.where(turn(_keep(inputs, context, view, across=across)), scores, -jnp.inf)
 
+    def remove_foreign(scores: Array) -> Array:
+        """Remove keys that belong to another of several pieces, or to none."""
+        own = None if across else view.own_columns()
+        return scores if own is None else jnp.where(own, scores, -jnp.inf)
+
     def remove_where_partial(scores: Array) -> Array:
-        return jax.lax.cond(partial, remove, lambda scores: scores, scores) if config.masked else scores
+        return jax.lax.cond(partial, remove, remove_foreign, scores) if config.masked else scores
 
     bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
     remove_some = remove_where_partial if bias is None else remove

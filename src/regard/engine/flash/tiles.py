@@ -7,6 +7,7 @@ where several key heads go together; the query heads of a group are rows of one 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from regard.axes import Array
 from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
 from regard.masks import Mask
-from regard.masks.grid import Grid, Span
+from regard.masks.grid import Grid, Pieces, Run, Span
 from regard.scores.cells import Block
 
 Carry = TypeVar("Carry")
@@ -30,20 +31,26 @@ Offsets = tuple[Any, Any]  # positions of the first query and of the first key
 
 @dataclass(frozen=True)
 class Blocking:
-    """The size of a tile."""
+    """The size of a tile, and how many a step of the loop computes.
+
+    Either tiles of several heads go together or, with `pieces`, tiles of several blocks, each against several
+    tiles of its own list, read from wherever they lie.
+    """
 
     queries: int
     keys: int
     heads: int = 1
+    blocks: int = 1
+    pieces: int = 0  # 0: one tile after the other
 
     def fit(self, num_queries: int, num_keys: int, key_heads: int) -> Blocking:
         """Return a blocking no larger than the arrays, whose heads divide theirs."""
-        return Blocking(
-            max(1, min(self.queries, num_queries)),
-            max(1, min(self.keys, num_keys)),
-            max(
-                heads for heads in range(1, max(1, min(self.heads, key_heads)) + 1) if key_heads % heads == 0
-            ),
+        heads = max(1, min(self.heads, key_heads))
+        return dataclasses.replace(
+            self,
+            queries=max(1, min(self.queries, num_queries)),
+            keys=max(1, min(self.keys, num_keys)),
+            heads=max(count for count in range(1, heads + 1) if key_heads % count == 0),
         )
 
 
@@ -87,7 +94,10 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class TileView:
-    """One tile of the score matrix; `leading` is its first position on each of the config's leading axes."""
+    """One tile of the score matrix; `leading` is its first position on each of the config's leading axes.
+
+    `first_query` or `first_key` may be those of several pieces, which then count as one tile.
+    """
 
     config: TileConfig
     blocking: Blocking
@@ -99,11 +109,11 @@ class TileView:
     # belongs to the tile before.
 
     @property
-    def row_span(self) -> Span:
+    def row_span(self) -> Run:
         return _place(self.first_query, self.blocking.queries, self.config.num_queries)
 
     @property
-    def column_span(self) -> Span:
+    def column_span(self) -> Run:
         return _place(self.first_key, self.blocking.keys, self.config.num_keys)
 
     # Tiles out of arrays.
@@ -130,10 +140,26 @@ class TileView:
 
     def own_rows(self) -> Array | bool:
         """Return which rows (G * queries) belong to this tile."""
-        if self.config.num_queries % self.blocking.queries == 0:
+        if self._is_whole(self.config.num_queries, self.blocking.queries):
             return True
-        own = self.row_span.members >= self.first_query
+        own = _own(self.row_span, self.first_query, self.blocking.queries)
         return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
+
+    def own_columns(self) -> Array | None:
+        """Return which of several pieces' keys belong to this tile; None for one piece."""
+        if jnp.ndim(self.first_key) == 0:
+            return None
+        return _own(self.column_span, self.first_key, self.blocking.keys)
+
+    def key_numbers(self) -> Array:
+        """Return the first key's number, or those of all keys of several pieces."""
+        run = self.column_span
+        return run.start if isinstance(run, Span) else run.members
+
+    def _is_whole(self, length: int, block: int) -> bool:
+        """Tell whether all that is read along an axis belongs to the tile."""
+        count = -(-length // block)
+        return length % block == 0 and (self.blocking.pieces == 0 or count % self.blocking.blocks == 0)
 
     def grid(self, offsets: Offsets) -> Grid:
         """Return the tile's cells, for one leading position."""
@@ -146,8 +172,8 @@ class TileView:
         rank = self.config.call_axes
         grid = self.grid(offsets)
         keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
-        if keep is None or self.config.num_keys % self.blocking.keys:
-            own = grid.key_index >= self.first_key
+        if keep is None or self.config.num_keys % self.blocking.keys or self.blocking.pieces:
+            own = _own(self.column_span, self.first_key, self.blocking.keys).reshape(grid.key_index.shape)
             keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
 
@@ -206,16 +232,24 @@ class TileView:
                 )
         return data
 
-    def _slice(self, array: Array, group: int, rows: Span, columns: Span | None) -> Array:
+    def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
         """Slice this tile out of an array, as (heads * group | 1, ...); an axis of size 1 stays."""
         # Fewer leading axes than the config has: vmap added some that do not concern the array.
         *batch, heads = self.leading[2 - array.ndim :]
+        columns = Span(0, array.shape[-1]) if columns is None else columns
+        rows, columns = (
+            Span(0, 1) if size == 1 else run
+            for size, run in zip(array.shape[-2:], (rows, columns), strict=True)
+        )
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
-        places.append((rows.start, rows.size))
-        places.append((0, array.shape[-1]) if columns is None else (columns.start, columns.size))
-        places = [(0, 1) if n == 1 else place for n, place in zip(array.shape, places, strict=True)]
-        starts, sizes = zip(*places, strict=True)
-        return _slice_at(array, starts, sizes).reshape(sizes[-3:])
+        places = [(0, 1) if n == 1 else place for n, place in zip(array.shape[:-2], places, strict=True)]
+        first, sizes = zip(*places, strict=True)
+        sizes = (*sizes, rows.length, columns.length)
+
+        def at(row: Any, column: Any) -> Array:
+            return _slice_at(array, (*first, row, column), sizes).reshape(sizes[-3:])
+
+        return rows.read(lambda row: columns.read(lambda column: at(row, column), -1), -2)
 
     def _matrix(self, tile: Array) -> Array:
         """Put the group of (heads * group | 1, length, x) in the rows, and drop the axis of a single head."""
@@ -232,20 +266,22 @@ class TileView:
         heads, group = self.blocking.heads, self.config.group
         if group > 1 and (count > 1 or length > 1):
             # Rows of a group differ: spell them all out.
-            shape = (1 if count == 1 else heads, group, self.blocking.queries, width)
+            shape = (1 if count == 1 else heads, group, self.row_span.size, width)
             tile = jnp.broadcast_to(tile.reshape((shape[0], -1, length, width)), shape)
-            tile = tile.reshape((shape[0], group * self.blocking.queries, width))
+            tile = tile.reshape((shape[0], group * self.row_span.size, width))
         return tile.reshape(tile.shape[1:]) if heads == 1 else tile
 
     # Tiles into arrays.
 
     def put_rows(self, array: Array, tile: Array) -> Array:
         """Overwrite query-side rows (*batch, H, T, x) that belong to this tile."""
+        run = self.row_span
+        assert isinstance(run, Span)
         tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
-        if self.config.num_queries % self.blocking.queries:
-            own = (self.row_span.members >= self.first_query)[None, :, None]
-            tile = jnp.where(own, tile, self._slice(array, self.config.group, self.row_span, None))
-        return self._update(array, tile, self.config.group, (self.row_span.start, 0), add=False)
+        if not self._is_whole(self.config.num_queries, self.blocking.queries):
+            own = _own(run, self.first_query, self.blocking.queries)[None, :, None]
+            tile = jnp.where(own, tile, self._slice(array, self.config.group, run, None))
+        return self._update(array, tile, self.config.group, (run.start, 0), add=False)
 
     def put_row_vector(self, array: Array, tile: Array) -> Array:
         """Overwrite one number per query (*batch, H, T)."""
@@ -253,29 +289,44 @@ class TileView:
 
     def add_columns(self, array: Array, tile: Array) -> Array:
         """Add to key-side rows (*batch, K, S, x)."""
+        run = self.column_span
+        assert isinstance(run, Span)
         tile = tile.reshape((-1, *tile.shape[-2:]))
-        return self._update(array, tile, 1, (self.column_span.start, 0), add=True)
+        return self._update(array, tile, 1, (run.start, 0), add=True)
 
     def add_rows_across(self, array: Array, tile: Array) -> Array:
         """Add (heads, x, G * queries) to query-side rows kept as (*batch, H, x, T).
 
         That way round, the product that makes the tile is two to three times as fast on the CPU.
         """
-        group, width = self.config.group, tile.shape[-2]
-        tile = tile.reshape((-1, width, group, self.blocking.queries))
+        group, width, run = self.config.group, tile.shape[-2], self.row_span
+        tile = tile.reshape((-1, width, group, run.size))
         if group > 1:
             tile = jnp.swapaxes(tile, 1, 2)
-        tile = tile.reshape((-1, width, self.blocking.queries))
-        return self._update(array, tile, group, (0, self.row_span.start), add=True)
+        tile = tile.reshape((-1, width, run.size))
+        return run.write(
+            array,
+            tile,
+            lambda array, start, tile: self._update(array, tile, group, (0, start), add=True),
+            -1,
+        )
 
     def add_cells(self, array: Array, tile: Array) -> Array:
         """Add a tile of scores to an array over pairs (*batch, H | 1, T | 1, S | 1)."""
-        tile = tile.reshape((-1, self.blocking.queries, self.blocking.keys))
+        rows, columns = self.row_span, self.column_span
+        tile = tile.reshape((-1, rows.size, columns.size))
         alike = tuple(axis for axis in (-2, -1) if array.shape[axis] == 1)
         tile = tile.sum(alike, keepdims=True)
-        row = 0 if array.shape[-2] == 1 else self.row_span.start
-        column = 0 if array.shape[-1] == 1 else self.column_span.start
-        return self._update(array, tile, self.config.group, (row, column), add=True)
+        rows = Span(0, 1) if array.shape[-2] == 1 else rows
+        columns = Span(0, 1) if array.shape[-1] == 1 else columns
+
+        def add_row(array: Array, row: Any, tile: Array) -> Array:
+            def add(array: Array, column: Any, tile: Array) -> Array:
+                return self._update(array, tile, self.config.group, (row, column), add=True)
+
+            return columns.write(array, tile, add, -1)
+
+        return rows.write(array, tile, add_row, -2)
 
     def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
         """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
@@ -292,8 +343,15 @@ class TileView:
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
 
 
-def _place(first: Any, block: int, length: int) -> Span:
+def _place(first: Any, block: int, length: int) -> Run:
+    if jnp.ndim(first):
+        return Pieces(jnp.minimum(first, length - block), block)
     return Span(first if length % block == 0 else jnp.minimum(first, length - block), block)
+
+
+def _own(run: Run, first: Any, block: int) -> Array:
+    """Return which indices of a run, whose blocks were moved back to fit, do not precede their block."""
+    return (run.members.reshape((-1, block)) >= jnp.reshape(first, (-1, 1))).reshape(-1)
 
 
 def _slice_at(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
@@ -330,10 +388,17 @@ class TileLoop:
     reversible: bool = False
     varying: tuple[str, ...] = ()  # manual mesh axes over which the arrays vary
 
-    def blocks(self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry) -> Carry:
-        """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry)."""
+    def blocks(
+        self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry, order: Array | None = None
+    ) -> Carry:
+        """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry).
+
+        With pieces, `body` gets several blocks as they come in `order`, the last of which may not exist.
+        """
         *batch, key_heads = self.config.leading
         sizes = (*batch, key_heads // self.blocking.heads)
+        if self.blocking.pieces:
+            count, body = -(-count // self.blocking.blocks), self._several(body, order)
 
         def step(number: Any, carry: Carry) -> Carry:
             # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
@@ -347,6 +412,39 @@ class TileLoop:
 
         return self._scan(math.prod(sizes) * count, step, carry)
 
+    def _several(self, body: Callable[[Any, Any, Carry], Carry], order: Array | None) -> Any:
+        size = self.blocking.blocks
+
+        def of_group(leading: Sequence[Any], group: Any, carry: Carry) -> Carry:
+            first = group * np.int32(size)
+            if order is None:
+                return body(leading, first + jnp.arange(size, dtype=jnp.int32), carry)
+            place = self._place_in(order.shape[:-1], leading)
+            ones = (1,) * len(place)
+            return body(leading, _slice_at(order, [*place, first], (*ones, size)).reshape(-1), carry)
+
+        return of_group
+
+    def _place_in(self, shape: tuple[int, ...], leading: Sequence[Any]) -> list[Any]:
+        """Return the place of a leading position in lists, which know no axes that vmap added."""
+        return [
+            0 if size == 1 else start for size, start in zip(shape, leading[self.config.added :], strict=True)
+        ]
+
+    def map_blocks(self, function: Callable[..., Any], *tiles: Any) -> Any:
+        """Apply a function of one block's tiles to each block that goes with it."""
+        return jax.vmap(function)(*tiles) if self.blocking.pieces else function(*tiles)
+
+    def each_block(self, function: Callable[..., Carry], carry: Carry, *tiles: Any) -> Carry:
+        """Update what all blocks share, one after the other: carry = function(carry, one block's tiles)."""
+        if not self.blocking.pieces:
+            return function(carry, *tiles)
+
+        def step(number: Any, carry: Carry) -> Carry:
+            return function(carry, *jax.tree.map(lambda tile: tile[number], tiles))
+
+        return jax.lax.fori_loop(0, self.blocking.blocks, step, carry)
+
     def tiles(
         self,
         lists: TileLists,
@@ -355,18 +453,37 @@ class TileLoop:
         body: Callable[[Any, Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
-        """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry)."""
-        place = (*leading[self.config.added :], block)
-        place = [0 if n == 1 else start for n, start in zip(lists.full.shape, place, strict=True)]
-        ones = (1,) * len(place)
-        count = lists.starts.shape[-1]
-        starts = _slice_at(lists.starts, [*place, 0], (*ones, count)).reshape(-1)
-        full, kept = (_slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
+        """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry).
+
+        With pieces, `block` numbers several, `start` is (blocks, pieces), and PARTIAL is said of all or none.
+        """
+
+        def listed(block: Any) -> tuple[Array, Array, Array]:
+            place = self._place_in(lists.full.shape[:-1], leading)
+            place = [*place, 0 if lists.full.shape[-1] == 1 else block]
+            ones = (1,) * len(place)
+            starts = _slice_at(lists.starts, [*place, 0], (*ones, lists.starts.shape[-1])).reshape(-1)
+            full, kept = (_slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
+            return starts, full, kept
+
+        starts, full, kept = self.map_blocks(listed, block)
+        pieces, count = self.blocking.pieces, starts.shape[-1]
 
         def step(slot: Any, carry: Carry) -> Carry:
             start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
             return body(start, slot >= full, carry)
 
+        def step_of_pieces(slot: Any, carry: Carry) -> Carry:
+            first = slot * np.int32(pieces)
+            start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
+            return body(start, jnp.any((first + pieces > full) & (first < kept) & (full < kept)), carry)
+
+        if pieces:
+            steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
+            return self._steps(count // pieces, steps, step_of_pieces, carry)
+        return self._steps(count, kept, step, carry)
+
+    def _steps(self, count: int, kept: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         if not self.reversible:
             return jax.lax.fori_loop(0, kept, step, vary(carry, self.varying))
         return self._scan(

@@ -43,9 +43,12 @@ class Running:
         )
 
     def block(
-        self, scores: Array, value: Array, survivors: Array | None, first_key: Any, precision: Any
+        self, scores: Array, value: Array, survivors: Array | None, keys: Any, precision: Any
     ) -> Running:
-        """Add a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum."""
+        """Add a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum.
+
+        `keys` is the number of the first one, or has those of all that follow each other in no order.
+        """
         block_peak = scores.max(-1)
         peak = jnp.maximum(self.peak, block_peak)
         base = jnp.where(peak == -jnp.inf, 0, peak)
@@ -60,7 +63,7 @@ class Running:
             spread = jnp.sum(weights * jnp.where(weights > 0, shifted, 0), -1)
             moment = shrink * (moment + shift * self.total) + spread
         if argmax is not None:
-            argmax = _first_largest(self.peak, argmax, block_peak, scores, first_key)
+            argmax = _first_largest(self.peak, argmax, block_peak, scores, keys)
         kept = weights if survivors is None else jnp.where(survivors, weights, 0)
         return Running(
             peak,
@@ -117,8 +120,11 @@ class Running:
         return jnp.where(self.alive, jnp.log(total) - self.moment / total, 0)
 
 
-def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array, first_key: Any) -> Array:
-    here = jnp.argmax(scores, -1).astype(jnp.int32) + first_key
+def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array, keys: Any) -> Array:
+    if jnp.ndim(keys):
+        here = jnp.where(scores == block_peak[..., None], keys, np.iinfo(np.int32).max).min(-1)
+    else:
+        here = jnp.argmax(scores, -1).astype(jnp.int32) + keys
     # Blocks come in any order: among equal scores the smaller key wins.
     better = (block_peak > peak) | ((block_peak == peak) & (here < argmax))
     return jnp.where(better & (block_peak != -jnp.inf), here, argmax)
