@@ -69,13 +69,16 @@ def score_tile(
     def remove(scores: Array) -> Array:
         return jnp.where(turn(_keep(inputs, context, view, across=across)), scores, -jnp.inf)
 
-    def remove_foreign(scores: Array) -> Array:
-        """Remove keys that belong to another of several pieces, or to none."""
-        own = None if across else view.own_columns()
-        return scores if own is None else jnp.where(own, scores, -jnp.inf)
-
     def remove_where_partial(scores: Array) -> Array:
-        return jax.lax.cond(partial, remove, remove_foreign, scores) if config.masked else scores
+        own = None if across else view.own_columns()
+        if own is None and not config.masked:
+            return scores
+        if own is None:
+            evaluated = partial == 2 if view.blocking.pieces else partial
+            return jax.lax.cond(evaluated, remove, lambda scores: scores, scores)
+        # Keys of several pieces, some of which may be those of another piece, or of none.
+        ways = (lambda scores: scores, lambda scores: jnp.where(own, scores, -jnp.inf), remove)
+        return jax.lax.switch(partial, ways, scores)
 
     bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
     remove_some = remove_where_partial if bias is None else remove

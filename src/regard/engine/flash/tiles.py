@@ -476,7 +476,8 @@ class TileLoop:
         def step_of_pieces(slot: Any, carry: Carry) -> Carry:
             first = slot * np.int32(pieces)
             start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
-            return body(start, jnp.any((first + pieces > full) & (first < kept) & (full < kept)), carry)
+            partial = jnp.any((first + pieces > full) & (first < kept) & (full < kept))
+            return body(start, jnp.where(partial, 2, jnp.any(first + pieces > kept)), carry)
 
         if pieces:
             steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
