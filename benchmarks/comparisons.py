@@ -227,8 +227,9 @@ def compare_tile_lists(length: int = 131_072, window: int = 4096) -> Iterator[Co
     def build(mask: Any) -> Any:
         problem = canonicalize_plain(shape, shape, shape, mask)
         forward, backward = load_tuning().blocking(problem)
-        by_query = classify_tiles(problem, forward.queries, forward.keys)
-        by_key = classify_tiles(problem, backward.queries, backward.keys).swapaxes(-1, -2)
+        call = problem.mask, problem.sizes, (problem.query_offset, problem.key_offset)
+        by_query = classify_tiles(*call, forward.queries, forward.keys)
+        by_key = classify_tiles(*call, backward.queries, backward.keys).swapaxes(-1, -2)
         return list_tiles(by_query, forward.keys, length), list_tiles(by_key, backward.queries, length)
 
     compiled = jax.jit(build).lower(mask).compile()

@@ -57,6 +57,8 @@ class Mask:
     """True if the answer depends on where the queries sit: T != S then needs `query_offset`."""
     local: ClassVar[bool] = False
     """True if, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+    block_side: int | None = None
+    """The side of the squares of pairs that are kept or left out as a whole; None, there are none."""
     leading_axes: ClassVar[int] = 0
     """Number of leading axes that the mask's own data needs at least."""
     bounds: ClassVar[Bounds] = Bounds(exact=False)
@@ -301,6 +303,10 @@ class Combination(Mask):
     @property
     def reads_cells(self) -> bool:
         return any(mask.reads_cells for mask in self.operands)
+
+    @property
+    def block_side(self) -> int | None:
+        return max((mask.block_side for mask in self.operands if mask.block_side), default=None)
 
     def classify(self, blocks: Blocks) -> Array:
         return self.combine_kinds(lambda mask: mask.classify(blocks))

@@ -92,7 +92,8 @@ class Block:
         if table.shape[1] > 1:
             table = self._take_heads(table, 1)
         rows, columns = self.grid.rows, self.grid.columns
-        assert rows is not None and columns is not None
+        assert rows is not None
+        assert columns is not None
         height, width = rows.length, columns.length
         if 0 in (height, width):
             return scores

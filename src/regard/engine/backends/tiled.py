@@ -16,6 +16,7 @@ from regard.engine.flash import tile_calls
 from regard.engine.flash.operands import Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tiles import Blocking, TileConfig
+from regard.engine.flash.walk import choose_walk
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
@@ -30,13 +31,20 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-@partial(jax.jit, static_argnames=("forward", "backward"))
 def run(
     problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names, in tiles of the given sizes."""
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
+    if forward is None or backward is None:
+        walk = choose_walk(problem)
+        forward, backward = forward or walk.forward, backward or walk.backward
+    return _run(problem, forward, backward)
+
+
+@partial(jax.jit, static_argnames=("forward", "backward"))
+def _run(problem: Problem, forward: Blocking, backward: Blocking) -> tuple[Array, dict[str, Array]]:
     inputs, context, config = prepare(problem, forward, backward)
     results = tile_calls.run(inputs, context, config)
 

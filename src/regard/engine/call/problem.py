@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,15 @@ from regard.scores.score import Score
 
 def _static() -> Any:
     return dataclasses.field(metadata={"static": True})
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call's score matrix."""
+
+    leading: tuple[int, ...]
+    key_heads: int
+    T: int
+    S: int
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +77,10 @@ class Problem:
     def key_heads(self) -> int:
         """K: how many groups the query heads form; 1 where there is no head axis."""
         return max([array.shape[-3] for array in (self.key, self.value) if array.ndim > 2], default=1)
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.leading, self.key_heads, self.T, self.S)
 
     @property
     def accumulation(self) -> np.dtype:

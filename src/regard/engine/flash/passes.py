@@ -200,7 +200,7 @@ class _Rows(NamedTuple):
 
     query: Array  # scaled early
     scale: Array
-    tangents: tuple[tuple[Array, Array], ...]  # of the scaled query, to meet keys, and what is left to scale by
+    tangents: tuple[tuple[Array, Array], ...]  # of the scaled query, and what is left to scale by
     output: Array
     log_total: Array
     base: Array

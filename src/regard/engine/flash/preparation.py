@@ -95,7 +95,9 @@ def _context(problem: Problem, config: TileConfig) -> Context:
     forward_mask, backward_mask = (
         None
         if mask is None
-        else mask.closure_convert(TileView(config, blocking, (0,) * len(config.leading), *first).grid(offsets))
+        else mask.closure_convert(
+            TileView(config, blocking, (0,) * len(config.leading), *first).grid(offsets)
+        )
         # Data of which nothing is taken are now those of all leading axes.
         .slice_batch(lambda data, _: data, config.call_axes)
         for blocking, first in (
@@ -132,8 +134,12 @@ def _first(blocking: Blocking) -> Any:
 def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
     """List the tiles by query, for the forward loop, and by key, for the backward loop."""
     forward, backward = config.forward, config.backward
-    by_query = classify_tiles(problem, forward.queries, forward.keys)
-    by_key = jnp.swapaxes(classify_tiles(problem, backward.queries, backward.keys), -1, -2)
+    offsets = (problem.query_offset, problem.key_offset)
+    by_query, by_key = (
+        classify_tiles(problem.mask, problem.sizes, offsets, block.queries, block.keys)
+        for block in (forward, backward)
+    )
+    by_key = jnp.swapaxes(by_key, -1, -2)
     if problem.S % backward.keys:  # the last block overlaps the one before it
         by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
     return (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Int
-from regard.engine.call.problem import Problem
-from regard.masks import TileKind
+from regard.engine.call.problem import Sizes
+from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks
 
 
@@ -29,25 +30,21 @@ class TileLists:
     order: Int[Array, "*b blocks"] | None = None  # in which blocks are visited; None, as they lie
 
 
-def classify_tiles(problem: Problem, query_block: int, key_block: int) -> Int[Array, "*b Q K"]:
+def classify_tiles(
+    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], query_block: int, key_block: int
+) -> Int[Array, "*b Q K"]:
     """Return `TileKind` codes, leading axes (batch..., key heads); an axis along which all are alike is 1."""
-    shape = (-(-problem.T // query_block), -(-problem.S // key_block))
-    rank = max(len(problem.leading), 1)
-    if problem.mask is None:
+    shape = (-(-sizes.T // query_block), -(-sizes.S // key_block))
+    rank = max(len(sizes.leading), 1)
+    if mask is None:
         return jnp.full((*(1,) * rank, *shape), TileKind.FULL, jnp.int8)
     blocks = Blocks.cover(
-        problem.T,
-        problem.S,
-        query_block,
-        key_block,
-        problem.query_offset,
-        len(problem.leading),
-        problem.key_offset,
+        sizes.T, sizes.S, query_block, key_block, offsets[0], len(sizes.leading), offsets[1]
     )
-    codes = problem.mask.classify(blocks)
+    codes = mask.classify(blocks)
     codes = jnp.broadcast_to(codes, (*codes.shape[:-2], *shape))
     codes = codes.reshape((*(1,) * (rank + 2 - codes.ndim), *codes.shape))
-    heads, groups = codes.shape[-3], min(codes.shape[-3], problem.key_heads)
+    heads, groups = codes.shape[-3], min(codes.shape[-3], sizes.key_heads)
     return _agree(codes.reshape((*codes.shape[:-3], groups, heads // groups, *shape)), -3)
 
 

@@ -33,6 +33,8 @@ class Tuning:
     full_side: int = 1024  # the same without a mask, in float32
     forward_cells: int = 1 << 20  # scores of a forward tile, over the heads that go together
     backward_cells: int = 1 << 19
+    piece_side: int = 128  # queries and keys of a piece, where masks keep little of each tile
+    piece_cells: int = 5 << 17  # scores of a step that computes several pieces
 
     def favours_dense(self, problem: Problem) -> str | None:
         """Return why the definition is faster than tiles, or None."""
@@ -126,7 +128,7 @@ def _checked(entry: Any) -> Tuning:
     if any(type(value) is not int or not 0 <= value < 2**40 for value in entry.values()):
         raise ValueError(f"expected whole numbers that are not negative; got {str(entry)[:80]}")
     found = Tuning(**entry)
-    for side in ("tile_side", "full_side"):
+    for side in ("tile_side", "full_side", "piece_side"):
         if getattr(found, side) < 1:
             raise ValueError(f"{side}: expected at least 1, got {getattr(found, side)}")
     return found

@@ -1,0 +1,157 @@
+"""The choice of tiles: whole ones, or several pieces at once where these leave out more."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import use_abstract_mesh
+
+from regard.engine.call.problem import Problem, Sizes
+from regard.engine.flash.device_types import NO_MESH
+from regard.engine.flash.sparsity import classify_tiles
+from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.tuning import Tuning, load_tuning
+from regard.masks import Mask, TileKind
+from regard.masks.grid import is_concrete
+
+# Time per pair over that of whole tiles, by the keys (backward, queries) that a block of 128 meets at once:
+# products of few numbers run on one core. Measured on two (benchmarks/NOTES.md).
+_FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 1024: 1.25}
+_BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
+_PIECES = (2, 3, 4, 5, 6, 8, 10, 12)
+_MOST_BLOCKS = 16
+_DATA_COST = 1.5  # of a pair in a PARTIAL whole tile whose mask reads arrays
+_MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
+_GAIN = 0.95  # pieces must promise that much, as costs are estimates
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Tiles of the forward and of the backward loop, and why these."""
+
+    forward: Blocking
+    backward: Blocking
+    reason: str
+    computed: float | None = None
+    """The share of all pairs that the forward loop computes; None where it is not known."""
+
+
+def choose_walk(problem: Problem) -> Walk:
+    """Choose the tiles of a call by what its mask keeps."""
+    tuning = load_tuning()
+    whole, side, mask = tuning.blocking(problem), tuning.piece_side, problem.mask
+    if mask is None:
+        return Walk(*whole, "there is no mask", 1.0)
+    if min(problem.T, problem.S) <= side:
+        return Walk(*whole, "it is short")
+    found = _kinds(problem, side)
+    if found is None:
+        if mask.block_side is None or mask.block_side > side:
+            return Walk(*whole, "the mask's arrays are not known here")
+        pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side))
+        return Walk(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
+    kept = found != TileKind.EMPTY
+    forward, backward = (
+        _cheapest(problem, tuning, kept.sum(axis), _whole(problem, found, side, block), costs)
+        for axis, block, costs in zip((-1, -2), whole, (_FORWARD_COSTS, _BACKWARD_COSTS), strict=True)
+    )
+    pairs = kept[..., 0, 0].size * problem.T * problem.S
+    sizes = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, forward[1].pairs)
+    small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in sizes)
+    chosen = [best for best, _ in (forward, backward)]
+    return Walk(
+        chosen[0].blocking,
+        chosen[1].blocking,
+        f"the mask keeps {small}, {large}",
+        min(chosen[0].pairs / pairs, 1.0),
+    )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    blocking: Blocking
+    pairs: float  # computed, over the leading axes of the mask's data
+    cost: float
+
+
+def _whole(problem: Problem, fine: np.ndarray, side: int, block: Blocking) -> _Candidate:
+    """Return what whole tiles cost, by the kinds of small ones."""
+    least = most = fine
+    for axis, size in ((-2, block.queries), (-1, block.keys)):
+        if size > side:
+            starts = np.arange(0, fine.shape[axis] * side, size) // side
+            least, most = np.minimum.reduceat(least, starts, axis), np.maximum.reduceat(most, starts, axis)
+    area, kept = block.queries * block.keys, most != TileKind.EMPTY
+    reads_data = bool(jax.tree.leaves(problem.mask))
+    partial = float((kept & (least != TileKind.FULL)).sum()) * (_DATA_COST - 1) * reads_data
+    return _Candidate(block, float(kept.sum()) * area, (float(kept.sum()) + partial) * area)
+
+
+def _cheapest(
+    problem: Problem, tuning: Tuning, counts: np.ndarray, whole: _Candidate, costs: Mapping[int, float]
+) -> tuple[_Candidate, _Candidate]:
+    """Return what is fastest, and whole tiles; `counts` of pieces are kept in each block."""
+    best = dataclasses.replace(whole, cost=whole.cost * _GAIN)
+    ordered = -np.sort(-counts, -1)
+    for number in _PIECES:
+        blocking = _pieces(problem, tuning, number)
+        short = -ordered.shape[-1] % blocking.blocks
+        padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
+        most = padded.reshape((*padded.shape[:-1], -1, blocking.blocks)).max(-1)
+        steps = float((-(-most // number)).sum())
+        pairs = steps * number * blocking.blocks * tuning.piece_side**2
+        cost = pairs * _cost(problem.group * 128, number * tuning.piece_side, costs)
+        if cost < best.cost:
+            best = _Candidate(blocking, pairs, cost)
+    return best, whole
+
+
+def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
+    """Return the cost of a pair in a block of so many rows that meets so many keys."""
+    known = max((size for size in costs if size <= width), default=min(costs))
+    return 1 + (costs[known] - 1) * min(1.0, 128 / rows)
+
+
+def _pieces(problem: Problem, tuning: Tuning, number: int) -> Blocking:
+    cells = problem.group * tuning.piece_side**2 * number
+    blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS)
+    return Blocking(tuning.piece_side, tuning.piece_side, 1, blocks, number)
+
+
+def _kinds(problem: Problem, side: int) -> np.ndarray | None:
+    """Return the kinds of tiles of this side; None where the mask is not known yet."""
+    mask, sizes = problem.mask, problem.sizes
+    assert mask is not None
+    if mask.reads_cells:
+        # To look at all cells once is worth it while a program is made, not in every call.
+        if not isinstance(problem.query, Tracer):
+            return None
+        mask = mask.closure_convert(problem.grid())
+    if not is_concrete(mask) or -(-sizes.T // side) * -(-sizes.S // side) > _MOST_TILES:
+        return None
+    offsets = (problem.query_offset, problem.key_offset)
+    if not is_concrete(offsets):
+        offsets = (sizes.S - sizes.T, None)  # for an estimate: the last query sits with the last key
+    known = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
+    return (_classify_once if known else _classify_now)(mask, sizes, offsets, side)
+
+
+def _classify_now(mask: Mask, sizes: Sizes, offsets: tuple[Any, Any], side: int) -> np.ndarray:
+    # To look is to read.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+        return np.asarray(_classify(mask, offsets, sizes, side))
+
+
+_classify_once = functools.lru_cache(maxsize=64)(_classify_now)
+
+
+@functools.partial(jax.jit, static_argnames=("sizes", "side"))
+def _classify(mask: Mask, offsets: tuple[Any, Any], sizes: Sizes, side: int) -> jax.Array:
+    return classify_tiles(mask, sizes, offsets, side, side)
