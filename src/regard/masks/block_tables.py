@@ -1,0 +1,157 @@
+"""Masks of whole blocks, as a table says: learned and routed sparsity."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike
+from regard.masks.algebra import Mask
+from regard.masks.data import check_boolean, integers, literal, whole_number
+from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.stored import Stored
+from regard.masks.tile_kinds import tile_kind
+from regard.records import record, static
+
+
+def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
+    """Keep whole blocks of queries and keys: block-sparse attention, at the cost of the blocks that are kept.
+
+    keep(b, q, k) = table[b, q // size, k // size]
+
+    Rows and keys are counted from the first of the call's, whatever their positions are.
+
+    Args:
+        table: boolean or integer array `(*b, rows, columns)`, nonzero = the block may attend; `b` is aligned
+            with the first leading axes of query, so `(batch, heads, rows, columns)` differs from head to
+            head; may be traced, so that a router decides in every step. Rows and columns cover the call:
+            `rows * size >= T`.
+        size: queries and keys of a block, or one number for each.
+
+    Returns:
+        A mask that does not read positions, whose blocks `attend` skips where the table is False: sizes of
+        128 and more are skipped one by one.
+
+    Raises:
+        TypeError: a float table, or one with fewer than two axes.
+        ValueError: a size below 1; in a call, a table that does not cover it.
+
+    Example:
+        >>> from regard import masks
+        >>> print(masks.blocks([[1, 0], [0, 1]], 2).picture(4))
+        4 queries x 4 keys   ■ may attend  · may not
+        0 ■ ■ · ·
+        1 ■ ■ · ·
+        2 · · ■ ■
+        3 · · ■ ■
+
+    Reference: Child et al., "Generating Long Sequences with Sparse Transformers", 2019, section 5.4.
+    """
+    kept = check_boolean("table", table)
+    if kept.ndim < 2:
+        raise TypeError(f"table: expected at least the axes (rows, columns), got shape {tuple(kept.shape)}")
+    sides = size if isinstance(size, tuple) else (size, size)
+    queries, keys = (whole_number("size", side, 1) for side in sides)
+    return BlockTable(kept, queries, keys)
+
+
+def chosen_blocks(
+    indices: ArrayLike, size: int | tuple[int, int], num_columns: int, *, counts: ArrayLike | None = None
+) -> Mask:
+    """Keep, for each block of queries, the blocks of keys that are listed: top-k and routed sparsity.
+
+    keep(b, q, k) = (k // size is among indices[b, q // size, :counts[b, q // size]])
+
+    Args:
+        indices: integer array `(*b, rows, k)`, block numbers in any order, repeats allowed; `b` is aligned
+            with the first leading axes of query; may be traced.
+        size: queries and keys of a block, or one number for each.
+        num_columns: how many blocks of keys there are.
+        counts: integer array `(*b, rows)`: how many of the k numbers count. None means all.
+
+    Returns:
+        A mask as that of `blocks`. Numbers outside 0..num_columns - 1 keep nothing.
+
+    Raises:
+        TypeError: numbers that are not integers, or fewer than two axes.
+        ValueError: a size or a number of columns below 1.
+
+    Example:
+        >>> from regard import masks
+        >>> masks.chosen_blocks([[0, 0], [2, 1]], 1, 3, counts=[1, 2]).dense(2, 3).astype(int).tolist()
+        [[1, 0, 0], [0, 1, 1]]
+
+    Reference: Yuan et al., "Native Sparse Attention", 2025, section 3.3; Lu et al., "MoBA", 2025.
+    """
+    numbers = integers("indices", indices)
+    if numbers.ndim < 2:
+        raise TypeError(f"indices: expected at least the axes (rows, k), got shape {tuple(numbers.shape)}")
+    columns = whole_number("num_columns", num_columns, 1)
+    used = jnp.asarray(numbers)
+    if counts is not None:
+        among = jnp.arange(used.shape[-1], dtype=jnp.int32) < jnp.asarray(integers("counts", counts))[..., None]
+        used = jnp.where(among, used, -1)
+    # One comparison per number and column: as large as the table, and no scatter.
+    numbered = jnp.arange(columns, dtype=jnp.int32)
+    empty = jnp.zeros((*used.shape[:-1], columns), bool)
+    table = jax.lax.fori_loop(
+        0, used.shape[-1], lambda place, kept: kept | (_entry(used, place) == numbered), empty
+    )
+    return blocks(table, size)
+
+
+def _entry(numbers: Array, place: Any) -> Array:
+    return jax.lax.dynamic_slice_in_dim(numbers, place, 1, -1)
+
+
+@record
+class BlockTable(Stored):
+    """Pairs in the blocks that a table keeps."""
+
+    table: Any
+    queries: int = static()
+    keys: int = static()
+    ends: ClassVar = {"table": "blocks"}
+    maker = staticmethod(blocks)
+
+    @property
+    def leading_axes(self) -> int:
+        return np.ndim(self.table) - 2
+
+    @property
+    def block_side(self) -> int:
+        return min(self.queries, self.keys)
+
+    def _full_rank(self, rank: int) -> Array:
+        return spread(jnp.asarray(self.table), rank, trailing=2)
+
+    def keep(self, grid: Grid) -> Array:
+        table = self._full_rank(grid.leading_axes + 2)
+        rows = jnp.take(table, jax.lax.div(grid.query_index.ravel(), np.int32(self.queries)), -2)
+        return jnp.take(rows, jax.lax.div(grid.key_index.ravel(), np.int32(self.keys)), -1)
+
+    def classify(self, blocks: Blocks) -> Array:
+        table = self._full_rank(blocks.leading_axes + 2)
+        some, every = table, table
+        for axis, side, first, last in (
+            (-2, self.queries, blocks.query_first, blocks.query_last),
+            (-1, self.keys, blocks.key_first, blocks.key_last),
+        ):
+            some, every = (
+                _spans(array, axis, first.ravel() // side, last.ravel() // side, join)
+                for array, join in ((some, jnp.logical_or), (every, jnp.logical_and))
+            )
+        return tile_kind(empty=~some, full=every)
+
+    def slice_batch(self, take: Any, leading_axes: int) -> Mask:
+        return BlockTable(take(jnp.asarray(self.table), 2), self.queries, self.keys)
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        pass
+
+    def expression(self) -> str:
+        size = self.queries if self.queries == self.keys else (self.queries, self.keys)
+        return f"blocks({literal(self.table)}, {size})"
