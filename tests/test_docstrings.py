@@ -50,6 +50,7 @@ PUBLISHED = {
     "regard.explain_einsum": ("Einstein",),
     "regard.KVCache": ("Shazeer",),
     "regard.PagedKVCache": ("Kwon",),
+    "regard.merge": ("Milakov", "Hydragen"),
     "regard.interop.huggingface.cut_patches": ("Dosovitskiy",),
     "regard.interop.huggingface.find_minilm": ("MiniLM",),
     "regard.interop.onnx_ops.rotary_embedding": ("Su et al.",),
