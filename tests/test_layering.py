@@ -40,7 +40,7 @@ FLOORS = {
 FOLDERS = {
     "cache": "rows contiguous paged",
     "masks": "grid alignment picture tile_kinds bounds data algebra positional predicates stored keys"
-    " documents conventions notation",
+    " documents intervals diffusion trees neighbourhoods expressions conventions notation",
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",

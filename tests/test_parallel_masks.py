@@ -45,6 +45,13 @@ CASES = {
         {"query_offset": 115, "key_offset": 99},
         "both",
     ),
+    "trees by row": (
+        CROSS,
+        masks.tree([np.arange(23) // 2 - 1, np.arange(23) - 1], [14, 9]),
+        {"query_offset": np.array([14, 9])},
+        "ring, zigzag",
+    ),
+    "patches": (SELF, masks.neighbourhood((5, 7), (1, 2), start=1), {}, "both"),
     "lengths that divide": (EVEN, CAUSAL & masks.lengths([16, 5]), {}, "ring"),
     "nothing": (SELF, CAUSAL & ~CAUSAL, {}, "both"),
     "fewer rows than devices": (
