@@ -67,6 +67,7 @@ PUBLISHED = {
     "regard.masks.dilated": ("Child",),
     "regard.masks.global_tokens": ("Beltagy",),
     "regard.masks.neighbourhood": ("Hassani",),
+    "regard.masks.predicate": ("Flex",),
     "regard.masks.prefix": ("Raffel",),
     "regard.masks.segments": ("Krell",),
     "regard.masks.shared_prefix": ("Krell", "Hydragen"),

@@ -47,7 +47,7 @@ def block_diffusion(length: int, size: int) -> Mask:
         6 · · · · ■ ■ ■ ■
         7 · · · · ■ ■ ■ ■
 
-    Reference: Arriola et al., "Block Diffusion", 2025, section 3.2 and appendix B.6.
+    Reference: Arriola et al., "Block Diffusion", 2025, section 3.2.
     """
     return BlockDiffusion(whole_number("length", length, 1), whole_number("size", size, 1))
 
