@@ -13,6 +13,7 @@ from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.tiles import Blocking
 from regard.inspection import capture, load
+from test_masks import assert_tiles_are_safe
 
 B, H, K, D, E = 2, 6, 3, 5, 7
 in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=Blocking(2, 3))
@@ -67,6 +68,7 @@ CASES = {
     "patches": (masks.neighbourhood((3, 4), 1), 12, 12, None, windows((3, 4), 1)),
     "some patches": (masks.neighbourhood((3, 5), (1, 2)), 7, 15, 6, windows((3, 5), (1, 2))[6:13]),
     "video": (masks.neighbourhood((2, 3, 2), (0, 1, 1)), 12, 12, None, windows((2, 3, 2), (0, 1, 1))),
+    "columns": (masks.neighbourhood((3, 4), (2, 0)), 12, 12, None, windows((3, 4), (2, 0))),
     "block diffusion": (masks.block_diffusion(7, 3), 14, 14, None, denoised(7, 3)),
     "streaming": (
         masks.streaming(3, 2), 5, 13, 8,
@@ -97,6 +99,13 @@ def test_the_mask_is_its_definition(name):
     codes = np.asarray(mask.tiles(T, S, query_block=1, key_block=1, query_offset=offset))
     np.testing.assert_array_equal(codes == masks.TileKind.FULL, keep)
     np.testing.assert_array_equal(codes == masks.TileKind.EMPTY, ~keep)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("blocks", [(3, 1), (2, 5), (5, 4)])
+def test_tiles_promise_what_cells_hold(name, blocks):
+    mask, T, S, offset, _ = CASES[name]
+    assert_tiles_are_safe(mask, T, S, blocks, offset)
 
 
 @pytest.mark.parametrize("name", CASES)
