@@ -49,6 +49,10 @@ CASES = {
         lambda array: {"mask": masks.from_array(array)},
         {"array": (lambda T, S: _numbers(BATCH, HEADS, T, S) > 0, lambda b, h: P(b, h))},
     ),
+    "predicate": (
+        lambda: {"mask": masks.predicate(lambda b, h, q, k: (k < 50 * b) & ((q - k) % (h + 2) != 1))},
+        {},
+    ),
     "alibi": (
         lambda slopes: {"mask": masks.causal(), "score": [scores.alibi(slopes=slopes), scores.softcap(7.0)]},
         {"slopes": (lambda T, S: abs(_numbers(HEADS)) / 8, lambda b, h: P(h))},

@@ -10,6 +10,13 @@ def within_two(query, key):
     return abs(query - key) <= 2
 
 
+def trees(length):
+    """Parents of up to `length` nodes, each before its children."""
+    return st.lists(st.integers(-1, length), max_size=length).map(
+        lambda drawn: [min(parent, node - 1) for node, parent in enumerate(drawn)] or [-1]
+    )
+
+
 def leaves(batch, length, queries, opaque):
     """Every maker, with data for `batch` rows, `queries` queries and `length` keys."""
     small = st.integers(0, length)
@@ -27,6 +34,13 @@ def leaves(batch, length, queries, opaque):
         st.builds(masks.lengths, per_row),
         st.builds(masks.valid_keys, st.lists(ids, min_size=batch, max_size=batch)),
         st.builds(masks.segments, ids),
+        st.builds(masks.shared_prefix, small, ids),
+        st.builds(masks.streaming, small, small),
+        st.builds(masks.block_diffusion, sizes, sizes),
+        st.builds(
+            masks.neighbourhood, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 2)
+        ),
+        st.builds(masks.tree, trees(length), st.one_of(small, per_row)),
         st.builds(masks.segments, st.lists(query_ids, min_size=batch, max_size=batch), ids),
     ]
     if opaque:

@@ -168,7 +168,7 @@ def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
     (cotangent,) = draw((*leading, shapes[0][-2], shapes[2][-1]), seed=5)
     keep = None
     if mask is not None:
-        keep = mask.dense(
+        keep = mask.number_leading(leading).dense(
             shapes[0][-2], shapes[1][-2], query_offset=options.get("query_offset", 0),
             key_offset=options.get("key_offset"), leading_axes=len(leading),
         )  # fmt: skip

@@ -14,11 +14,12 @@ from regard.engine.dispatch.registry import COMPLETE
 
 # Gradients of what every batch row shares are summed over those that the rows are divided over.
 SUMMED = {"alibi", "relative", "bias and sinks"}
-# In shard_map a call is that of one device, whose pattern of dropout is its own.
+# In shard_map a call is that of one device, whose rows, heads and pattern of dropout are its own.
+OWN = {("manual", "dropout"), ("manual", "predicate")}
 EVERY = [
     (backend, axes, case)
     for backend, axes, case in itertools.product(COMPLETE, AXES, CASES)
-    if (axes, case) != ("manual", "dropout")
+    if (axes, case) not in OWN
 ]
 # With automatic axes every case of the tiles; else each case with one kind of axes, and each kind with three.
 QUICK = {("tiled", "automatic", case) for case in CASES} | {

@@ -78,6 +78,13 @@ def test_ring_attention(tmp_path):
     assert max(differences(printed)) < 1e-5
 
 
+def test_shared_prefix(tmp_path):
+    printed = run("shared_prefix", tmp_path)
+    assert len(differences(printed)) == 1
+    assert max(differences(printed)) < 1e-5
+    assert re.findall(r"(\S+) keys and values", printed) == ["6,144", "133,120"]
+
+
 def test_every_example_is_tested_and_short():
     tests = Path(__file__).read_text()
     for name in EXAMPLES:
@@ -85,4 +92,4 @@ def test_every_example_is_tested_and_short():
         assert f'run("{name}"' in tests
         assert len(source.splitlines()) < MOST_LINES, name
         assert f"python examples/{name}.py" in (ast.get_docstring(ast.parse(source)) or "")
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7

@@ -40,16 +40,16 @@ FLOORS = {
 FOLDERS = {
     "cache": "rows contiguous paged",
     "masks": "grid alignment picture tile_kinds bounds data algebra positional predicates stored keys"
-    " documents conventions notation",
+    " documents intervals diffusion trees neighbourhoods expressions conventions notation",
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
     "engine": "call.options call.problem call.canonicalization call.hooks call.checkpoint_names call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
-    " softmax.score_rows softmax flash.device_types flash.sparsity flash.tiles flash.tuning flash.operands"
-    " flash.partitioning flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls"
-    " flash backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
-    " backends.splash_tpu backends dispatch.registry dispatch.placement dispatch.explanation"
+    " softmax.score_rows softmax.merging softmax flash.device_types flash.sparsity flash.tiles flash.tuning"
+    " flash.operands flash.partitioning flash.preparation flash.tile_scores flash.passes flash.primitives"
+    " flash.tile_calls flash backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks"
+    " backends.cudnn backends.splash_tpu backends dispatch.registry dispatch.placement dispatch.explanation"
     " dispatch.explicit_axes dispatch",
     "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
@@ -111,7 +111,7 @@ def imports(source):
             if base[0] == "regard":
                 found += [[*base, alias.name] for alias in node.names]
     # `import regard` and `from regard import attend` reach as high as attention.
-    top = ("attend", "derive", "explain")
+    top = ("attend", "derive", "explain", "merge")
     return [["attention"] if len(name) == 1 or name[1] in top else name[1:4] for name in found]
 
 

@@ -26,6 +26,35 @@ def by_hand(rule, T, S, offset=0):
     return np.array([[bool(rule(t + offset, s)) for s in range(S)] for t in range(T)]).reshape(T, S)
 
 
+PARENTS = [-1, 0, 0, 1, -1]
+
+
+def below(query, key):
+    """Two earlier tokens, then the nodes of PARENTS."""
+    if key < 2:
+        return key <= query < 7
+    while 2 < query < 7 and query != key:
+        query = PARENTS[query - 2] + 2 if PARENTS[query - 2] >= 0 else 0
+    return query == key < 7
+
+
+def denoised(query, key):
+    """Four noisy tokens, then the same ones clean, in blocks of three."""
+    if not (0 <= query < 8 and 0 <= key < 8):
+        return False
+    (q, query_block), (k, key_block) = ((p // 4, p % 4 // 3) for p in (query, key))
+    return {(0, 0): key_block == query_block, (0, 1): key_block < query_block,
+            (1, 0): False, (1, 1): key_block <= query_block}[q, k]  # fmt: skip
+
+
+def near_patches(query, key):
+    """Two rows of four patches after one token that is none."""
+    if not (1 <= query <= 8 and 1 <= key <= 8):
+        return False
+    rows, columns = ([f(p - 1, 4) for p in (query, key)] for f in (int.__floordiv__, int.__mod__))
+    return abs(rows[0] - rows[1]) <= 0 and abs(columns[0] - columns[1]) <= 2
+
+
 BUILT_IN = {
     "causal()": lambda q, k: k <= q,
     "sliding_window(2)": lambda q, k: q - 2 <= k <= q,
@@ -41,6 +70,10 @@ BUILT_IN = {
     "global_tokens(0)": lambda q, k: False,
     "prefix(4)": lambda q, k: k < 4,
     "lengths(0)": lambda q, k: False,
+    "streaming(1, 2)": lambda q, k: k <= q and (k >= q - 1 or k < 2),
+    "tree([-1, 0, 0, 1, -1], 2)": below,
+    "block_diffusion(4, 3)": denoised,
+    "neighbourhood((2, 4), (0, 2), start=1)": near_patches,
     "~causal()": lambda q, k: k > q,
     "causal() & ~sliding_window(1) | global_tokens(1)": lambda q, k: (
         (k <= q and not q - 1 <= k <= q) or 0 <= q < 1 or k < 1
@@ -92,9 +125,16 @@ LEAVES = [
     masks.segments(np.array([[0, 0, 1, 1, 1], [0, 1, 2, 3, 4]])),
     masks.from_array(np.arange(25).reshape(5, 5) % 4 != 1),
     masks.predicate(square_parity),
+    masks.tree([-1, -1, 0, 0]),
+    masks.tree([[-1, 0, 0], [-1, 0, 1]], start=[2, 1]),
+    masks.block_diffusion(3, 2),
+    masks.neighbourhood((2, 3), 1),
+    masks.neighbourhood((2, 1, 2), (0, 1, 1), start=1),
+    masks.streaming(1, 1),
+    masks.shared_prefix([2, 1], [0, 0, 1, 1, 2]) & masks.causal(),
 ]
 # Sorted ids have intervals that say all; a stride inside a large tile is always partial.
-EXACT = LEAVES[:9] + LEAVES[11:]
+EXACT = LEAVES[:9] + LEAVES[11:13]
 
 
 @pytest.mark.slow

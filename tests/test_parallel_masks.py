@@ -12,6 +12,10 @@ IDS = np.repeat([3, 0, 7, 3], [9, 5, 15, 8]).astype(np.int32)
 HOLES = np.random.default_rng(3).random((LENGTH, LENGTH)) < 0.4
 
 
+def by_row_and_head(batch, head, query, key):
+    return (query * (batch + 2) + key * (head + 1)) % 5 < 2
+
+
 def neighbours(query, key):
     return (query + 2 * key) % 5 < 2
 
@@ -37,6 +41,7 @@ CASES = {
     "stored": (SELF, masks.from_array(HOLES), {}, "ring"),
     "stored by head": (SELF, masks.from_array(HEADS), {}, "all to all"),
     "predicate": (EVEN, masks.predicate(neighbours) & ~CAUSAL, {}, "ring"),
+    "predicate of rows and heads": (EVEN, masks.predicate(by_row_and_head), {}, "ring, both"),
     "offset": (CROSS, CAUSAL, {"query_offset": 14}, "ring"),
     "offsets by row": (CROSS, CAUSAL, {"query_offset": np.array([14, -3])}, "ring of shards"),
     "documents at offsets": (
@@ -45,6 +50,13 @@ CASES = {
         {"query_offset": 115, "key_offset": 99},
         "both",
     ),
+    "trees by row": (
+        CROSS,
+        masks.tree([np.arange(23) // 2 - 1, np.arange(23) - 1], [14, 9]),
+        {"query_offset": np.array([14, 9])},
+        "ring, zigzag",
+    ),
+    "patches": (SELF, masks.neighbourhood((5, 7), (1, 2), start=1), {}, "both"),
     "lengths that divide": (EVEN, CAUSAL & masks.lengths([16, 5]), {}, "ring"),
     "nothing": (SELF, CAUSAL & ~CAUSAL, {}, "both"),
     "fewer rows than devices": (

@@ -6,6 +6,7 @@ says what a call would do:
     from regard import attend, masks
     output = attend(query, key, value, mask=masks.causal() & masks.sliding_window(256))
 
+- `merge`: attention over parts of the keys, merged into attention over all of them
 - `masks`, `scores`, `positions`: who may attend to whom, changes of the scores, rotary turns and tables
 - `KVCache`, `PagedKVCache`: keys and values while decoding
 - `linear`: linear attention, with a state of fixed size
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         theory,
         training,
     )
-    from regard.attention import CHECKPOINT_NAMES, attend, explain
+    from regard.attention import CHECKPOINT_NAMES, attend, explain, merge
     from regard.cache import KVCache, PagedKVCache
     from regard.derivation import derive
     from regard.theory import explain_einsum
@@ -62,6 +63,7 @@ __all__ = [
     "layers",
     "linear",
     "masks",
+    "merge",
     "models",
     "parallel",
     "planning",
@@ -76,7 +78,7 @@ __getattr__, __dir__ = defer(
     __name__,
     "all",
     __all__,
-    attention="CHECKPOINT_NAMES attend explain",
+    attention="CHECKPOINT_NAMES attend explain merge",
     cache="KVCache PagedKVCache",
     derivation="derive",
     theory="explain_einsum",

@@ -15,6 +15,7 @@ from regard.engine.dispatch.explanation import Explanation, describe
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.engine.softmax.merging import merge as merge
 
 
 @spell_out

@@ -18,7 +18,14 @@ def static() -> Any:
     return dataclasses.field(metadata={"static": True})
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field))
+def derived() -> Any:
+    """Return a dataclass field that a record's `maker` computes from the others: files do without it."""
+    return dataclasses.field(metadata={"derived": True})
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(static, derived, dataclasses.field)
+)
 def record(cls: C) -> C:
     """Make a class a frozen dataclass and a pytree; `static` fields go to the tree structure.
 

@@ -14,17 +14,22 @@ from regard.masks.conventions import (
     from_jax_window,
     from_torch_mha,
 )
+from regard.masks.diffusion import block_diffusion
 from regard.masks.documents import segments
+from regard.masks.expressions import shared_prefix, streaming
 from regard.masks.keys import lengths, prefix, valid_keys
+from regard.masks.neighbourhoods import neighbourhood
 from regard.masks.notation import parse
 from regard.masks.positional import causal, chunked, dilated, global_tokens, sliding_window
 from regard.masks.predicates import predicate
 from regard.masks.stored import from_array
 from regard.masks.tile_kinds import TileKind
+from regard.masks.trees import tree
 
 __all__ = [
     "Mask",
     "TileKind",
+    "block_diffusion",
     "causal",
     "chunked",
     "dilated",
@@ -37,10 +42,14 @@ __all__ = [
     "from_torch_mha",
     "global_tokens",
     "lengths",
+    "neighbourhood",
     "parse",
     "predicate",
     "prefix",
     "segments",
+    "shared_prefix",
     "sliding_window",
+    "streaming",
+    "tree",
     "valid_keys",
 ]

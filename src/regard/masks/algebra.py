@@ -105,6 +105,11 @@ class Mask:
             )
         return self
 
+    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+        """Return the mask for these leading axes: its functions then know their batch row and head."""
+        del leading
+        return self
+
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         """Raise ValueError where the mask's data does not fit a call with these sizes."""
 
@@ -319,6 +324,9 @@ class Combination(Mask):
 
     def slice_grid(self, grid: Grid) -> Mask:
         return self._map(lambda mask: mask.slice_grid(grid))
+
+    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+        return self._map(lambda mask: mask.number_leading(leading))
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         for mask in self.operands:

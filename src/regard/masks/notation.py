@@ -6,17 +6,20 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from regard.masks import conventions
+from regard.masks import conventions, expressions
 from regard.masks.algebra import Mask
 from regard.records import record_classes
 
-_CONVENTIONS = (conventions.from_flash_window, conventions.from_hf_window, conventions.from_jax_window)
+_NAMED = (
+    *(conventions.from_flash_window, conventions.from_hf_window, conventions.from_jax_window),
+    *(expressions.shared_prefix, expressions.streaming),
+)
 
 
 def list_makers() -> dict[str, Callable[..., Mask]]:
     """Return the functions that make masks of plain numbers and lists, by their names."""
     makers = [kind.maker for kind in record_classes(Mask) if kind.maker is not None]
-    return {maker.__name__: maker for maker in (*makers, *_CONVENTIONS)}
+    return {maker.__name__: maker for maker in (*makers, *_NAMED)}
 
 
 def parse(text: str) -> Mask:

@@ -12,7 +12,7 @@ from regard.masks.grid import Blocks, Grid
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record, static
 
-_FEW = 1024  # neighbours, for a mask to count as local
+FEW_NEIGHBOURS = 1024  # neighbours, for a mask to count as local
 
 
 def causal() -> Mask:
@@ -171,7 +171,9 @@ class SlidingWindow(Mask):
 
     @property
     def local(self) -> bool:
-        return self.before is not None and self.after is not None and self.before + self.after < _FEW
+        return (
+            self.before is not None and self.after is not None and self.before + self.after < FEW_NEIGHBOURS
+        )
 
     def keep(self, grid: Grid) -> Array:
         distance = grid.key_position - grid.query_position
@@ -205,7 +207,7 @@ class Chunked(Mask):
 
     @property
     def local(self) -> bool:
-        return self.size <= _FEW
+        return self.size <= FEW_NEIGHBOURS
 
     def keep(self, grid: Grid) -> Array:
         return grid.query_position // self.size == grid.key_position // self.size

@@ -1,9 +1,11 @@
-"""Masks that a function of the two positions decides."""
+"""Masks that a function of positions decides, and of batch row and head."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +13,48 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from regard.axes import Array
-from regard.masks.algebra import Mask
-from regard.masks.grid import Grid
+from regard.masks.algebra import Mask, Take
+from regard.masks.data import check_rows
+from regard.masks.grid import Blocks, Grid
+from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static
 
+_PAIR, _ALL = ("query", "key"), ("batch", "head", "query", "key")
+TilePromises = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
-def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
-    """Let `fn` decide from the two positions.
 
-    keep(q, k) = fn(q, k)
+def predicate(
+    fn: Callable[..., Array], *, classify: Literal["exact", "partial"] | TilePromises = "exact"
+) -> Mask:
+    """Let `fn` decide from the two positions, and from batch row and head if it asks for them.
+
+    keep(b, h, q, k) = fn(query=q, key=k, batch=b, head=h), with those of the four that fn takes
 
     Args:
-        fn: called as `fn(query_position, key_position)` on int32 arrays that broadcast against each other;
-            returns a boolean array of their broadcast shape. It is part of the compiled program: define it
-            once, because a new function object compiles again.
+        fn: called with those arguments that its parameters name, in any order, of `batch`, `head`, `query`
+            and `key`. Parameters with other names are told by their number: two are (query, key), four are
+            (batch, head, query, key), as in the `mask_mod` of FlexAttention. `query` and `key` are int32
+            arrays of positions that broadcast against each other, `batch` and `head` int32 scalars: the index
+            on the first leading axis of query, 0 where heads are the only one, and that of the query head.
+            Returns a boolean array that broadcasts to the pairs. It may close over arrays, traced ones too.
+            It is part of the compiled program: define it once, because a new function object compiles again.
+        classify: how tiles without work are found. "exact" evaluates fn at every pair once more before the
+            call, one row of tiles at a time, and for each batch row and head if fn takes them: T x S work,
+            after which empty tiles are skipped and full ones not masked. "partial" finds none: every tile is
+            computed and masked; for masks without structure, and where the other masks that this one is
+            joined to by `&` skip what there is to skip. A function of (query_first, query_last, key_first,
+            key_last), the positions at the ends of each tile as int32 arrays that broadcast, returns two
+            boolean arrays (empty, full): promises for every pair between the ends, batch row and head, in
+            O(tiles).
 
     Returns:
-        A mask on positions.
+        A mask on positions. Batch rows and heads are those of a call; by itself, as in `dense` and `picture`,
+        the mask is that of row 0 and head 0, and `mask.number_leading((batch, heads))` that of all.
 
     Raises:
-        TypeError: something that cannot be called, or (when evaluated) an answer that is not boolean.
+        TypeError: something that cannot be called, parameters that can be read in no such way, or (when
+            evaluated) an answer that is not boolean.
+        ValueError: an unknown word for classify.
 
     Example:
         >>> from regard import masks
@@ -38,55 +62,168 @@ def predicate(fn: Callable[[Array, Array], Array]) -> Mask:
         ...     return query % 2 == key % 2
         >>> masks.predicate(same_parity).dense(3).astype(int).tolist()
         [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+        >>> def wider_by_head(head, query, key):
+        ...     return abs(query - key) <= head
+        >>> masks.predicate(wider_by_head).number_leading((2,)).dense(3).astype(int).tolist()
+        [[[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[1, 1, 0], [1, 1, 1], [0, 1, 1]]]
+
+    Reference: Dong et al., "Flex Attention", 2024, for functions of four numbers.
     """
     if not callable(fn):
         raise TypeError(f"fn: expected a function of (query_position, key_position), got {fn!r}")
-    return Predicate(fn)
+    if not callable(classify) and classify not in ("exact", "partial"):
+        raise ValueError(f'classify: expected "exact", "partial" or a function, got {classify!r}')
+    return Predicate(fn, _read_parameters(fn), classify, None, None, (), None)
+
+
+def _read_parameters(fn: Callable[..., Array]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return which numbers a function takes by position, in its order, and which by keyword."""
+    try:
+        parameters = [*inspect.signature(fn).parameters.values()]
+    except (TypeError, ValueError):  # of functions that are not Python's
+        return _PAIR, ()
+    every = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    needed = [one for one in every if one.default is one.empty]
+    named = [one for one in every if one.name in _ALL]
+    if named and all(one in named for one in needed):
+        placed = tuple(one.name for one in named if one.kind is one.POSITIONAL_ONLY)
+        return placed, tuple(one.name for one in named if one.name not in placed)
+    by_number = {0: _PAIR if len(parameters) > len(every) else None, 2: _PAIR, 4: _ALL}
+    taken = by_number.get(len(needed))
+    if taken is None or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise TypeError(
+            "fn: expected fn(query, key), fn(batch, head, query, key), or a function with some of these names"
+            f" in any order, got {_name(fn)}{inspect.signature(fn)}; bind others with functools.partial"
+        )
+    return taken, ()
 
 
 @record
 class Predicate(Mask):
-    """Pairs that a function of the positions keeps."""
+    """Pairs that a function keeps."""
 
-    fn: Callable[[Array, Array], Array] = static()
+    fn: Callable[..., Array] = static()
+    takes: tuple[tuple[str, ...], tuple[str, ...]] = static()  # by position, by keyword
+    classifier: str | TilePromises = static()
+    batch: Any  # (B,), numbers of rows; None, not of a call yet, or not asked for
+    head: Any  # (*1, H)
+    constants: tuple[Any, ...]  # what fn closes over, which may be traced
+    program: Any = static()  # fn as a program that takes it; None, fn itself is called
 
-    def keep(self, grid: Grid) -> Array:
-        return _answer(self.fn(grid.query_position, grid.key_position), grid)
+    @property
+    def _reads(self) -> set[str]:
+        return {name for names in self.takes for name in names}
 
-    def closure_convert(self, grid: Grid) -> Mask:
-        program = jax.make_jaxpr(self.fn)(grid.query_position, grid.key_position)
-        if not program.consts:
+    @property
+    def _reads_numbers(self) -> bool:
+        return not self._reads.isdisjoint(("batch", "head"))
+
+    @property
+    def reads_positions(self) -> bool:
+        return "query" in self._reads
+
+    @property
+    def leading_axes(self) -> int:
+        return max(np.ndim(self.batch), np.ndim(self.head))
+
+    @property
+    def reads_cells(self) -> bool:
+        return self.classifier == "exact"
+
+    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+        if not leading or not self._reads_numbers or self.leading_axes:
             return self
-        return HoistedPredicate(tuple(program.consts), program.jaxpr, self.expression())
+        *rows, heads = leading
+        batch = np.arange(rows[0] if rows else 1, dtype=np.int32)
+        head = np.arange(heads, dtype=np.int32).reshape((*(1 for _ in rows), heads))
+        return dataclasses.replace(self, batch=batch, head=head)
 
-    def expression(self) -> str:
-        return f"predicate({getattr(self.fn, '__qualname__', repr(self.fn))})"
-
-
-@record
-class HoistedPredicate(Mask):
-    """A predicate whose function closes over arrays: they are leaves here, and may be traced."""
-
-    constants: tuple[Any, ...]
-    program: Any = static()
-    text: str = static()
-
-    def keep(self, grid: Grid) -> Array:
-        (keep,) = eval_jaxpr(self.program, self.constants, grid.query_position, grid.key_position)
-        return _answer(keep, grid)
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        if not self.leading_axes:
+            return self
+        return dataclasses.replace(self, batch=take(self.batch, 0), head=take(self.head, 0))
 
     def slice_grid(self, grid: Grid) -> Mask:
         del grid
         return self
 
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        for name, numbers in (("batch rows", self.batch), ("heads", self.head)):
+            check_rows(f"predicate, numbered by the {name} of a call", np.shape(numbers), leading)
+
+    def closure_convert(self, grid: Grid) -> Mask:
+        number, positions = np.int32(0), (grid.query_position, grid.key_position)
+        if self._reads_numbers:
+            positions = tuple(jnp.zeros(position.shape[-2:], jnp.int32) for position in positions)
+        program = jax.make_jaxpr(self._call)(number, number, *positions)
+        if not program.consts:
+            return self
+        return dataclasses.replace(self, constants=tuple(program.consts), program=program.jaxpr)
+
+    def keep(self, grid: Grid) -> Array:
+        query, key = grid.query_position, grid.key_position
+        if not self._reads_numbers:
+            shape = np.broadcast_shapes(query.shape, key.shape)
+            return self._evaluate(np.int32(0), np.int32(0), query, key, shape)
+        shape = (query.shape[-2], key.shape[-1])
+        query, key = (one.reshape((-1, *one.shape[-2:])) for one in (query, key))
+        batch, head = (
+            jnp.zeros(1, jnp.int32) if one is None else jnp.asarray(one).reshape(-1)
+            for one in (self.batch, self.head)
+        )
+
+        def keep_one(row: Array, head: Array, query: Array, key: Array) -> Array:
+            return self._evaluate(row, head, query, key, shape)
+
+        if grid.leading_axes < 2:  # of heads at most, which positions then go by, too
+            kept = _map(keep_one, batch, head, query, key)
+            return kept.reshape((*kept.shape[: grid.leading_axes], *shape))
+        kept = _map(
+            lambda row, query, key: _map(lambda one: keep_one(row, one, query, key), head), batch, query, key
+        )
+        return kept.reshape((len(kept), *(1,) * (grid.leading_axes - 2), *kept.shape[1:]))
+
+    def classify(self, blocks: Blocks) -> Array:
+        if self.classifier == "exact":
+            return classify_cells(self.keep, blocks)
+        if not callable(self.classifier):
+            return jnp.full((1,) * (blocks.leading_axes + 2), TileKind.PARTIAL, jnp.int8)
+        ends = (blocks.position_first, blocks.position_last)
+        key_ends = (blocks.key_position_first, blocks.key_position_last)
+        empty, full = map(jnp.asarray, self.classifier(*ends, *key_ends))
+        for name, promise in (("empty", empty), ("full", full)):
+            if promise.dtype != bool:
+                raise TypeError(f"classify: expected booleans (empty, full), got {promise.dtype} as {name}")
+        return jnp.broadcast_to(tile_kind(empty, full), np.broadcast_shapes(ends[0].shape, key_ends[0].shape))
+
     def expression(self) -> str:
-        return self.text
+        chosen = self.classifier if isinstance(self.classifier, str) else _name(self.classifier)
+        return f"predicate({_name(self.fn)}{'' if chosen == 'exact' else f', classify={chosen}'})"
+
+    def _call(self, *numbers: Any) -> Any:
+        by_name = dict(zip(_ALL, numbers, strict=True))
+        placed, named = self.takes
+        return self.fn(*(by_name[name] for name in placed), **{name: by_name[name] for name in named})
+
+    def _evaluate(self, batch: Any, head: Any, query: Array, key: Array, shape: tuple[int, ...]) -> Array:
+        """Return the function's answer for one batch row and head, checked: booleans, one per pair."""
+        if self.program is None:
+            keep = jnp.asarray(self._call(batch, head, query, key))
+        else:
+            (keep,) = eval_jaxpr(self.program, self.constants, batch, head, query, key)
+        if keep.dtype != bool:
+            raise TypeError(
+                f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
+            )
+        return jnp.broadcast_to(keep, shape)
 
 
-def _answer(found: Any, grid: Grid) -> Array:
-    """Return a function's answer on the grid's positions, checked: booleans, one per cell."""
-    keep = jnp.asarray(found)
-    if keep.dtype != bool:
-        raise TypeError(f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}")
-    shape = np.broadcast_shapes(grid.query_position.shape, grid.key_position.shape)
-    return jnp.broadcast_to(keep, shape)
+def _map(fn: Callable[..., Array], *arrays: Array) -> Array:
+    """Map a function over the first axis of arrays; one of length 1 serves all."""
+    shared = [len(array) == 1 for array in arrays]
+    given = [array[0] if one else array for array, one in zip(arrays, shared, strict=True)]
+    return fn(*given)[None] if all(shared) else jax.vmap(fn, [None if one else 0 for one in shared])(*given)
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", repr(fn))

@@ -21,7 +21,8 @@ from regard.records import record
 class Stored(Mask):
     """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
 
-    `ends` says of each what its last axis has an entry for: "query", "key", or "" where all axes are leading.
+    `ends` says of each what its last axis has an entry for: "query", "key", something of the mask's own, or
+    "" where all axes are leading.
     """
 
     ends: ClassVar[Mapping[str, str]]
@@ -40,7 +41,7 @@ class Stored(Mask):
 
     def slice_grid(self, grid: Grid) -> Mask:
         takes = {"query": grid.take_rows, "key": grid.take_columns}
-        return self._map(lambda data, end: takes[end](jnp.asarray(data)) if end else data)
+        return self._map(lambda data, end: takes[end](jnp.asarray(data)) if end in takes else data)
 
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         maker = getattr(self.maker, "__name__", "mask")
@@ -48,7 +49,7 @@ class Stored(Mask):
             shape = np.shape(getattr(self, name))
             title = f"{maker} {name}" if len(self.ends) > 1 else maker
             check_rows(title, shape[:-1] if end else shape, leading)
-            if end:
+            if end in ("query", "key"):
                 check_width(title, end, shape[-1], num_queries if end == "query" else num_keys)
 
 

@@ -120,7 +120,7 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
         check_broadcast("mask", array.shape, leading, num_queries, num_keys)
         mask = from_array(array.reshape((*(1,) * (2 - array.ndim), *array.shape)))
     mask.check(leading, num_queries, num_keys)
-    return mask
+    return mask.number_leading(leading)
 
 
 def _check_scale(scale: Any, *arrays: Any) -> Any:

@@ -143,13 +143,15 @@ def class_name(record: type) -> str:
 
 @functools.cache
 def field_types(record: type) -> dict[str, Any] | None:
-    """Return the types of a record's fields; None where a file cannot hold them."""
+    """Return the types of a record's fields, but for derived ones; None where a file cannot hold them."""
     try:
         types = get_type_hints(record)
     except (NameError, TypeError):
         return None
     found = {}
     for field in dataclasses.fields(record):
+        if field.metadata.get("derived"):
+            continue
         kind = found[field.name] = types[field.name]
         # `Any` stands for an array where it is a leaf, for an object in the structure of the tree.
         if (kind is Any and field.metadata.get("static")) or not _is_data(kind):
