@@ -6,6 +6,7 @@ the other `from_...` functions read the conventions of other libraries.
 """
 
 from regard.masks.algebra import Mask
+from regard.masks.block_tables import blocks, chosen_blocks
 from regard.masks.conventions import (
     from_drop,
     from_flash_window,
@@ -30,7 +31,9 @@ __all__ = [
     "Mask",
     "TileKind",
     "block_diffusion",
+    "blocks",
     "causal",
+    "chosen_blocks",
     "chunked",
     "dilated",
     "from_array",

@@ -13,11 +13,11 @@ import numpy as np
 from regard.axes import Array, Bool, Int
 from regard.masks.alignment import place_queries
 from regard.masks.bounds import Bounds
-from regard.masks.data import spell_record, whole_number
-from regard.masks.grid import Blocks, Grid, Offset, is_concrete
+from regard.masks.data import integers, literal, spell_record, whole_number
+from regard.masks.grid import Blocks, Grid, Offset, is_concrete, offset_column, spread
 from regard.masks.picture import draw_mask
-from regard.masks.tile_kinds import TileKind, classify_cells
-from regard.records import record
+from regard.masks.tile_kinds import TileKind, classify_cells, join_touched
+from regard.records import derived, record, static
 
 # take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
 Take = Callable[[Any, int], Any]
@@ -57,8 +57,10 @@ class Mask:
     """True if the answer depends on where the queries sit: T != S then needs `query_offset`."""
     local: ClassVar[bool] = False
     """True if, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
-    block_side: int | None = None
+    block_side: ClassVar[int | None] = None
     """The side of the squares of pairs that are kept or left out as a whole; None, there are none."""
+    kinds: ClassVar[Any] = None
+    """Kinds of its tiles, where it was prepared."""
     leading_axes: ClassVar[int] = 0
     """Number of leading axes that the mask's own data needs at least."""
     bounds: ClassVar[Bounds] = Bounds(exact=False)
@@ -200,6 +202,60 @@ class Mask:
             codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
         )
 
+    def prepare(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        leading: tuple[int, ...] = (),
+        query_offset: Offset = None,
+        key_offset: Offset = None,
+        block: int = 128,
+    ) -> Mask:
+        """Look at the mask's tiles once, for many calls: layers of a model, and both of their passes.
+
+        Masks that answer by interval arithmetic gain little. `predicate` and `from_array` are looked at cell
+        by cell, in every call and pass, unless they are prepared.
+
+        Args:
+            num_queries: T.
+            num_keys: S; None means T.
+            leading: leading axes of the calls, `(batch, heads)`; needed where a predicate reads them.
+            query_offset: as in `dense`. A call with other offsets is right, and skips no tile.
+            key_offset: as in `dense`.
+            block: queries and keys of the tiles that are looked at.
+
+        Returns:
+            The same mask, which knows its tiles; it may be made under jit, closed over or passed on.
+
+        Raises:
+            ValueError: a block below 1, or T != S without a needed `query_offset`; in a call, other sizes.
+
+        Example:
+            >>> from regard import masks
+            >>> even = masks.predicate(lambda query, key: key % 2 == 0)
+            >>> prepared = even.prepare(256)
+            >>> prepared.dense(256).sum() == even.dense(256).sum(), prepared.reads_cells
+            (Array(True, dtype=bool), False)
+        """
+        num_keys = num_queries if num_keys is None else num_keys
+        mask = self.number_leading(leading)
+        kinds = mask.tiles(
+            num_queries,
+            num_keys,
+            query_block=block,
+            key_block=block,
+            query_offset=query_offset,
+            key_offset=key_offset,
+            leading_axes=max(len(leading), mask.leading_axes, np.ndim(query_offset), np.ndim(key_offset)),
+        )
+        placed = place_queries(num_queries, num_keys, query_offset, mask.reads_positions, key_offset)
+        offsets = (
+            integers(name, 0 if offset is None else offset)
+            for name, offset in (("query_offset", placed), ("key_offset", key_offset))
+        )
+        return Prepared(mask, *offsets, kinds, num_queries, num_keys, block)
+
     def picture(self, num_queries: int, num_keys: int | None = None, *, query_offset: Offset = None) -> str:
         """Draw the mask for the terminal; beyond 64 queries or keys, one mark stands for a tile.
 
@@ -281,6 +337,115 @@ def _operand(symbol: str, left: Any, right: Any) -> Mask:
         f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol} {type(right).__name__};"
         " wrap a boolean array as masks.from_array(array)"
     )
+
+
+@record
+class Prepared(Mask):
+    """A mask that knows the kinds of its tiles in calls of one size."""
+
+    mask: Mask
+    query_offset: Any
+    key_offset: Any
+    kinds: Any = derived()  # (*b, Q, K)
+    num_queries: int = static()
+    num_keys: int = static()
+    block: int = static()
+
+    @staticmethod
+    def maker(
+        mask: Mask, query_offset: Any, key_offset: Any, num_queries: int, num_keys: int, block: int
+    ) -> Mask:
+        leading = (1,) * mask.leading_axes
+        return mask.prepare(
+            num_queries,
+            num_keys,
+            leading=leading,
+            query_offset=query_offset,
+            key_offset=key_offset,
+            block=block,
+        )
+
+    @property
+    def reads_positions(self) -> bool:
+        return self.mask.reads_positions
+
+    @property
+    def local(self) -> bool:
+        return self.mask.local
+
+    @property
+    def leading_axes(self) -> int:
+        return self.mask.leading_axes
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.mask.bounds
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return self.mask.parts
+
+    @property
+    def reads_cells(self) -> bool:
+        return False
+
+    def keep(self, grid: Grid) -> Array:
+        return self.mask.keep(grid)
+
+    def classify(self, blocks: Blocks) -> Array:
+        least = most = spread(jnp.asarray(self.kinds), blocks.leading_axes + 2, trailing=2)
+        for axis, ends, tile in (
+            (-2, (blocks.query_first, blocks.query_last), blocks.query_block),
+            (-1, (blocks.key_first, blocks.key_last), blocks.key_block),
+        ):
+            least = join_touched(jnp.minimum, least, ends, tile, self.block, axis)
+            most = join_touched(jnp.maximum, most, ends, tile, self.block, axis)
+        query_offset, key_offset, found = (
+            offset_column(offset, blocks.leading_axes)
+            for offset in (self.query_offset, self.key_offset, blocks.key_offset)
+        )
+        same = jnp.all(query_offset == blocks.query_offset) & jnp.all(key_offset == found)
+        return jnp.where((least == most) & same, least, jnp.int8(TileKind.PARTIAL))
+
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return dataclasses.replace(
+            self,
+            mask=self.mask.slice_batch(take, leading_axes),
+            query_offset=take(self.query_offset, 0),
+            key_offset=take(self.key_offset, 0),
+            kinds=take(self.kinds, 2),
+        )
+
+    def closure_convert(self, grid: Grid) -> Mask:
+        return dataclasses.replace(self, mask=self.mask.closure_convert(grid))
+
+    def slice_grid(self, grid: Grid) -> Mask:
+        return self.mask.slice_grid(grid)
+
+    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+        numbered = self.mask.number_leading(leading)
+        if jax.tree.structure(numbered) != jax.tree.structure(self.mask):
+            raise ValueError(
+                f"prepare: expected leading={leading}, because the mask reads batch rows or heads; it was"
+                " prepared without"
+            )
+        return self
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        if (num_queries, num_keys) != (self.num_queries, self.num_keys):
+            raise ValueError(
+                f"mask: expected a call with T = {self.num_queries} and S = {self.num_keys}, which it was"
+                f" prepared for; got T = {num_queries}, S = {num_keys}"
+            )
+        self.mask.check(leading, num_queries, num_keys)
+
+    def expression(self) -> str:
+        mask = self.mask.expression()
+        mask = mask if self.mask.precedence > 3 else f"({mask})"
+        sizes = f"{self.num_queries}, {self.num_keys}"
+        offsets = {"query_offset": self.query_offset, "key_offset": self.key_offset}
+        given = "".join(f", {name}={literal(offset)}" for name, offset in offsets.items() if np.any(offset))
+        return f"{mask}.prepare({sizes}{given}{'' if self.block == 128 else f', block={self.block}'})"
 
 
 class Combination(Mask):

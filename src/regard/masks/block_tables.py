@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -9,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask
-from regard.masks.data import check_boolean, integers, literal, whole_number
+from regard.masks.algebra import Mask, Take
+from regard.masks.data import check_boolean, check_rows, integers, literal, whole_number
 from regard.masks.grid import Blocks, Grid, spread
-from regard.masks.stored import Stored
-from regard.masks.tile_kinds import tile_kind
+from regard.masks.stored import FromArray, Stored
+from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import record, static
 
 
@@ -92,7 +93,9 @@ def chosen_blocks(
     columns = whole_number("num_columns", num_columns, 1)
     used = jnp.asarray(numbers)
     if counts is not None:
-        among = jnp.arange(used.shape[-1], dtype=jnp.int32) < jnp.asarray(integers("counts", counts))[..., None]
+        among = (
+            jnp.arange(used.shape[-1], dtype=jnp.int32) < jnp.asarray(integers("counts", counts))[..., None]
+        )
         used = jnp.where(among, used, -1)
     # One comparison per number and column: as large as the table, and no scatter.
     numbered = jnp.arange(columns, dtype=jnp.int32)
@@ -115,11 +118,17 @@ class BlockTable(Stored):
     queries: int = static()
     keys: int = static()
     ends: ClassVar = {"table": "blocks"}
-    maker = staticmethod(blocks)
+
+    @staticmethod
+    def maker(table: Any, queries: int, keys: int) -> Mask:
+        return blocks(table, (queries, keys))
 
     @property
     def leading_axes(self) -> int:
         return np.ndim(self.table) - 2
+
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        return dataclasses.replace(self, table=take(jnp.asarray(self.table), 2))
 
     @property
     def block_side(self) -> int:
@@ -134,23 +143,30 @@ class BlockTable(Stored):
         return jnp.take(rows, jax.lax.div(grid.key_index.ravel(), np.int32(self.keys)), -1)
 
     def classify(self, blocks: Blocks) -> Array:
-        table = self._full_rank(blocks.leading_axes + 2)
-        some, every = table, table
-        for axis, side, first, last in (
-            (-2, self.queries, blocks.query_first, blocks.query_last),
-            (-1, self.keys, blocks.key_first, blocks.key_last),
+        some = every = self._full_rank(blocks.leading_axes + 2)
+        for axis, ends, tile, side in (
+            (-2, (blocks.query_first, blocks.query_last), blocks.query_block, self.queries),
+            (-1, (blocks.key_first, blocks.key_last), blocks.key_block, self.keys),
         ):
-            some, every = (
-                _spans(array, axis, first.ravel() // side, last.ravel() // side, join)
-                for array, join in ((some, jnp.logical_or), (every, jnp.logical_and))
-            )
+            some = join_touched(jnp.logical_or, some, ends, tile, side, axis)
+            every = join_touched(jnp.logical_and, every, ends, tile, side, axis)
         return tile_kind(empty=~some, full=every)
 
-    def slice_batch(self, take: Any, leading_axes: int) -> Mask:
-        return BlockTable(take(jnp.asarray(self.table), 2), self.queries, self.keys)
-
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        pass
+        *own, rows, columns = np.shape(self.table)
+        check_rows("blocks table", tuple(own), leading)
+        for axis, count, side, length in (
+            ("rows", rows, self.queries, num_queries),
+            ("columns", columns, self.keys, num_keys),
+        ):
+            if count != -(-length // side):
+                needed = -(-length // side)
+                raise ValueError(
+                    f"blocks table: expected {needed} {axis}, one for each {side} of {length}; got {count}"
+                )
+
+    def slice_grid(self, grid: Grid) -> Mask:
+        return FromArray(self.keep(grid))
 
     def expression(self) -> str:
         size = self.queries if self.queries == self.keys else (self.queries, self.keys)

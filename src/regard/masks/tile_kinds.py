@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.masks.grid import Blocks, Grid
@@ -24,6 +26,27 @@ def tile_kind(empty: Array, full: Array) -> Array:
     """Return TileKind codes from two conditions; neither means PARTIAL, which is always a safe answer."""
     code = jnp.where(full, jnp.int8(TileKind.FULL), jnp.int8(TileKind.PARTIAL))
     return jnp.where(empty, jnp.int8(TileKind.EMPTY), code)
+
+
+def join_touched(
+    join: Callable[[Array, Array], Array],
+    entries: Array,
+    ends: tuple[Array, Array],
+    tile: int,
+    side: int,
+    axis: int,
+) -> Array:
+    """Join the entries, one for each `side` indices, that each tile touches; `join` may meet one twice.
+
+    A tile has at most `tile` indices, from `ends[0]` to `ends[1]`.
+    """
+    first, last = (jax.lax.div(end.reshape(-1), np.int32(side)) for end in ends)
+    more = (tile - 1) // side + bool(tile % side and side % tile)
+
+    def step(number: Any, joined: Array) -> Array:
+        return join(joined, jnp.take(entries, jnp.minimum(first + number, last), axis))
+
+    return jax.lax.fori_loop(1, more + 1, step, jnp.take(entries, first, axis))
 
 
 def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:

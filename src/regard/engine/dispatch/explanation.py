@@ -12,6 +12,7 @@ from jax.core import Tracer
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
+from regard.engine.flash.walk import Walk, choose_walk
 from regard.masks.grid import is_concrete
 
 TILE = 128
@@ -22,7 +23,8 @@ MOST_TILES = 2048  # along an axis: counting more would take gigabytes
 class TileCensus:
     """The number of square tiles of the score matrix that a mask leaves empty, partly and fully kept.
 
-    Counted once per distinct leading index of the mask. `side` is 128, or more for very long sequences.
+    It is a measure of the mask; `Explanation.walk` says what is computed. Counted once per distinct leading
+    index of the mask. `side` is 128, or more for very long sequences.
     """
 
     empty: int
@@ -53,6 +55,10 @@ class Explanation:
     refusals: dict[str, str]
     dense_flops: int
     dense_bytes: int
+    walk: Walk | None = None
+    """The tiles that the tiled backend computes; None with another backend."""
+    looks: str | None = None
+    """What the mask costs before any attention; None where there is none."""
     gathered: tuple[str, ...] = ()
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
@@ -78,6 +84,10 @@ class Explanation:
             )
         elif self.mask:
             lines.append(("tiles", "not counted: the mask's arrays are not known here"))
+        if self.walk is not None:
+            lines.append(("computes", str(self.walk)))
+        if self.looks is not None:
+            lines.append(("mask work", self.looks))
         lines += [
             ("backend", f"{self.backend}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
@@ -113,8 +123,23 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         refusals=choice.refusals,
         dense_flops=2 * pairs * (problem.D + problem.E),
         dense_bytes=pairs * problem.accumulation.itemsize,
+        walk=choose_walk(problem) if choice.name == "tiled" else None,
+        looks=_mask_work(problem) if choice.name == "tiled" else None,
         gathered=() if active() else _sequence_axes(problem),
     )
+
+
+def _mask_work(problem: Problem) -> str | None:
+    """Say what it costs to find the tiles that hold work."""
+    mask = problem.mask
+    if mask is None:
+        return None
+    if mask.kinds is not None:
+        return f"prepared: {mask.kinds.nbytes:,} B of tile kinds, read by every call"
+    if mask.reads_cells:
+        cells = scaled(problem.T * problem.S, "cells")
+        return f"{cells} looked at twice in every call; mask.prepare({problem.T}, {problem.S}) does it once"
+    return "by interval arithmetic, in every call"
 
 
 def _sequence_axes(problem: Problem) -> tuple[str, ...]:

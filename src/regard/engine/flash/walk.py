@@ -42,6 +42,14 @@ class Walk:
     computed: float | None = None
     """The share of all pairs that the forward loop computes; None where it is not known."""
 
+    def __str__(self) -> str:
+        block = self.forward
+        tile = f"tiles of {block.queries} x {block.keys}"
+        if block.pieces:
+            tile = f"{block.blocks} blocks at once, each against {block.pieces} {tile}"
+        share = "" if self.computed is None else f"{self.computed:.0%} of pairs computed, in "
+        return f"{share}{tile}: {self.reason}"
+
 
 def choose_walk(problem: Problem) -> Walk:
     """Choose the tiles of a call by what its mask keeps."""
@@ -53,6 +61,8 @@ def choose_walk(problem: Problem) -> Walk:
         return Walk(*whole, "it is short")
     found = _kinds(problem, side)
     if found is None:
+        if mask.reads_cells and is_concrete(mask):
+            return Walk(*whole, "the mask is read cell by cell; under jit, or prepared, it is known before")
         if mask.block_side is None or mask.block_side > side:
             return Walk(*whole, "the mask's arrays are not known here")
         pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side))
