@@ -25,6 +25,8 @@ from test_contract import CASES, holes
 LEFT_OUT = {"mask": None, "bias": None, "scale": None, "dropout_rate": 0.0, "rng": None, "query_offset": None}
 in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=Blocking(2, 3))
 HUGE = (Blocking(64, 64, 64), Blocking(64, 64, 64))
+# Several blocks at once, each against several tiles of its own list.
+IN_PIECES = (Blocking(2, 3, blocks=2, pieces=2), Blocking(3, 2, blocks=3, pieces=2))
 
 
 # Programs this small take longer to optimise than to run.
@@ -60,6 +62,7 @@ TILINGS = {
     "neither divides": (Blocking(2, 3), Blocking(3, 2)),
     "several heads": (Blocking(3, 4, 2), Blocking(4, 5, 3)),
     "larger than the call": HUGE,
+    "in pieces": IN_PIECES,
 }
 TILED_CASES = (
     "grouped",
@@ -303,12 +306,15 @@ LONG = ("forward over forward over reverse", "reverse over forward over reverse"
 
 
 @pytest.mark.parametrize(
+    "tiling", [(Blocking(3, 2, 3), Blocking(2, 4)), IN_PIECES], ids=["whole", "in pieces"]
+)
+@pytest.mark.parametrize(
     "transform", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in TRANSFORMS]
 )
-def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, x64):
+def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, tiling, x64):
     call = rich_call()
     tangents = tuple(jnp.cos(3 * array) for array in call)
-    in_tiles = functools.partial(tiled.run, forward=Blocking(3, 2, 3), backward=Blocking(2, 4))
+    in_tiles = functools.partial(tiled.run, forward=tiling[0], backward=tiling[1])
     outcome = lambda run: compiled(functools.partial(TRANSFORMS[transform], rich(run)))(call, tangents)
     found = outcome(in_tiles)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
@@ -489,7 +495,8 @@ def test_listing_tiles_takes_no_quadratic_memory_and_no_wide_indices():
     def lists(ids):
         mask = masks.causal() & masks.sliding_window(1000) & masks.segments(ids)
         arrays = [jax.ShapeDtypeStruct((1, length, 2), jnp.float32)] * 3
-        codes = classify_tiles(posed(*arrays, mask=mask), 512, 512)
+        problem = posed(*arrays, mask=mask)
+        codes = classify_tiles(mask, problem.sizes, (0, None), 512, 512)
         return list_tiles(codes, 512, length), list_tiles(jnp.swapaxes(codes, -1, -2), 512, length)
 
     assert temporary_bytes(lists, (1, length), dtype=jnp.int32) < 16 * 2**20
@@ -561,7 +568,7 @@ def test_empty_tiles_are_skipped_and_full_tiles_ask_no_mask(dirty):
 def test_every_cell_that_counts_lies_in_exactly_one_listed_tile(mask, query_block, key_block, offset):
     shapes = ((2, 3, 5, 2), (2, 3, 7, 2), (2, 3, 7, 2))
     problem = posed(*(jnp.zeros(shape) for shape in shapes), mask=mask, query_offset=offset)
-    codes = classify_tiles(problem, query_block, key_block)
+    codes = classify_tiles(problem.mask, problem.sizes, (offset, None), query_block, key_block)
     keep = np.asarray(mask.dense(5, 7, query_offset=offset, leading_axes=2))
     keep = np.broadcast_to(keep, (2, 3, 5, 7))
     check_lists(list_tiles(codes, key_block, 7), keep, query_block, key_block)
@@ -647,7 +654,7 @@ UNSEEN = {
 }
 
 
-@pytest.mark.parametrize("tiles", [(1, 1), (2, 3), (64, 64)], ids=str)
+@pytest.mark.parametrize("tiles", [(1, 1), (2, 3), (64, 64), (2, 3, 1, 2, 2)], ids=str)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles):

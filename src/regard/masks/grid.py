@@ -72,7 +72,7 @@ class Pieces:
 
     @property
     def members(self) -> Array:
-        return (self.starts[:, None] + jnp.arange(self.length, dtype=jnp.int32)).reshape(-1)
+        return (self.starts[:, None] + jnp.arange(self.length, dtype=jnp.int32)[None]).reshape(-1)
 
     def read(self, slice_at: Callable[[Any], Array], axis: int) -> Array:
         """Join what `slice_at(start)` reads for each run along `axis`, a negative number."""
