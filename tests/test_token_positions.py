@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +16,17 @@ from divided_cases import AXES
 from mask_expressions import leaves
 from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, readouts, scores
+from regard.cache import KVCache
 from regard.engine.backends import tiled
 from regard.engine.backends.kernel_masks import read_kernel_mask
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.registry import COMPLETE
 from regard.engine.flash.tiles import Blocking
 from regard.inspection import capture
+from regard.layers import EncoderBlock, MultiHeadAttention, derive
 from regard.masks import TileKind
+from regard.models import Decoder, TransformerConfig
+from regard.positions import Rotary
 
 B, H, K, T, S, D, E = 2, 6, 3, 13, 29, 7, 11
 SLOPES = np.linspace(0.05, 0.4, H).astype(np.float32)
@@ -438,3 +443,84 @@ def test_what_follows_diagonals_says_so():
     problem = canonicalize(x, x, x, mask=masks.causal(), **places)
     assert "position of every token" in read_kernel_mask(problem)
     assert read_kernel_mask(canonicalize(x, x, x, **places)).empty
+
+
+# Layers and models.
+
+RESTARTING = np.concatenate([np.arange(length) for length in DOCUMENTS]).astype(np.int32)
+PACKED = np.repeat(np.arange(len(DOCUMENTS)), DOCUMENTS).astype(np.int32)
+
+
+def build_layer():
+    return MultiHeadAttention(12, H, num_key_heads=K, rotary=Rotary(), memory_width=12, rngs=nnx.Rngs(0))
+
+
+def test_a_layer_turns_packed_rows_by_their_own_positions():
+    layer, (x,) = build_layer(), arrays((B, T, 12))
+    mask = masks.segments(PACKED, PACKED) & masks.causal()
+    found = layer(x, mask=mask, query_positions=RESTARTING)
+    apart = jnp.concatenate([layer(part, mask=masks.causal()) for part in pack(x)], -2)
+    np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-5)
+    block = EncoderBlock(12, 2, 5, attention={"rotary": Rotary()}, rngs=nnx.Rngs(1))
+    apart = jnp.concatenate([block(part, mask=masks.causal()) for part in pack(x)], -2)
+    np.testing.assert_allclose(block(x, mask=mask, positions=RESTARTING), apart, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_shuffled_with_its_positions_is_the_layer_shuffled():
+    layer, (x, memory) = build_layer(), arrays((B, T, 12), (B, S, 12))
+    rng = np.random.default_rng(5)
+    rows, columns = rng.permutation(T), rng.permutation(S)
+    places = {"query_positions": np.stack([rows, rows + 3]), "key_positions": np.stack([columns, columns])}
+    found = layer(x[:, rows], memory[:, columns], mask=masks.sliding_window(5, 2), **places)
+    expected = layer(x, memory, mask=masks.sliding_window(5, 2), query_offset=np.array([0, 3]))
+    np.testing.assert_allclose(found, expected[:, rows], rtol=1e-5, atol=1e-5)
+    alone = layer(x[0, rows], mask=masks.causal(), query_positions=rows)
+    np.testing.assert_allclose(alone, layer(x[0], mask=masks.causal())[rows], rtol=1e-5, atol=1e-5)
+
+
+def test_a_derivation_of_a_layer_has_the_position_of_each_token():
+    layer, (x,) = build_layer(), arrays((B, T, 12))
+    options = {"mask": masks.segments(PACKED, PACKED) & masks.causal(), "query_positions": RESTARTING}
+    derivation = derive(layer, x, **options)
+    np.testing.assert_array_equal(derivation["key_position"].value, RESTARTING)
+    np.testing.assert_allclose(derivation["output"].value, layer(x, **options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "learned", "sinusoidal", "relative"])
+def test_a_model_reads_packed_documents_as_if_each_were_alone(kind):
+    config = TransformerConfig(
+        d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, max_length=T, positions=kind
+    )
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 17, (B, T)), jnp.int32)
+    mask = masks.segments(PACKED, PACKED)
+    found = model(tokens, mask=mask, positions=RESTARTING, lengths=jnp.array([T, T - 2]))
+    apart = jnp.concatenate([model(part[..., 0]) for part in pack(tokens[..., None])], -2)
+    np.testing.assert_allclose(found[0], apart[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[1, : T - 2], apart[1, : T - 2], rtol=1e-4, atol=1e-4)
+
+
+def test_mistakes_in_layers_and_models_are_explained():
+    layer, (x,) = build_layer(), arrays((B, T, 12))
+    for options, text in (
+        ({"query_positions": np.arange(5)}, "query_positions: expected 13 entries"),
+        ({"query_positions": RESTARTING, "query_offset": 2}, "expected one of the two"),
+        ({"key_positions": RESTARTING}, "query_offset: expected where the queries sit"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            layer(x, **options)
+    cache = KVCache.create(B, K, T, layer.head_dim)
+    with pytest.raises(ValueError, match="query_offset and positions"):
+        layer(x, cache=cache, query_positions=RESTARTING)
+    config = TransformerConfig(
+        d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, max_length=5, positions="learned"
+    )
+    model, tokens = Decoder(config, rngs=nnx.Rngs(0)), jnp.zeros((B, T), jnp.int32)
+    for places, text in (
+        (np.full(T, 5), "positions: expected values in 0..4"),
+        (np.zeros(4, int), r"positions: expected integers \(13,\) or \(2, 13\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            model(tokens, positions=places)
+    wrong = jax.jit(lambda places: model(tokens, positions=places))(np.where(RESTARTING == 1, -1, 0))
+    assert np.isnan(wrong[0, 1]).all()

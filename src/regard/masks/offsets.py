@@ -67,6 +67,12 @@ class Consecutive:
         low, high = (self.at(index, None, axis, leading_axes) for index in (first, last))
         return low, high
 
+    def rows(self, size: int) -> Any:
+        """Return the position of the first of `size` rows, or where they differ between examples of each."""
+        if self.leading_axes == 0:
+            return 0 if self.offset is None else self.offset
+        return jnp.asarray(self.offset)[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+
     def number(self, index: Array, position: Array) -> Array:
         """Return what tells rows of the whole call apart, whatever part of it this is."""
         del index
@@ -108,6 +114,10 @@ class TokenPositions:
     ) -> tuple[Array, Array]:
         cells = jnp.take(jnp.asarray(self.positions), block_members(first, last, block), -1)
         return _along(cells.min(-1), axis, leading_axes), _along(cells.max(-1), axis, leading_axes)
+
+    def rows(self, size: int) -> Any:
+        del size
+        return jnp.asarray(self.positions)
 
     def number(self, index: Array, position: Array) -> Array:
         del position
