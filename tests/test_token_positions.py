@@ -25,7 +25,7 @@ from regard.engine.flash.tiles import Blocking
 from regard.inspection import capture
 from regard.layers import EncoderBlock, MultiHeadAttention, derive
 from regard.masks import TileKind
-from regard.models import Decoder, TransformerConfig
+from regard.models import Decoder, Encoder, TransformerConfig
 from regard.positions import Rotary
 
 B, H, K, T, S, D, E = 2, 6, 3, 13, 29, 7, 11
@@ -498,6 +498,16 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone(kind):
     apart = jnp.concatenate([model(part[..., 0]) for part in pack(tokens[..., None])], -2)
     np.testing.assert_allclose(found[0], apart[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[1, : T - 2], apart[1, : T - 2], rtol=1e-4, atol=1e-4)
+
+
+def test_the_padding_of_packed_rows_is_told_by_row():
+    config = TransformerConfig(
+        d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, positions="rotary"
+    )
+    model, tokens = Encoder(config, rngs=nnx.Rngs(0)), jnp.arange(T, dtype=jnp.int32)[None]
+    found = model(tokens, mask=masks.segments(PACKED, PACKED), positions=RESTARTING, lengths=jnp.array([5]))
+    apart = jnp.concatenate([model(tokens[:, :3]), model(tokens[:, 3:5]), jnp.zeros((1, T - 5, 12))], 1)
+    np.testing.assert_allclose(found, apart, rtol=1e-4, atol=1e-4)
 
 
 def test_mistakes_in_layers_and_models_are_explained():
