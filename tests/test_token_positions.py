@@ -520,7 +520,7 @@ def test_mistakes_in_layers_and_models_are_explained():
         with pytest.raises(ValueError, match=text):
             layer(x, **options)
     cache = KVCache.create(B, K, T, layer.head_dim)
-    with pytest.raises(ValueError, match="query_offset and positions"):
+    with pytest.raises(ValueError, match="query_offset or positions"):
         layer(x, cache=cache, query_positions=RESTARTING)
     config = TransformerConfig(
         d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, max_length=5, positions="learned"

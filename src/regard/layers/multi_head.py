@@ -211,7 +211,7 @@ class MultiHeadAttention(nnx.Module):
             if has_more or query.shape[:-2] != (cache.batch,):
                 raise ValueError(
                     f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value,"
-                    f" query_offset and positions; got query {tuple(query.shape)}"
+                    f" query_offset or positions; got query {tuple(query.shape)}"
                     f"{' and more' if has_more else ''}"
                 )
         rank, query_leading = query.ndim, query.shape[:-2]
