@@ -376,7 +376,9 @@ def test_caches_and_queries_that_do_not_fit_are_refused():
     cache = KVCache.create(B, 2, 5, 10)
     with pytest.raises(ValueError, match=r"cache: expected query \(2, T, 26\) alone.* and more"):
         layer(x, x, cache=cache)
-    with pytest.raises(ValueError, match=r"value or query_offset; got query \(2, 3, 26\) and more$"):
+    with pytest.raises(
+        ValueError, match=r"value, query_offset or positions; got query \(2, 3, 26\) and more$"
+    ):
         layer(x, cache=cache, mask=masks.causal(), query_offset=1)
     with pytest.raises(ValueError, match="query_offset: expected where the queries sit"):
         layer(x, jnp.ones((B, 5, M)))

@@ -39,8 +39,9 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid alignment picture tile_kinds bounds data algebra positional predicates stored keys"
-    " documents intervals diffusion trees neighbourhoods expressions conventions notation",
+    "masks": "runs offsets grid data alignment picture tile_kinds bounds mask algebra positional predicates"
+    " stored keys block_tables documents intervals diffusion trees neighbourhoods expressions conventions"
+    " notation",
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",

@@ -346,3 +346,16 @@ def test_float64_is_summed_in_float64(x64):
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == jnp.float64
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+OF_QUERY_ALONE = """
+query, key, value = draw(*SHAPES)
+options = {"mask": masks.causal()}
+loss = lambda call: lambda query: jnp.sum(jnp.sin(call(query, key, value, **options)))
+found = jax.jit(jax.grad(loss(lambda *arrays, **options: run("ring", *arrays, **options))))(query)
+np.testing.assert_allclose(found, jax.grad(loss(attend))(query), rtol=2e-5, atol=5e-6)
+"""
+
+
+def test_a_ring_has_the_gradient_of_queries_alone():
+    on_eight_devices(OF_QUERY_ALONE.replace("SHAPES", repr(SHAPES)))

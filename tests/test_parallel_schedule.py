@@ -11,7 +11,8 @@ from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import attend, masks, parallel
 from regard.engine.call.canonicalization import canonicalize
-from regard.masks.grid import Grid, Span
+from regard.masks.grid import Grid
+from regard.masks.runs import Span
 from regard.parallel.placements import MeshPlacement
 from regard.parallel.ring import ring_loop
 

@@ -5,7 +5,7 @@ draws one, `parse` reads one from text. `from_array` and `predicate` take what n
 the other `from_...` functions read the conventions of other libraries.
 """
 
-from regard.masks.algebra import Mask
+from regard.masks import algebra as algebra  # masks made of masks: & | ~ and prepare
 from regard.masks.block_tables import blocks, chosen_blocks
 from regard.masks.conventions import (
     from_drop,
@@ -19,6 +19,7 @@ from regard.masks.diffusion import block_diffusion
 from regard.masks.documents import segments
 from regard.masks.expressions import shared_prefix, streaming
 from regard.masks.keys import lengths, prefix, valid_keys
+from regard.masks.mask import Mask
 from regard.masks.neighbourhoods import neighbourhood
 from regard.masks.notation import parse
 from regard.masks.positional import causal, chunked, dilated, global_tokens, sliding_window

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, Take
 from regard.masks.data import check_boolean, check_rows, integers, literal, whole_number
 from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.mask import Mask, Take
 from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import record, static

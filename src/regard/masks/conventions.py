@@ -6,9 +6,9 @@ import operator
 from functools import reduce
 
 from regard.axes import ArrayLike
-from regard.masks.algebra import Mask
 from regard.masks.data import check_boolean, whole_number
 from regard.masks.keys import valid_keys
+from regard.masks.mask import Mask
 from regard.masks.positional import causal, sliding_window
 from regard.masks.stored import from_array
 

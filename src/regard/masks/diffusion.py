@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks.algebra import Mask
 from regard.masks.data import whole_number
 from regard.masks.intervals import Intervals
+from regard.masks.mask import Mask
 from regard.records import record, static
 
 

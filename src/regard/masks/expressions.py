@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from regard.axes import ArrayLike
-from regard.masks.algebra import Mask
 from regard.masks.data import whole_number
 from regard.masks.documents import segments
 from regard.masks.keys import prefix
+from regard.masks.mask import Mask
 from regard.masks.positional import causal, sliding_window
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from regard.axes import Array
-from regard.masks.algebra import Mask
-from regard.masks.grid import Blocks, Grid, offset_column
+from regard.masks.grid import Blocks, Grid
+from regard.masks.mask import Mask
 from regard.masks.tile_kinds import tile_kind
 
 
@@ -26,11 +26,9 @@ class Intervals(Mask):
 
     def classify(self, blocks: Blocks) -> Array:
         axes = blocks.leading_axes
-        ones = (1,) * axes
-        rows = blocks.rows.reshape((*ones, *blocks.rows.shape)) + blocks.query_offset
-        columns = blocks.columns.reshape((*ones, *blocks.columns.shape))
-        number = self.number(rows, axes)
-        enter, leave = self.interval(columns + offset_column(blocks.key_offset, axes), axes)
+        rows, columns = blocks.row_positions, blocks.column_positions
+        number = self.number(rows.reshape((*rows.shape[:-2], *blocks.rows.shape)), axes)
+        enter, leave = self.interval(columns.reshape((*columns.shape[:-2], *blocks.columns.shape)), axes)
         low, high = number.min(-1)[..., None], number.max(-1)[..., None]
         enter, leave = enter[..., None, :, :], leave[..., None, :, :]
         return tile_kind(

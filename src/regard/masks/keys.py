@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import check_boolean, integers, split
 from regard.masks.grid import Blocks, Grid, spread
+from regard.masks.mask import Mask
 from regard.masks.stored import Stored
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
@@ -44,6 +44,8 @@ def lengths(key_lengths: ArrayLike) -> Mask:
     """Let every query attend to the first `key_lengths` keys of its row: padding at the end.
 
     keep(b, q, k) = (k < key_lengths[b])
+
+    Here k is a position, as everywhere: where keys have `key_positions`, mark padding with `valid_keys`.
 
     Args:
         key_lengths: integer array `(batch, ...)`, aligned with the first leading axes of query, or one

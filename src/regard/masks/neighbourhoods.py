@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import whole_number
 from regard.masks.grid import Blocks, Grid
+from regard.masks.mask import Mask
 from regard.masks.positional import FEW_NEIGHBOURS
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record, static

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.masks import conventions, expressions
-from regard.masks.algebra import Mask
+from regard.masks.mask import Mask
 from regard.records import record_classes
 
 _NAMED = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import whole_number
 from regard.masks.grid import Blocks, Grid
+from regard.masks.mask import Mask
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record, static
 
@@ -135,7 +135,7 @@ def global_tokens(count: int) -> Mask:
 
 
 def _distances(blocks: Blocks) -> tuple[Array, Array]:
-    """Return the smallest and largest key - query distance in each tile; every one between them occurs."""
+    """Return bounds of the key - query distances in each tile, sharp where positions are consecutive."""
     return (
         blocks.key_position_first - blocks.position_last,
         blocks.key_position_last - blocks.position_first,

@@ -13,9 +13,9 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from regard.axes import Array
-from regard.masks.algebra import Mask, Take
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
+from regard.masks.mask import Mask, Take
 from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static
 

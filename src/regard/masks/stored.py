@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask, Take
 from regard.masks.data import check_boolean, check_broadcast, check_rows, check_width, split
 from regard.masks.grid import Blocks, Grid
+from regard.masks.mask import Mask, Take
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import integers, literal
 from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
+from regard.masks.mask import Mask
 from regard.masks.stored import Stored
 from regard.records import derived, record
 

@@ -17,7 +17,8 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.masks.grid import Grid, Span
+from regard.masks.grid import Grid
+from regard.masks.runs import Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
 from regard.parallel.execution import run

@@ -126,7 +126,7 @@ def backward(
 
         totals = _each(meet, state | vary(_keys_of(zeros), varying), pairs)
         dkv = _keys_of(totals)
-        return {name: total for name, total in totals.items() if name not in dkv}, dkv
+        return {name: total for name, total in totals.items() if name not in dkv}, dkv or None
 
     keys, dkv = _keys_of(cut), _keys_of(zeros)
     state = vary({name: array for name, array in zeros.items() if name not in dkv}, varying)

@@ -16,7 +16,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import product
-from regard.masks.grid import offset_column
+from regard.masks.offsets import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
 from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals
 from regard.readouts.tiling import Place, Tiling, block_of, merge
@@ -274,7 +274,7 @@ class _Counting:
             0,
             block_of(view.first_query, sweep_config.query_block),
         )
-        along = view.row_span.start - start + np.int32(tiling.width - keys)
+        along = view.row_span.first - start + np.int32(tiling.width - keys)
         block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(
             merge(columns.mass, by_block.sum(-1), (*lead, start, 0), jnp.add),

@@ -91,7 +91,7 @@ class Tiling:
     def align(self, tile: Array, view: TileView, fill: Any) -> Array:
         """Roll the keys so that the tile's own come first, and pad them."""
         if self.config.num_keys % self.blocking.keys:
-            shift = view.first_key - view.column_span.start
+            shift = view.first_key - view.column_span.first
             tile = jax.lax.cond(shift > 0, lambda tile: _roll(tile, shift, 0), lambda tile: tile, tile)
         rest = [(0, 0)] * (tile.ndim - 1)
         return jnp.pad(tile, [(0, self.keys - self.blocking.keys), *rest], constant_values=fill)
@@ -99,14 +99,14 @@ class Tiling:
     def align_rows(self, tile: Array, view: TileView) -> Array:
         """Roll the queries, on the last axis, in the same way, and pad them with 0 to whole blocks."""
         if self.config.num_queries % self.blocking.queries:
-            tile = _roll(tile, view.first_query - view.row_span.start, tile.ndim - 1)
+            tile = _roll(tile, view.first_query - view.row_span.first, tile.ndim - 1)
         block = min(self.sweep_config.query_block, self.blocking.queries)
         more = self.query_blocks * block - self.blocking.queries
         return jnp.pad(tile, [*[(0, 0)] * (tile.ndim - 1), (0, more)])
 
     def place(self, view: TileView) -> Place:
         grid = view.grid(self.context.offsets)
-        key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_span.start
+        key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_span.first
         ahead = grid.query_position.reshape(-1)[0] - key
         return Place(key, ahead - np.int32(self.keys - 1), ahead + np.int32(self.blocking.queries - 1))
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks.grid import Grid, Span
+from regard.masks.grid import Grid
+from regard.masks.runs import Span
 
 Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
 
@@ -91,6 +92,9 @@ class Block:
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
             table = self._take_heads(table, 1)
+        if not self.grid.is_consecutive:
+            distance = self.grid.key_position - self.grid.query_position
+            return scores + self.over_scores(_entries_of_pairs(table, bucket(distance)))
         rows, columns = self.grid.rows, self.grid.columns
         assert rows is not None
         assert columns is not None
@@ -156,6 +160,18 @@ def _entries(table: Array, rows: Array) -> Array:
     kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
     chosen = (rows == kinds).astype(table.dtype)
     return jnp.einsum("...nb,bh->...hn", chosen, table, precision=jax.lax.Precision.HIGHEST)
+
+
+def _entries_of_pairs(table: Array, rows: Array) -> Array:
+    """Look up table[rows] for every pair, (..., heads | 1, T, S), by comparing with each row of the table.
+
+    What is compared and added up is fused: no gather, which is slow, and no scatter in the gradient, which
+    adds in any order.
+    """
+    rows = rows.reshape((*(1,) * (3 - rows.ndim), *rows.shape))[..., None]
+    kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
+    entries = table.T.reshape((*(1,) * (rows.ndim - 4), table.shape[1], 1, 1, len(table)))
+    return jnp.sum(jnp.where(rows == kinds, entries, 0), -1)
 
 
 def _toeplitz(entries: Array, height: int, width: int) -> Array:

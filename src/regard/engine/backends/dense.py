@@ -17,7 +17,7 @@ from regard.engine.softmax import dropout
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import sink
-from regard.masks.grid import Span
+from regard.masks.runs import Span
 from regard.scores.cells import Block
 
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
@@ -185,8 +185,8 @@ def _survivors(problem: Problem) -> Array:
     assert problem.rng is not None  # canonicalize asks for it
     seeds = dropout.head_seeds(problem.rng, problem.leading)
     survivors = dropout.survivors(
-        dropout.query_words(seeds, grid.query_position),
-        dropout.key_words(seeds, grid.key_position),
+        dropout.query_words(seeds, grid.query_number),
+        dropout.key_words(seeds, grid.key_number),
         problem.dropout_rate,
     )
     return problem.with_heads(survivors)

@@ -1,0 +1,341 @@
+"""Mask: what every mask says of itself, and what can be done with each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array, ArrayLike, Bool, Int
+from regard.masks.alignment import place_mask
+from regard.masks.bounds import Bounds
+from regard.masks.data import spell_record, whole_number
+from regard.masks.grid import Blocks, Grid, Offset, is_concrete
+from regard.masks.picture import draw_mask
+from regard.masks.tile_kinds import classify_cells
+
+# take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
+Take = Callable[[Any, int], Any]
+
+
+class Mask:
+    """The pairs of a query and a key that may attend, as an expression rather than a matrix.
+
+    A mask is a frozen pytree: its arrays (lengths, segment ids) may be traced, so new values never retrace.
+    It is evaluated on positions, tile by tile; a T x S array exists only when `dense` is called. True means
+    the query may attend to the key. Combine masks with `&`, `|` and `~`.
+
+    A mask of your own is a class with `keep` under `regard.records.record`; other methods have safe answers.
+
+    Example:
+        >>> from regard import masks
+        >>> mask = masks.causal() & masks.sliding_window(2)
+        >>> mask
+        causal() & sliding_window(2)
+        >>> print(mask.picture(4))
+        4 queries x 4 keys   ■ may attend  · may not
+        0 ■ · · ·
+        1 ■ ■ · ·
+        2 ■ ■ ■ ·
+        3 · ■ ■ ■
+    """
+
+    # NumPy would otherwise take `array & mask` apart element by element.
+    __array_ufunc__ = None
+    # What makes masks of masks, by the operation that it is.
+    _operations: ClassVar[dict[str, Callable[..., Mask]]] = {}
+    precedence = 4  # how tightly the printed expression holds together: calls 4, ~ 3, & 2, | 1
+
+    def __init_subclass__(cls, operation: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if operation is not None:
+            Mask._operations[operation] = cls
+
+    # What a subclass says.
+
+    maker: ClassVar[Callable[..., Mask] | None] = None
+    """The function that makes such a mask from its fields and checks them; None, the class."""
+    reads_positions: ClassVar[bool] = True
+    """True if the answer depends on where the queries sit: T != S then needs `query_offset`."""
+    local: ClassVar[bool] = False
+    """True if, in long sequences, a query keeps few neighbours: a hint for the choice of tiles."""
+    block_side: ClassVar[int | None] = None
+    """The side of the squares of pairs that are kept or left out as a whole; None, there are none."""
+    kinds: ClassVar[Any] = None
+    """Kinds of its tiles, where it was prepared."""
+    leading_axes: ClassVar[int] = 0
+    """Number of leading axes that the mask's own data needs at least."""
+    bounds: ClassVar[Bounds] = Bounds(exact=False)
+    """Bounds on the pairs that it keeps."""
+
+    def keep(self, grid: Grid) -> Bool[Array, ...]:
+        """Return True where the query may attend, broadcastable to the grid's cells, of the grid's rank."""
+        raise NotImplementedError
+
+    def classify(self, blocks: Blocks) -> Int[Array, ...]:
+        """Return `TileKind` codes, broadcastable to the tiling, of its rank."""
+        return classify_cells(self.keep, blocks)
+
+    @property
+    def reads_cells(self) -> bool:
+        """Return whether `classify` evaluates every cell, which takes long."""
+        return type(self).classify is Mask.classify
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """Return the masks that all have to agree."""
+        return (self,)
+
+    def combine_kinds(self, kinds_of: Callable[[Mask], Any]) -> Any:
+        """Return the kinds of tiles from those of the masks that it is made of."""
+        return kinds_of(self)
+
+    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
+        """Return the mask of one leading index, whose data keep their rank."""
+        del take, leading_axes
+        return self
+
+    def closure_convert(self, grid: Grid) -> Mask:
+        """Return the mask with arrays that its functions close over as leaves, for grids shaped as this."""
+        del grid
+        return self
+
+    def slice_grid(self, grid: Grid) -> Mask:
+        """Return the mask of the grid's rows and columns alone, for a call on them at their own positions."""
+        del grid
+        if jax.tree.leaves(self):
+            raise NotImplementedError(
+                f"{type(self).__name__} holds arrays and does not say how to slice them"
+            )
+        return self
+
+    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+        """Return the mask for these leading axes: its functions then know their batch row and head."""
+        del leading
+        return self
+
+    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+        """Raise ValueError where the mask's data does not fit a call with these sizes."""
+
+    def check_positions(self, query: Offset, key: Offset) -> None:
+        """Raise ValueError where the mask has no meaning for rows that sit there."""
+
+    def expression(self) -> str:
+        """Return the code that makes this mask."""
+        return spell_record(self)
+
+    # What every mask can do.
+
+    def dense(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        query_offset: Offset = None,
+        key_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+        leading_axes: int | None = None,
+    ) -> Bool[Array, ...]:
+        """Evaluate the mask everywhere: True where the query may attend to the key.
+
+        Args:
+            num_queries: T.
+            num_keys: S; None means T.
+            query_offset: position of the first query, an int or an integer array `(batch,)`. None means 0
+                when T == S, and is an error when T != S and the mask reads positions.
+            key_offset: position of the first key, likewise; None means 0.
+            query_positions, key_positions: in place of an offset, a position for each query, `(T,)` or
+                `(batch..., T)`, or for each key; in any order.
+            leading_axes: how many axes the result has before (T, S); None means as many as the mask's own
+                data has. Data of shape (batch, ...) keeps to the first of them.
+
+        Returns:
+            Boolean array `(*b, T, S)`, where axes of `b` that the mask does not depend on are 1.
+
+        Example:
+            >>> from regard import masks
+            >>> masks.causal().dense(2, 3, query_offset=1)
+            Array([[ True,  True, False],
+                   [ True,  True,  True]], dtype=bool)
+        """
+        num_keys = num_queries if num_keys is None else num_keys
+        offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
+        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        keep = self.keep(Grid.cover(num_queries, num_keys, query, axes, key))
+        return jnp.broadcast_to(keep, (*keep.shape[:axes], num_queries, num_keys))
+
+    def tiles(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        query_block: int = 128,
+        key_block: int = 128,
+        query_offset: Offset = None,
+        key_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+        leading_axes: int | None = None,
+    ) -> Int[Array, ...]:
+        """Classify every tile as EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
+
+        EMPTY and FULL are promises; PARTIAL is always a safe answer. Built-in masks answer by interval
+        arithmetic; `predicate` and `from_array` look at the cells, one row of tiles at a time.
+
+        Args:
+            num_queries, num_keys: as in `dense`.
+            query_block, key_block: queries and keys per tile, at least 1.
+            query_offset, key_offset, query_positions, key_positions, leading_axes: as in `dense`.
+
+        Returns:
+            int8 array `(*b, ceil(T / query_block), ceil(S / key_block))` of `TileKind` codes.
+
+        Raises:
+            ValueError: a block below 1, or T != S without a needed `query_offset`.
+
+        Example:
+            >>> from regard import masks
+            >>> masks.causal().tiles(4, query_block=2, key_block=2)
+            Array([[1, 0],
+                   [2, 1]], dtype=int8)
+        """
+        for name, block in (("query_block", query_block), ("key_block", key_block)):
+            whole_number(name, block, 1)
+        num_keys = num_queries if num_keys is None else num_keys
+        offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
+        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, query, axes, key)
+        codes = self.classify(blocks)
+        return jnp.broadcast_to(
+            codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
+        )
+
+    def prepare(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        leading: tuple[int, ...] = (),
+        query_offset: Offset = None,
+        key_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+        block: int = 128,
+    ) -> Mask:
+        """Look at the mask's tiles once, for many calls: layers of a model, and both of their passes.
+
+        Masks that answer by interval arithmetic gain little. `predicate` and `from_array` are looked at cell
+        by cell, in every call and pass, unless they are prepared.
+
+        Args:
+            num_queries, num_keys: as in `dense`.
+            leading: leading axes of the calls, `(batch, heads)`; needed where a predicate reads them.
+            query_offset, key_offset, query_positions, key_positions: as in `dense`. In a call with others the
+                answer is right, and no tile is skipped.
+            block: queries and keys of the tiles that are looked at.
+
+        Returns:
+            The same mask, which knows its tiles; it may be made under jit, closed over or passed on.
+
+        Raises:
+            ValueError: a block below 1, or T != S without a needed `query_offset`; in a call, other sizes.
+
+        Example:
+            >>> from regard import masks
+            >>> even = masks.predicate(lambda query, key: key % 2 == 0)
+            >>> prepared = even.prepare(256)
+            >>> prepared.dense(256).sum() == even.dense(256).sum(), prepared.reads_cells
+            (Array(True, dtype=bool), False)
+        """
+        whole_number("block", block, 1)
+        num_keys = num_queries if num_keys is None else num_keys
+        mask = self.number_leading(leading)
+        offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
+        query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
+        kinds = mask.classify(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
+        return self._operations["prepare"](mask, query, key, kinds, num_queries, num_keys, block)
+
+    def picture(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        query_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+    ) -> str:
+        """Draw the mask for the terminal; beyond 64 queries or keys, one mark stands for a tile.
+
+        Masks with per-row data are drawn for their first row.
+
+        Args:
+            num_queries, num_keys, query_offset, query_positions, key_positions: as in `dense`.
+
+        Returns:
+            Lines of text, one per query (or row of tiles) and numbered by its position, under a legend.
+
+        Example:
+            >>> from regard import masks
+            >>> print(masks.chunked(2).picture(4))
+            4 queries x 4 keys   ■ may attend  · may not
+            0 ■ ■ · ·
+            1 ■ ■ · ·
+            2 · · ■ ■
+            3 · · ■ ■
+        """
+        if not is_concrete((self, query_offset, query_positions, key_positions)):
+            raise TypeError("picture: expected a mask with concrete arrays, got one inside a trace")
+        num_keys = num_queries if num_keys is None else num_keys
+        offsets, positions = (query_offset, None), (query_positions, key_positions)
+        query, key, _ = place_mask(self, num_queries, num_keys, offsets, positions)
+        return draw_mask(self, num_queries, num_keys, query, key)
+
+    def __and__(self, other: Mask) -> Mask:
+        return self._operations["&"](self, _operand("&", self, other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return self._operations["|"](self, _operand("|", self, other))
+
+    def __invert__(self) -> Mask:
+        return self._operations["~"](self)
+
+    def __rand__(self, other: Any) -> Mask:
+        return _operand("&", other, other)
+
+    def __ror__(self, other: Any) -> Mask:
+        return _operand("|", other, other)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "a mask is neither true nor false: combine masks with & | ~ instead of and, or, not; test for"
+            " absence with `mask is None`"
+        )
+
+    def __repr__(self) -> str:
+        return self.expression()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        mine, theirs = jax.tree.flatten(self), jax.tree.flatten(other)
+        return mine[1] == theirs[1] and all(
+            a is b or (is_concrete((a, b)) and np.array_equal(a, b))
+            for a, b in zip(mine[0], theirs[0], strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(jax.tree.structure(self))
+
+
+def _operand(symbol: str, left: Any, right: Any) -> Mask:
+    """Return the right operand, or say how to bring an array into the algebra."""
+    if isinstance(right, Mask):
+        return right
+    raise TypeError(
+        f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol} {type(right).__name__};"
+        " wrap a boolean array as masks.from_array(array)"
+    )
