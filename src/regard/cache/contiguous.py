@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -59,9 +60,9 @@ class KVCache(Rows):
     Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention.
     """
 
-    key: Float[Array, "batch K capacity D"]
+    key: Float[Array, "batch K capacity D"] | Quantized
     """Stored keys."""
-    value: Float[Array, "batch K capacity E"]
+    value: Float[Array, "batch K capacity E"] | Quantized
     """Stored values."""
     lengths: Int[Array, " batch"]
     """Tokens appended so far, int32, which is the position of the next one."""
@@ -91,7 +92,9 @@ class KVCache(Rows):
                 None means twice the window.
             key_width: D.
             value_width: E; None means D.
-            dtype: floating-point dtype of what is stored.
+            dtype: floating-point dtype of what is stored; or int8, a quarter of float32's memory, with a
+                float32 scale per token and key head, max_d |token_d| / 127. No number is then off by more
+                than half a scale; the cache has no derivative, and is read by its own `attend`.
             window: how many tokens before its own a query needs, as in `masks.sliding_window(window)`; older
                 ones may be forgotten. None keeps all.
 
@@ -99,7 +102,7 @@ class KVCache(Rows):
             A cache of zeros, with lengths 0.
 
         Raises:
-            TypeError: sizes that are not integers, a dtype that is not floating-point.
+            TypeError: sizes that are not integers, a dtype that is neither floating-point nor int8.
             ValueError: sizes below 1, a window without room for one more token, no capacity and no window.
         """
         if window is not None:
@@ -116,10 +119,9 @@ class KVCache(Rows):
                 f"capacity: expected more than the window of {window} tokens, best twice it, for there to be"
                 f" room to append; got {slots}"
             )
-        dtype = float_dtype(dtype)
         return cls(
-            jnp.zeros((rows, heads, slots, width), dtype),
-            jnp.zeros((rows, heads, slots, value_width), dtype),
+            _zeros((rows, heads, slots, width), dtype),
+            _zeros((rows, heads, slots, value_width), dtype),
             jnp.zeros(rows, jnp.int32),
             jnp.zeros(rows, jnp.int32),
             window,
@@ -232,16 +234,27 @@ class KVCache(Rows):
         )
 
 
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return zeros to store in: an array, or int8 numbers and their scales."""
+    if jax.dtypes.canonicalize_dtype(dtype) == np.int8:
+        return Quantized(jnp.zeros(shape, np.int8), jnp.zeros((*shape[:-1], 1), np.float32))
+    return jnp.zeros(shape, float_dtype(dtype, "a floating-point dtype or int8"))
+
+
 @jax.jit
 def _append(cache: KVCache, chunk: Chunk) -> KVCache:
     if cache.window is not None:
         crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
         cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
     slots = chunk.slots(cache.lengths - cache.start, cache.capacity)
+
+    def write(buffer: Array, tokens: Array) -> Array:
+        return _write(buffer, tokens, slots)
+
     return dataclasses.replace(
         cache,
-        key=_write(cache.key, chunk.key, slots),
-        value=_write(cache.value, chunk.value, slots),
+        key=jax.tree.map(write, cache.key, chunk.key),
+        value=jax.tree.map(write, cache.value, chunk.value),
         lengths=cache.lengths + chunk.real,
     )
 
@@ -257,7 +270,8 @@ def _move_to_front(cache: KVCache) -> KVCache:
 
         return jax.lax.dynamic_update_slice_in_dim(buffer, jax.vmap(newest)(buffer, shift), 0, axis=2)
 
-    return dataclasses.replace(cache, key=move(cache.key), value=move(cache.value), start=cache.start + shift)
+    key, value = jax.tree.map(move, (cache.key, cache.value))
+    return dataclasses.replace(cache, key=key, value=value, start=cache.start + shift)
 
 
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:

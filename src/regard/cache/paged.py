@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.engine.call.pages import Pages
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -117,6 +118,12 @@ class PagedKVCache(Rows):
         return self.key_pages, self.value_pages
 
     @property
+    def _stores(self) -> tuple[Pages, Pages]:
+        filled = -(-jnp.minimum(self.lengths, self.capacity) // self.page_size)
+        key, value = (Pages(pages, self.page_table, filled) for pages in self._stored)
+        return key, value
+
+    @property
     def num_pages(self) -> int:
         """Pages in memory."""
         return self.key_pages.shape[0]
@@ -129,12 +136,12 @@ class PagedKVCache(Rows):
     @property
     def key(self) -> Float[Array, "batch K S D"]:
         """The rows' keys in order, S = pages_per_row * page_size; zero where a row holds no page."""
-        return _gather(self.key_pages, self.page_table)
+        return _gather(self._stores[0])
 
     @property
     def value(self) -> Float[Array, "batch K S E"]:
         """The rows' values, as `key`."""
-        return _gather(self.value_pages, self.page_table)
+        return _gather(self._stores[1])
 
     @property
     def start(self) -> Int[Array, " batch"]:
@@ -316,11 +323,8 @@ def _append(cache: PagedKVCache, chunk: Chunk) -> PagedKVCache:
 
 
 @jax.jit
-def _gather(pages: Array, table: Array) -> Array:
-    """Gather pages (num_pages, K, page_size, width) as (batch, K, pages_per_row * page_size, width)."""
-    found = jnp.take(pages, jnp.maximum(table, 0), axis=0, mode="clip")
-    found = jnp.where((table >= 0)[..., None, None, None], found, 0).swapaxes(1, 2)
-    return found.reshape((*found.shape[:2], -1, found.shape[-1]))
+def _gather(pages: Pages) -> Array:
+    return pages.array()
 
 
 def _page_numbers(pages: Any, num_pages: int) -> np.ndarray:

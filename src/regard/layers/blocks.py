@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import ArrayLike
-from regard.cache import KVCache
+from regard.cache import KVCache, PagedKVCache
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
 from regard.layers.residual import EPSILON, Residual
@@ -89,7 +89,7 @@ class EncoderBlock(nnx.Module):
         mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
@@ -195,7 +195,7 @@ class DecoderBlock(nnx.Module):
         mask: Mask | ArrayLike | None = None,
         memory_mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
