@@ -57,6 +57,24 @@ CASES = {
         lambda table: {"score": scores.relative_bias(table, max_distance=64), "mask": masks.causal()},
         {"table": (lambda T, S: _numbers(32, HEADS), lambda b, h: P(None, h))},
     ),
+    "positions": (
+        lambda query, key: {
+            "mask": masks.causal() & masks.chunked(97),
+            "query_offset": None,
+            "query_positions": query,
+            "key_positions": key,
+        },
+        {
+            "query": (
+                lambda T, S: jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T)) * 31 % 401,
+                lambda b, h: P(b),
+            ),
+            "key": (
+                lambda T, S: jnp.arange(BATCH * HEADS * S, dtype=jnp.int32).reshape((BATCH, HEADS, S)) % 401,
+                lambda b, h: P(b, h),
+            ),
+        },
+    ),
     "bias and sinks": (
         lambda bias, sinks: {"bias": bias, "sinks": sinks},
         {
@@ -89,7 +107,8 @@ def _call(case, backend, aux):
 
     def call(query, key, value, *rest):
         options = make(**dict(zip(data, rest, strict=True)))
-        output, found = attend(query, key, value, backend=backend, aux=aux, query_offset=2, **options)
+        options = {"query_offset": 2} | options
+        output, found = attend(query, key, value, backend=backend, aux=aux, **options)
         return output, *found.values()
 
     return call

@@ -168,10 +168,9 @@ def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
     (cotangent,) = draw((*leading, shapes[0][-2], shapes[2][-1]), seed=5)
     keep = None
     if mask is not None:
-        keep = mask.dense(
-            shapes[0][-2], shapes[1][-2], query_offset=options.get("query_offset", 0),
-            key_offset=options.get("key_offset"), leading_axes=len(leading),
-        )  # fmt: skip
+        where = {name: options[name] for name in options if name.endswith(("_offset", "_positions"))}
+        where = where or {"query_offset": 0}
+        keep = mask.dense(shapes[0][-2], shapes[1][-2], leading_axes=len(leading), **where)
         keep = np.asarray(keep)
     spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
     inputs = [np.asarray(array, np.float64) for array in arrays]

@@ -39,7 +39,7 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "grid alignment picture tile_kinds bounds data algebra positional predicates stored keys"
+    "masks": "offsets grid data alignment picture tile_kinds bounds algebra positional predicates stored keys"
     " documents conventions notation",
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",

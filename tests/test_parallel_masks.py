@@ -9,6 +9,8 @@ from regard import masks
 LENGTH = 37  # eight devices do not divide it, nor do four
 
 IDS = np.repeat([3, 0, 7, 3], [9, 5, 15, 8]).astype(np.int32)
+PACKED = np.concatenate([np.arange(length) for length in (9, 5, 15, 8)]).astype(np.int32)
+SCATTERED = np.random.default_rng(4).integers(-3, 40, (2, LENGTH)).astype(np.int32)
 HOLES = np.random.default_rng(3).random((LENGTH, LENGTH)) < 0.4
 
 
@@ -46,6 +48,25 @@ CASES = {
         "both",
     ),
     "lengths that divide": (EVEN, CAUSAL & masks.lengths([16, 5]), {}, "ring"),
+    "packed positions": (
+        SELF,
+        masks.segments(IDS, IDS) & CAUSAL,
+        {"query_positions": PACKED, "key_positions": PACKED},
+        "ring",
+    ),
+    "positions by row": (
+        SELF,
+        CAUSAL & masks.sliding_window(9),
+        {"query_positions": SCATTERED, "key_positions": SCATTERED[:, ::-1]},
+        "zigzag",
+    ),
+    "positions of drafts": (CROSS, CAUSAL, {"query_positions": SCATTERED[:, :23], "key_offset": 3}, "both"),
+    "positions that divide": (
+        EVEN,
+        masks.chunked(5),
+        {"query_offset": 3, "key_positions": SCATTERED[:, :16]},
+        "ring of shards",
+    ),
     "nothing": (SELF, CAUSAL & ~CAUSAL, {}, "both"),
     "fewer rows than devices": (
         ((3, 5, 7), (3, 11, 7), (3, 11, 5)),

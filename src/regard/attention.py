@@ -51,11 +51,18 @@ def attend(
             with a value of 0 would: lse = log(e^sink + sum_s e^score_s).
             Weights then sum to less than 1; lse and entropy count the sink, max_score and argmax do not.
         dropout_rate: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - rate). The
-            pattern depends on (rng, batch, head, query position, key) alone.
+            pattern depends on (rng, batch, head, query position, key position) alone; with positions per
+            token, on rows in their place, as tokens may share a position.
         rng: random key, needed when dropout_rate > 0.
         query_offset: position of query row 0: an integer or one per batch row. None means 0 when T == S; with
             T != S, or with a key_offset, it is needed by masks that read positions.
         key_offset: position of key row 0, likewise; None means 0. For a piece of a longer sequence.
+        query_positions: in place of query_offset, the position of each query row: integers `(T,)`, or
+            `(batch..., T)` aligned with the first leading axes of query, in any order; several rows may share
+            one, and it may be negative or traced. Keys stay at 0..S-1 unless told otherwise: for packed rows
+            that restart at 0 pass the same array as key_positions, too.
+        key_positions: in place of key_offset, the position of each key row, `(S,)` or `(batch..., S)`.
+            Masks that read positions then need query_offset or query_positions, even with T == S.
         aux: names of what else to return: "weights" and "scores" `(*B, T, S)`; "lse" (log of the sum of
             exponentials), "max_score", "argmax" and "entropy" (nats), each `(*B, T)`. Asking does not change
             the output. Weights are those before dropout.
@@ -75,8 +82,8 @@ def attend(
 
     Raises:
         TypeError: an argument of the wrong type, among them a float mask (pass it as `bias=`).
-        ValueError: shapes that do not fit, a rate outside [0, 1), a missing rng or query_offset, an unknown
-            name in aux or backend.
+        ValueError: shapes that do not fit, a rate outside [0, 1), a missing rng or query_offset, an offset
+            and positions for one side, an unknown name in aux or backend.
         NotImplementedError: the backend asked for cannot serve the call; the message says why.
 
     Example:

@@ -29,6 +29,7 @@ from regard.formulas import (
     product,
 )
 from regard.masks.grid import Grid
+from regard.masks.offsets import positions_of
 
 SCORES = "logits"
 
@@ -157,7 +158,9 @@ class Course:
                 array = array.reshape(-1)
             own = self.notation.name((*array.shape[:-1], self.notation.sizes[index]), index)
             where = Symbol(letter, spell(own))
-            if isinstance(start, int):
+            if not positions_of(start).is_consecutive:
+                right = None
+            elif isinstance(start, int):
                 right = Symbol(index) if start == 0 else Row((Number(str(start)), Symbol(index)), "+")
             else:
                 right = Row((Symbol("offset", spell(own[:-1])), Symbol(index)), "+")
@@ -279,8 +282,8 @@ class Course:
         seeds = dropout.head_seeds(problem.rng, problem.leading)
         seeds = seeds if problem.heads is None else jnp.take(seeds, self.heads, -1)
         survivors = dropout.survivors(
-            dropout.query_words(seeds, grid.query_position),
-            dropout.key_words(seeds, grid.key_position),
+            dropout.query_words(seeds, grid.query_number),
+            dropout.key_words(seeds, grid.key_number),
             problem.dropout_rate,
         )
         grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)

@@ -89,6 +89,7 @@ class EncoderBlock(nnx.Module):
         mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
+        positions: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
@@ -100,6 +101,7 @@ class EncoderBlock(nnx.Module):
             mask: as in `MultiHeadAttention`; None means that every position may attend to every other.
             score: score functions, as in `attend`.
             query_offset, cache, counts, aux: as in `MultiHeadAttention`.
+            positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1. For packed rows.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also the dict of the attention.
@@ -109,6 +111,7 @@ class EncoderBlock(nnx.Module):
         """
         x = check_features("x", x, self.attention.d_model)
         options = {"score": score, "query_offset": query_offset, "cache": cache, "counts": counts, "aux": aux}
+        options |= {"query_positions": positions}
         result = self.attention(self.attention_residual.enter(x), mask=mask, **options)
         has_more = bool(aux) or cache is not None
         attended, seen = unpack(result, has_more)
@@ -195,6 +198,7 @@ class DecoderBlock(nnx.Module):
         mask: Mask | ArrayLike | None = None,
         memory_mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
+        positions: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
@@ -208,6 +212,7 @@ class DecoderBlock(nnx.Module):
             mask: who may attend to whom within x; None means everyone to everyone.
             memory_mask: who may attend to what in the memory; None means everyone to everything.
             score: score functions of the self-attention, as in `attend`.
+            positions: where each token of x sits, in the self-attention, as in `EncoderBlock`.
             cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
@@ -219,7 +224,8 @@ class DecoderBlock(nnx.Module):
         x = check_features("x", x, self.self_attention.d_model)
         if not isinstance(memory, Memory):
             memory = check_features("memory", memory, self.cross_attention.memory_width)
-        options = {"score": score, "cache": cache, "counts": counts, "aux": aux}
+        options = {"score": score, "query_positions": positions}
+        options |= {"cache": cache, "counts": counts, "aux": aux}
         result = self.self_attention(self.self_residual.enter(x), mask=mask, **options)
         has_more = bool(aux) or cache is not None
         attended, seen_self = unpack(result, has_more)

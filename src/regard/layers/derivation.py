@@ -37,6 +37,8 @@ def derive(
     bias: ArrayLike | None = None,
     score: Score | Sequence[Score] | None = None,
     query_offset: Any = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
     deterministic: Any = None,
     rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
     rows: ArrayLike | Sequence[int] | None = None,
@@ -52,7 +54,9 @@ def derive(
 
     Args:
         layer: the `MultiHeadAttention` to be called. Where its dropout is on, the call draws from its stream.
-        query, key, value, mask, bias, score, query_offset, deterministic, rngs: as in a call of the layer.
+        query, key, value, mask, bias, score, query_offset, query_positions, key_positions: as in a call of
+            the layer.
+        deterministic, rngs: likewise.
         rows: which rows of the query to derive; None means all, of at most about a million scores.
         heads: which query heads to derive; None means all. The output is that of all heads either way.
 
@@ -85,10 +89,9 @@ def derive(
             " pass its attention layer"
         )
     options: dict[str, Any] = {"mask": mask, "bias": bias, "score": score, "query_offset": query_offset}
+    options |= {"query_positions": query_positions, "key_positions": key_positions}
+    check_known((query, key, value, options, rows, heads, nnx.state(layer, nnx.Param)))
     options |= {"deterministic": deterministic, "rngs": rngs}
-    check_known(
-        (query, key, value, mask, bias, score, query_offset, rows, heads, nnx.state(layer, nnx.Param))
-    )
     seen: list[CallEvent] = []
     with watch(seen.append):
         output = layer(query, key, value, **options)

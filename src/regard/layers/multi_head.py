@@ -18,7 +18,8 @@ from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
-from regard.masks.alignment import place_queries
+from regard.masks.alignment import place_queries, settle_positions
+from regard.masks.offsets import Offset, positions_of
 from regard.positions import Rotary
 from regard.scores import Score
 
@@ -156,6 +157,8 @@ class MultiHeadAttention(nnx.Module):
         bias: ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         deterministic: Any = None,
@@ -176,6 +179,9 @@ class MultiHeadAttention(nnx.Module):
             score: score functions, as in `attend`.
             query_offset: position of the first query; needed when T != S and the mask, a score or `rotary`
                 reads positions.
+            query_positions: in its place, where each query sits, `(T,)` or `(batch, T)`, as in `attend`.
+            key_positions: where each key sits, `(S,)` or `(batch, S)`. None means 0..S-1, or in
+                self-attention that tokens sit where query_positions says.
             cache: the tokens so far, for decoding: T new tokens `(batch, T, M)` are appended at the positions
                 after them, and attend to all. The mask must hide the future, as `masks.causal()` does.
             counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all.
@@ -200,11 +206,13 @@ class MultiHeadAttention(nnx.Module):
         kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
         if cache is not None:
-            has_more = key is not None or query_offset is not None
+            more = (key, query_offset, query_positions, key_positions)
+            has_more = any(one is not None for one in more)
             if has_more or query.shape[:-2] != (cache.batch,):
                 raise ValueError(
-                    f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value or"
-                    f" query_offset; got query {tuple(query.shape)}{' and more' if has_more else ''}"
+                    f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value,"
+                    f" query_offset and positions; got query {tuple(query.shape)}"
+                    f"{' and more' if has_more else ''}"
                 )
         rank, query_leading = query.ndim, query.shape[:-2]
         # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
@@ -213,6 +221,7 @@ class MultiHeadAttention(nnx.Module):
             memory, leading = key, jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
             query = jax.lax.broadcast_to_rank(query, memory.key.ndim - 1)
         elif key is None:
+            key_positions = query_positions if key_positions is None else key_positions
             leading, query = query_leading, jax.lax.broadcast_to_rank(query, 3)
             memory = self._project(query, query, nnx.Linear.__call__)
         else:
@@ -225,10 +234,13 @@ class MultiHeadAttention(nnx.Module):
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)
         if self.rotary is not None:
-            heads, memory = self._turn(heads, memory, query_offset, cache)
+            query_place = settle_positions("query", query_offset, query_positions, query.shape[-2], leading)
+            key_place = settle_positions("key", None, key_positions, memory.key.shape[-2], leading)
+            heads, memory = self._turn(heads, memory, query_place, key_place, cache)
         if cache is None:
-            call = functools.partial(attend, heads, *memory, query_offset=query_offset)
-            num_keys = memory.key.shape[-2]
+            places = {"query_offset": query_offset, "query_positions": query_positions}
+            places |= {"key_positions": key_positions}
+            call, num_keys = functools.partial(attend, heads, *memory, **places), memory.key.shape[-2]
         else:
             cache = cache.append(*memory, counts)
             call, num_keys = functools.partial(cache.attend, heads, counts=counts), cache.slots
@@ -267,17 +279,23 @@ class MultiHeadAttention(nnx.Module):
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
 
     def _turn(
-        self, query: Array, memory: Memory, query_offset: Any, cache: KVCache | PagedKVCache | None
+        self,
+        query: Array,
+        memory: Memory,
+        query_place: Offset,
+        key_place: Offset,
+        cache: KVCache | PagedKVCache | None,
     ) -> tuple[Array, Memory]:
         """Turn queries and keys by their positions."""
         assert self.rotary is not None
         if cache is not None:
             place = cache.lengths[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
             return self.rotary(query, place), memory._replace(key=self.rotary(memory.key, place))
-        offset = place_queries(query.shape[-2], memory.key.shape[-2], query_offset, True)
-        if jnp.ndim(offset) == 1:
-            offset = jnp.asarray(offset)[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
-        return self.rotary(query, offset), memory._replace(key=self.rotary(memory.key))
+        T, S = query.shape[-2], memory.key.shape[-2]
+        query_place = place_queries(T, S, query_place, True, key_place)
+        places = (positions_of(place).rows(size) for place, size in ((query_place, T), (key_place, S)))
+        query_rows, key_rows = places
+        return self.rotary(query, query_rows), memory._replace(key=self.rotary(memory.key, key_rows))
 
 
 def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:

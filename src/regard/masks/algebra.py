@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array, Bool, Int
-from regard.masks.alignment import place_queries
+from regard.axes import Array, ArrayLike, Bool, Int
+from regard.masks.alignment import place_mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import spell_record, whole_number
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
@@ -106,6 +106,9 @@ class Mask:
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         """Raise ValueError where the mask's data does not fit a call with these sizes."""
 
+    def check_positions(self, query: Offset, key: Offset) -> None:
+        """Raise ValueError where the mask has no meaning for rows that sit there."""
+
     def expression(self) -> str:
         """Return the code that makes this mask."""
         return spell_record(self)
@@ -119,6 +122,8 @@ class Mask:
         *,
         query_offset: Offset = None,
         key_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
         leading_axes: int | None = None,
     ) -> Bool[Array, ...]:
         """Evaluate the mask everywhere: True where the query may attend to the key.
@@ -129,6 +134,8 @@ class Mask:
             query_offset: position of the first query, an int or an integer array `(batch,)`. None means 0
                 when T == S, and is an error when T != S and the mask reads positions.
             key_offset: position of the first key, likewise; None means 0.
+            query_positions, key_positions: in place of an offset, a position for each query, `(T,)` or
+                `(batch..., T)`, or for each key; in any order.
             leading_axes: how many axes the result has before (T, S); None means as many as the mask's own
                 data has. Data of shape (batch, ...) keeps to the first of them.
 
@@ -142,8 +149,9 @@ class Mask:
                    [ True,  True,  True]], dtype=bool)
         """
         num_keys = num_queries if num_keys is None else num_keys
-        offset, axes = self._place(num_queries, num_keys, query_offset, key_offset, leading_axes)
-        keep = self.keep(Grid.cover(num_queries, num_keys, offset, axes, key_offset))
+        offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
+        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        keep = self.keep(Grid.cover(num_queries, num_keys, query, axes, key))
         return jnp.broadcast_to(keep, (*keep.shape[:axes], num_queries, num_keys))
 
     def tiles(
@@ -155,6 +163,8 @@ class Mask:
         key_block: int = 128,
         query_offset: Offset = None,
         key_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
         leading_axes: int | None = None,
     ) -> Int[Array, ...]:
         """Classify every tile as EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
@@ -163,13 +173,9 @@ class Mask:
         arithmetic; `predicate` and `from_array` look at the cells, one row of tiles at a time.
 
         Args:
-            num_queries: T.
-            num_keys: S; None means T.
-            query_block: queries per tile, at least 1.
-            key_block: keys per tile, at least 1.
-            query_offset: as in `dense`.
-            key_offset: as in `dense`.
-            leading_axes: as in `dense`.
+            num_queries, num_keys: as in `dense`.
+            query_block, key_block: queries and keys per tile, at least 1.
+            query_offset, key_offset, query_positions, key_positions, leading_axes: as in `dense`.
 
         Returns:
             int8 array `(*b, ceil(T / query_block), ceil(S / key_block))` of `TileKind` codes.
@@ -186,25 +192,32 @@ class Mask:
         for name, block in (("query_block", query_block), ("key_block", key_block)):
             whole_number(name, block, 1)
         num_keys = num_queries if num_keys is None else num_keys
-        offset, axes = self._place(num_queries, num_keys, query_offset, key_offset, leading_axes)
-        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, offset, axes, key_offset)
+        offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
+        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, query, axes, key)
         codes = self.classify(blocks)
         return jnp.broadcast_to(
             codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
         )
 
-    def picture(self, num_queries: int, num_keys: int | None = None, *, query_offset: Offset = None) -> str:
+    def picture(
+        self,
+        num_queries: int,
+        num_keys: int | None = None,
+        *,
+        query_offset: Offset = None,
+        query_positions: ArrayLike | None = None,
+        key_positions: ArrayLike | None = None,
+    ) -> str:
         """Draw the mask for the terminal; beyond 64 queries or keys, one mark stands for a tile.
 
         Masks with per-row data are drawn for their first row.
 
         Args:
-            num_queries: T.
-            num_keys: S; None means T.
-            query_offset: as in `dense`.
+            num_queries, num_keys, query_offset, query_positions, key_positions: as in `dense`.
 
         Returns:
-            Lines of text, one per query (or row of tiles), under a legend.
+            Lines of text, one per query (or row of tiles) and numbered by its position, under a legend.
 
         Example:
             >>> from regard import masks
@@ -215,19 +228,12 @@ class Mask:
             2 · · ■ ■
             3 · · ■ ■
         """
-        if not is_concrete((self, query_offset)):
+        if not is_concrete((self, query_offset, query_positions, key_positions)):
             raise TypeError("picture: expected a mask with concrete arrays, got one inside a trace")
-        return draw_mask(self, num_queries, num_queries if num_keys is None else num_keys, query_offset)
-
-    def _place(self, T: int, S: int, offset: Offset, key_offset: Offset, axes: Any) -> tuple[Offset, int]:
-        offset = place_queries(T, S, offset, self.reads_positions, key_offset)
-        needed = max(self.leading_axes, np.ndim(offset), np.ndim(key_offset))
-        if axes is not None and axes < needed:
-            raise ValueError(
-                f"leading_axes: expected at least {needed}, the axes of the mask's data and of"
-                f" offsets; got {axes}"
-            )
-        return offset, needed if axes is None else axes
+        num_keys = num_queries if num_keys is None else num_keys
+        offsets, positions = (query_offset, None), (query_positions, key_positions)
+        query, key, _ = place_mask(self, num_queries, num_keys, offsets, positions)
+        return draw_mask(self, num_queries, num_keys, query, key)
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, _operand("&", self, other))
@@ -317,6 +323,10 @@ class Combination(Mask):
     def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
         for mask in self.operands:
             mask.check(leading, num_queries, num_keys)
+
+    def check_positions(self, query: Offset, key: Offset) -> None:
+        for mask in self.operands:
+            mask.check_positions(query, key)
 
 
 @record

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from regard.masks.data import check_rows, check_width, integers
 from regard.masks.grid import Offset
+from regard.masks.offsets import TokenPositions, positions_of
+
+
+def settle_positions(
+    side: str, offset: Offset, positions: Any, length: int, leading: tuple[int, ...] | None = None
+) -> Offset:
+    """Return the one of offset and positions that is given, positions checked; `side` is query or key.
+
+    `leading` are the call's leading axes; None where nobody knows them.
+    """
+    if positions is None:
+        return offset
+    name, other = f"{side}_positions", f"{side}_offset"
+    if offset is not None:
+        raise ValueError(
+            f"{other}, {name}: expected one of the two, because each says where the rows of {side} sit; got"
+            f" both. Add the offset to the positions and leave {other} out"
+        )
+    array = integers(name, positions)
+    if array.ndim == 0:
+        raise ValueError(
+            f"{name}: expected one position per row of {side}, ({length},) or (batch..., {length}); got a"
+            f" scalar. Pass the position of the first of consecutive rows as {other}="
+        )
+    check_width(name, f"row of {side}", array.shape[-1], length)
+    if leading is not None:
+        check_rows(name, array.shape[:-1], leading)
+    return TokenPositions(array)
 
 
 def place_queries(
@@ -15,9 +46,10 @@ def place_queries(
         return 0
     if key_offset is not None:
         raise ValueError(
-            "query_offset: expected where the queries sit, because key_offset moves the keys and the mask or"
-            " score reads positions; got None. Query t sits at position query_offset + t, key s at"
-            " key_offset + s"
+            "query_offset: expected where the queries sit, because key_offset or key_positions moves the"
+            " keys and the mask or score reads positions; got None. Query t sits at position query_offset +"
+            " t, key s at key_offset + s; for the same tokens on both sides, pass the positions of the keys"
+            " as query_positions, too"
         )
     raise ValueError(
         f"query_offset: expected where the queries sit, because T = {num_queries} queries differ from"
@@ -27,6 +59,28 @@ def place_queries(
         f"Pass query_offset={num_keys - num_queries} when the queries are the last rows of the sequence (a"
         " cache), query_offset=0 when both start together."
     )
+
+
+def place_mask(
+    mask: Any,
+    num_queries: int,
+    num_keys: int,
+    offsets: tuple[Offset, Offset],
+    positions: tuple[Any, Any],
+    leading_axes: int | None = None,
+) -> tuple[Offset, Offset, int]:
+    """Return where the rows that a mask is evaluated at sit, and how many leading axes it has."""
+    query = settle_positions("query", offsets[0], positions[0], num_queries)
+    key = settle_positions("key", offsets[1], positions[1], num_keys)
+    query = place_queries(num_queries, num_keys, query, mask.reads_positions, key)
+    mask.check_positions(query, key)
+    needed = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
+    if leading_axes is not None and leading_axes < needed:
+        raise ValueError(
+            f"leading_axes: expected at least {needed}, the axes of the mask's data and of offsets or"
+            f" positions; got {leading_axes}"
+        )
+    return query, key, needed if leading_axes is None else leading_axes
 
 
 def _both_alignments(num_queries: int, num_keys: int) -> str:

@@ -11,7 +11,8 @@ from regard.axes import Array, ArrayLike
 from regard.masks.algebra import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import integers, literal, split
-from regard.masks.grid import Blocks, Grid, offset_column, spread
+from regard.masks.grid import Blocks, Grid, Offset, spread
+from regard.masks.offsets import offset_column, positions_of
 from regard.masks.positional import same_value_kind
 from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import TileKind, tile_kind
@@ -27,7 +28,8 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
         query_ids: integer array `(batch, ..., T)`, aligned with the first leading axes of query; may be
             traced. Ids need no order: a segment may come back after another.
         key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *key*, and a
-            query reads that of the key where it sits, at position `query_offset + t`.
+            query reads that of the key where it sits, at position `query_offset + t` or
+            `query_positions[t]`. With `key_positions` both are needed.
 
     Returns:
         A mask; with `key_ids` it does not read query positions.
@@ -120,12 +122,11 @@ class Documents(Stored):
 
     def classify(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
-        rows = blocks.rows
-        ones = (1,) * blocks.leading_axes
-        moved = blocks.query_offset - offset_column(blocks.key_offset, blocks.leading_axes)
-        queries, inside = self._at(rows.reshape((*ones, -1, 1)) + moved, blocks.leading_axes)
-        queries = queries.reshape((*queries.shape[:-2], *rows.shape))
-        inside = inside.reshape((*inside.shape[:-2], *rows.shape))
+        shape = blocks.rows.shape
+        row = blocks.row_positions - offset_column(blocks.key_offset, blocks.leading_axes)
+        queries, inside = self._at(row, blocks.leading_axes)
+        queries = queries.reshape((*queries.shape[:-2], *shape))
+        inside = inside.reshape((*inside.shape[:-2], *shape))
         key_low, key_high = (
             spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)
         )
@@ -134,6 +135,15 @@ class Documents(Stored):
         return tile_kind(
             empty=none_inside | (code == TileKind.EMPTY), full=all_inside & (code == TileKind.FULL)
         )
+
+    def check_positions(self, query: Offset, key: Offset) -> None:
+        if not positions_of(key).is_consecutive:
+            raise ValueError(
+                "key_positions: expected none with segments(ids), whose queries read the id of the key where"
+                " they sit, which takes keys that follow one another; give the ids of both sides:"
+                " segments(query_ids, key_ids), or segments(ids, ids) where queries and keys are the same"
+                " tokens"
+            )
 
     def slice_grid(self, grid: Grid) -> Mask:
         # The piece's queries may sit where keys of another piece do.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +11,10 @@ import numpy as np
 from jax.core import Tracer
 
 from regard.axes import Array
-
-Offset = Any  # an int, a traced scalar, or an integer array (batch,); None, known to be 0
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive indices; data that has one entry per index can be sliced instead of gathered."""
-
-    start: Any  # None: from the first to the last, so nothing needs to be taken out
-    size: int
-
-    @property
-    def members(self) -> Array:
-        index = jnp.arange(self.size, dtype=jnp.int32)
-        return index if self.start is None else self.start + index
-
-    def take(self, data: Array, axis: int) -> Array:
-        if self.start is None:
-            return data
-        return jax.lax.dynamic_slice_in_dim(data, self.start, self.size, axis, allow_negative_indices=False)
+from regard.masks.offsets import Offset as Offset
+from regard.masks.offsets import Span as Span
+from regard.masks.offsets import block_members, positions_of
+from regard.masks.offsets import spread as spread
 
 
 @dataclass(frozen=True)
@@ -40,8 +23,9 @@ class Grid:
 
     query_index: Array  # (1, ..., T, 1): rows of the query array
     query_position: Array  # (*b, ..., T, 1): where those rows sit
+    query_offset: Offset  # of all rows, as the call has it
     key_index: Array  # (1, ..., 1, S): rows of the key array
-    key_offset: Offset  # index + offset = position
+    key_offset: Offset
     leading_axes: int
     rows: Span | None  # None: the indices have no order to rely on
     columns: Span | None
@@ -58,30 +42,51 @@ class Grid:
         cls, rows: Span, columns: Span, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """Return the cells of consecutive rows and columns."""
-        cells = cls.at(rows.members, columns.members, offset, leading_axes, key_offset)
-        return dataclasses.replace(cells, rows=rows, columns=columns)
+        return cls._make(rows.members, columns.members, rows, columns, offset, leading_axes, key_offset)
 
     @classmethod
     def at(
         cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """Return the cells in the given rows and columns, both one-dimensional index arrays."""
+        return cls._make(rows, columns, None, None, offset, leading_axes, key_offset)
+
+    @classmethod
+    def _make(
+        cls,
+        row: Array,
+        column: Array,
+        rows: Span | None,
+        columns: Span | None,
+        offset: Offset,
+        leading_axes: int,
+        key_offset: Offset,
+    ) -> Grid:
         ones = (1,) * leading_axes
-        query_index = rows.reshape((*ones, rows.size, 1))
-        return cls(
-            query_index,
-            query_index + offset_column(offset, leading_axes),
-            columns.reshape((*ones, 1, columns.size)),
-            key_offset,
-            leading_axes,
-            None,
-            None,
-        )
+        query_index = row.reshape((*ones, row.size, 1))
+        query_position = positions_of(offset).at(query_index, rows, -2, leading_axes)
+        key_index = column.reshape((*ones, 1, column.size))
+        return cls(query_index, query_position, offset, key_index, key_offset, leading_axes, rows, columns)
 
     @property
     def key_position(self) -> Array:
         """Return the positions of the keys, (*b, ..., 1, S)."""
-        return _move(self.key_index, self.key_offset, self.leading_axes)
+        return positions_of(self.key_offset).at(self.key_index, self.columns, -1, self.leading_axes)
+
+    @property
+    def query_number(self) -> Array:
+        """Return what no two queries share: positions; rows, where tokens may share a position."""
+        return positions_of(self.query_offset).number(self.query_index, self.query_position)
+
+    @property
+    def key_number(self) -> Array:
+        """Return what no two keys share, likewise."""
+        return positions_of(self.key_offset).number(self.key_index, self.key_position)
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Return whether positions follow one another along both axes, as consecutive rows do."""
+        return positions_of(self.query_offset).is_consecutive and positions_of(self.key_offset).is_consecutive
 
     def take_rows(self, data: Array, axis: int = -1) -> Array:
         """Take the entries of per-query data at the grid's rows."""
@@ -94,14 +99,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Runs of consecutive queries against runs of consecutive keys, ends included.
+    """Runs of consecutive rows of query against such runs of key, ends included.
 
     Query arrays are `(..., Q, 1)` and key arrays `(..., 1, K)` for Q x K tiles, of rank `leading_axes + 2`.
     """
 
     query_first: Array
     query_last: Array
-    query_offset: Array  # (*b, ..., 1, 1): index + offset = position
+    query_offset: Offset
     key_first: Array
     key_last: Array
     key_offset: Offset
@@ -127,7 +132,7 @@ class Blocks:
         return cls(
             jnp.asarray(query_first),
             jnp.asarray(np.minimum(query_first + query_block, num_queries).astype(np.int32) - 1),
-            offset_column(offset, leading_axes),
+            offset,
             jnp.asarray(key_first),
             jnp.asarray(np.minimum(key_first + key_block, num_keys).astype(np.int32) - 1),
             key_offset,
@@ -138,53 +143,49 @@ class Blocks:
 
     @property
     def position_first(self) -> Array:
-        return self.query_first + self.query_offset
+        """Return the least position of each block of queries."""
+        return self._query_ends[0]
 
     @property
     def position_last(self) -> Array:
-        return self.query_last + self.query_offset
+        """Return the largest position of each block of queries."""
+        return self._query_ends[1]
 
     @property
     def key_position_first(self) -> Array:
-        return _move(self.key_first, self.key_offset, self.leading_axes)
+        """Return the least position of each block of keys."""
+        return self._key_ends[0]
 
     @property
     def key_position_last(self) -> Array:
-        return _move(self.key_last, self.key_offset, self.leading_axes)
+        """Return the largest position of each block of keys."""
+        return self._key_ends[1]
+
+    @property
+    def row_positions(self) -> Array:
+        """Return the positions of `rows`, (*b, ..., Q * query_block, 1)."""
+        index = self.rows.reshape((*(1,) * self.leading_axes, -1, 1))
+        return positions_of(self.query_offset).at(index, None, -2, self.leading_axes)
 
     @property
     def rows(self) -> Array:
         """Return (Q, query_block) row indices of the query blocks; short ones repeat their last row."""
-        return _members(self.query_first, self.query_last, self.query_block)
+        return block_members(self.query_first, self.query_last, self.query_block)
 
     @property
     def columns(self) -> Array:
         """Return (K, key_block) column indices of the key blocks; short ones repeat their last column."""
-        return _members(self.key_first, self.key_last, self.key_block)
+        return block_members(self.key_first, self.key_last, self.key_block)
 
+    @property
+    def _query_ends(self) -> tuple[Array, Array]:
+        where = positions_of(self.query_offset)
+        return where.ends(self.query_first, self.query_last, self.query_block, -2, self.leading_axes)
 
-def _members(first: Array, last: Array, block: int) -> Array:
-    first, last = first.reshape(-1, 1), last.reshape(-1, 1)
-    return jnp.minimum(first + jnp.arange(block, dtype=jnp.int32)[None], last)
-
-
-def _move(index: Array, offset: Offset, leading_axes: int) -> Array:
-    """Return the positions of indices; what is not moved stays the same array."""
-    return index if offset is None else index + offset_column(offset, leading_axes)
-
-
-def offset_column(offset: Offset, leading_axes: int) -> Array:
-    """Return the offset with `leading_axes + 2` axes, one entry per first leading axis or a single one."""
-    offset = jnp.asarray(0 if offset is None else offset)
-    if offset.dtype != jnp.int32:
-        offset = offset.astype(jnp.int32)
-    return spread(offset, leading_axes + 2)
-
-
-def spread(data: Array, rank: int, trailing: int = 0) -> Array:
-    """Insert unit axes so that data of shape (batch..., trailing...) gets `rank` axes, batch first."""
-    split = data.ndim - trailing
-    return data.reshape((*data.shape[:split], *(1,) * (rank - data.ndim), *data.shape[split:]))
+    @property
+    def _key_ends(self) -> tuple[Array, Array]:
+        where = positions_of(self.key_offset)
+        return where.ends(self.key_first, self.key_last, self.key_block, -1, self.leading_axes)
 
 
 def is_concrete(tree: Any) -> bool:

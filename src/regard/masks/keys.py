@@ -45,6 +45,8 @@ def lengths(key_lengths: ArrayLike) -> Mask:
 
     keep(b, q, k) = (k < key_lengths[b])
 
+    Here k is a position, as everywhere: where keys have `key_positions`, mark padding with `valid_keys`.
+
     Args:
         key_lengths: integer array `(batch, ...)`, aligned with the first leading axes of query, or one
             integer; may be traced. Length 0 is an empty row, which attention answers with 0.

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from regard.masks.alignment import place_queries
 from regard.masks.grid import Offset
+from regard.masks.offsets import Span, positions_of
 
 LARGEST_EXACT = 64
 CELLS = np.array(["·", "■"])
 TILES = np.array(["·", "▒", "█"])
 
 
-def draw_mask(mask: Any, num_queries: int, num_keys: int, query_offset: Offset) -> str:
+def draw_mask(mask: Any, num_queries: int, num_keys: int, offset: Offset, key_offset: Offset) -> str:
     """Draw a mask, its first row where it has several."""
-    offset = place_queries(num_queries, num_keys, query_offset, mask.reads_positions)
+    offsets = {"query_offset": offset, "key_offset": key_offset}
     if max(num_queries, num_keys) <= LARGEST_EXACT:
-        cells = np.asarray(mask.dense(num_queries, num_keys, query_offset=offset))
-        return draw_cells(cells[(0,) * (cells.ndim - 2)], int(np.ravel(np.asarray(offset))[0]))
+        cells = np.asarray(mask.dense(num_queries, num_keys, **offsets))
+        cells = cells[(0,) * (cells.ndim - 2)]
+        where, rows = positions_of(offset), Span(None, num_queries)
+        position = where.at(rows.members[:, None], rows, -2, where.leading_axes)
+        return draw_cells(cells, np.ravel(position)[:num_queries].tolist())
     block = (-(-num_queries // 32) or 1, -(-num_keys // 32) or 1)
-    codes = mask.tiles(num_queries, num_keys, query_block=block[0], key_block=block[1], query_offset=offset)
-    codes = np.asarray(codes)
+    codes = np.asarray(mask.tiles(num_queries, num_keys, query_block=block[0], key_block=block[1], **offsets))
     return draw_tiles(codes[(0,) * (codes.ndim - 2)], (num_queries, num_keys), block)
 
 
-def draw_cells(keep: np.ndarray, offset: int) -> str:
+def draw_cells(keep: np.ndarray, positions: Sequence[int]) -> str:
     """Draw one character a cell, query positions at the left."""
-    width = len(str(max(offset, offset + len(keep) - 1, 0)))
+    width = max((len(str(position)) for position in positions), default=1)
     lines = [
-        f"{offset + row:>{width}} {' '.join(CELLS[cells.astype(int)])}".rstrip()
-        for row, cells in enumerate(keep)
+        f"{position:>{width}} {' '.join(CELLS[cells.astype(int)])}".rstrip()
+        for position, cells in zip(positions, keep, strict=True)
     ]
     return "\n".join([f"{len(keep)} queries x {keep.shape[1]} keys   ■ may attend  · may not", *lines])
 

@@ -135,7 +135,7 @@ def global_tokens(count: int) -> Mask:
 
 
 def _distances(blocks: Blocks) -> tuple[Array, Array]:
-    """Return the smallest and largest key - query distance in each tile; every one between them occurs."""
+    """Return bounds of the key - query distances in each tile, sharp where positions are consecutive."""
     return (
         blocks.key_position_first - blocks.position_last,
         blocks.key_position_last - blocks.position_first,

@@ -35,8 +35,7 @@ def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:
         return jnp.zeros((*ones, blocks.query_first.size, num_tiles), jnp.int8)
 
     def look(rows: Array) -> Array:
-        offset = blocks.query_offset.reshape(blocks.query_offset.shape[:1] if blocks.leading_axes else ())
-        grid = Grid.at(rows, columns.reshape(-1), offset, blocks.leading_axes, blocks.key_offset)
+        grid = Grid.at(rows, columns.reshape(-1), blocks.query_offset, blocks.leading_axes, blocks.key_offset)
         kept = keep(grid)
         kept = jnp.broadcast_to(kept, (*kept.shape[:-2], rows.size, columns.size))
         cells = kept.reshape((*kept.shape[:-2], rows.size, num_tiles, key_block))

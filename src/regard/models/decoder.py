@@ -53,6 +53,7 @@ class Decoder(nnx.Module):
         *,
         lengths: ArrayLike | None = None,
         mask: masks.Mask | ArrayLike | None = None,
+        positions: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
         """Compute the logits of the next token at every position.
@@ -60,7 +61,7 @@ class Decoder(nnx.Module):
         Args:
             tokens: tokens in 0..V-1.
             mask: what else may not be attended to, beside the future.
-            lengths, aux: as in `Encoder`.
+            lengths, positions, aux: as in `Encoder`.
 
         Returns:
             Logits `(batch, T, V)`; with `aux`, also the dict of `Encoder`.
@@ -68,7 +69,8 @@ class Decoder(nnx.Module):
         Raises:
             TypeError, ValueError: as in `TokenEmbedding`.
         """
-        hidden, seen = unpack(self.trunk(tokens, lengths=lengths, mask=mask, aux=aux), aux)
+        options = {"lengths": lengths, "mask": mask, "positions": positions, "aux": aux}
+        hidden, seen = unpack(self.trunk(tokens, **options), aux)
         return (self.predict(hidden), seen) if aux else self.predict(hidden)
 
     def predict(self, hidden: Float[Array, "*B T M"]) -> Float[Array, "*B T V"]:

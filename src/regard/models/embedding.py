@@ -13,6 +13,7 @@ import regard.positions as positions
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm
+from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, check_lengths, check_range, mark_valid
@@ -80,6 +81,7 @@ class TokenEmbedding(nnx.Module):
         lengths: ArrayLike | None = None,
         token_types: ArrayLike | None = None,
         offset: ArrayLike | None = None,
+        positions: ArrayLike | None = None,
     ) -> Float[Array, "*B T M"]:
         """Embed the inputs.
 
@@ -89,6 +91,7 @@ class TokenEmbedding(nnx.Module):
             lengths: number of valid positions per row, at its start; None means all.
             token_types: segment of each token, `(batch, T)`; None means 0.
             offset: position of the first token per row, `(batch,)`, in decoding; None means 0.
+            positions: in its place, the position of each token, `(T,)` or `(batch, T)`.
 
         Returns:
             Residual stream, one position longer with a `class_token`. Under jit, a token out of range gives
@@ -99,13 +102,18 @@ class TokenEmbedding(nnx.Module):
             ValueError: outside jit, a token out of range; an input longer than `max_length` with learned
                 positions; inputs or lengths of the wrong shape.
         """
+        if positions is not None and self.class_token is not None:
+            raise ValueError(
+                "positions: expected None, as the config has a class_token, which would need a position of"
+                " its own; got one for each input"
+            )
         hidden = self.entry(inputs, lengths)
         if self.class_token is not None:
             front = jnp.broadcast_to(
                 self.class_token[...].astype(hidden.dtype), (*hidden.shape[:-2], 1, hidden.shape[-1])
             )
             hidden = jnp.concatenate((front, hidden), axis=-2)
-        hidden = self._add_positions(self._add_types(hidden, token_types), offset)
+        hidden = self._add_positions(self._add_types(hidden, token_types), offset, positions)
         return self.dropout(hidden if self.norm is None else self.norm(hidden))
 
     def _add_types(self, hidden: Array, token_types: Any) -> Array:
@@ -125,8 +133,8 @@ class TokenEmbedding(nnx.Module):
             check_range("token_types", "values", types, most, f"num_token_types={most + 1}")
         return hidden + self.type_table(types) * self.scale
 
-    def _add_positions(self, hidden: Array, offset: Any) -> Array:
-        """Add the positions from `offset` on, or 0..T-1 on every row."""
+    def _add_positions(self, hidden: Array, offset: Any, places: Any) -> Array:
+        """Add the positions from `offset` on, those given, or 0..T-1 on every row."""
         num_positions, d_model = hidden.shape[-2:]
         limit = self.config.max_length
         if self.config.positions not in ("sinusoidal", "learned"):
@@ -134,12 +142,14 @@ class TokenEmbedding(nnx.Module):
         place = jnp.arange(num_positions, dtype=jnp.int32)
         if offset is not None:
             place = jnp.asarray(offset)[:, None] + place[None]
+        if places is not None:
+            place = self._check_places(places, hidden.shape[:-1])
         if self.position_table is None:
-            if offset is None:
+            if offset is None and places is None:
                 rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
             else:
                 rows = positions.sinusoidal_at(place, d_model).astype(hidden.dtype)
-        elif num_positions > limit:
+        elif places is None and num_positions > limit:
             raise ValueError(
                 f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"
                 " max_length, or use positions='sinusoidal', which has no limit"
@@ -147,6 +157,18 @@ class TokenEmbedding(nnx.Module):
         else:
             rows = self.position_table(place) * self.scale
         return hidden + jnp.broadcast_to(rows, hidden.shape)
+
+    def _check_places(self, places: Any, shape: tuple[int, ...]) -> Array:
+        """Return the position of each token, checked; out of the table's range under jit, one that is NaN."""
+        found = integers("positions", places)
+        if found.shape not in (shape, shape[-1:]):
+            raise ValueError(f"positions: expected integers {shape[-1:]} or {shape}, got shape {found.shape}")
+        if self.position_table is None:
+            return jnp.asarray(found)
+        limit = self.config.max_length
+        if is_concrete(found):
+            check_range("positions", "values", found, limit - 1, f"max_length={limit}")
+        return jnp.where(jnp.asarray(found) < 0, limit, found)  # a negative index would count from the end
 
 
 class TokenTable(nnx.Module):

@@ -51,6 +51,7 @@ class Encoder(nnx.Module):
         lengths: ArrayLike | None = None,
         mask: Mask | ArrayLike | None = None,
         token_types: ArrayLike | None = None,
+        positions: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
         """Encode the inputs.
@@ -62,6 +63,8 @@ class Encoder(nnx.Module):
                 holds, NaN included, changes no result and no gradient.
             mask: who else may not attend to whom; as in `MultiHeadAttention`.
             token_types: segment of each token, `(batch, T)`, with `num_token_types`; None means 0.
+            positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1. Packed documents
+                start again at 0, under `mask=masks.segments(ids, ids)`.
             aux: names as in `attend`, or "hidden", the residual stream after each block.
 
         Returns:
@@ -69,13 +72,17 @@ class Encoder(nnx.Module):
             also {"blocks": one dict per block}, and with "hidden" "embedding": what the first block reads.
 
         Raises:
-            TypeError, ValueError: as in `TokenEmbedding`: tokens out of range outside jit, wrong shapes.
+            TypeError, ValueError: as in `TokenEmbedding`: tokens out of range outside jit, wrong shapes,
+                positions beside a `class_token`, whose own would be a guess.
         """
-        hidden = embedding = self.embedding(inputs, lengths=lengths, token_types=token_types)
+        hidden = embedding = self.embedding(
+            inputs, lengths=lengths, token_types=token_types, positions=positions
+        )
         if self.config.class_token and lengths is not None:
             lengths = jnp.asarray(lengths) + 1
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
-        hidden, seen = self.stack(hidden, mask=mask_padding(lengths, mask), aux=aux)
+        mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
+        hidden, seen = self.stack(hidden, mask=mask, positions=positions, aux=aux)
         hidden = blank_padding(hidden, lengths)
         if "hidden" in aux:
             return hidden, {"blocks": seen, "embedding": embedding}

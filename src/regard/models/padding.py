@@ -52,10 +52,16 @@ def blank_padding(x: Array, lengths: Any) -> Array:
     return jnp.where(mark_valid(lengths, x.shape[-2])[..., None], x, jnp.zeros_like(x))
 
 
-def mask_padding(lengths: Any, mask: masks.Mask | None = None) -> masks.Mask | None:
-    """Restrict a mask, or None for all, to keys outside the padding."""
+def mask_padding(
+    lengths: Any, mask: masks.Mask | None = None, num_keys: int | None = None
+) -> masks.Mask | None:
+    """Restrict a mask, or None for all, to keys outside the padding.
+
+    With `num_keys` keys are counted by row, as where they have positions of their own; else by position.
+    """
     if lengths is None:
         return mask
     # One unbatched example runs as a batch of 1.
-    valid = masks.lengths(jnp.atleast_1d(jnp.asarray(lengths, jnp.int32)))
+    lengths = jnp.atleast_1d(jnp.asarray(lengths, jnp.int32))
+    valid = masks.lengths(lengths) if num_keys is None else masks.valid_keys(mark_valid(lengths, num_keys))
     return valid if mask is None else mask & valid

@@ -95,6 +95,7 @@ class Stack(nnx.Module):
         *,
         mask: masks.Mask | None = None,
         memory_mask: masks.Mask | None = None,
+        positions: ArrayLike | None = None,
         caches: tuple[KVCache, ...] | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
@@ -106,6 +107,7 @@ class Stack(nnx.Module):
             memory: what the cross-attention of decoder blocks reads; or, per block, what it remembers.
             mask: who may attend to whom, besides causality and windows.
             memory_mask: who may attend to what in the memory.
+            positions: where each token of x sits; None means 0..T-1.
             caches: in decoding, one per block.
             counts: in decoding, how many new tokens per row are real.
             aux: names as in `attend`, or "hidden", the stream after each block.
@@ -118,6 +120,7 @@ class Stack(nnx.Module):
 
         def call(number: int, block: Any, x: Array) -> tuple[Array, dict[str, Any]]:
             options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
+            options |= {"positions": positions}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:

@@ -13,6 +13,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.device_types import NO_MESH
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks, Grid, Span, is_concrete
+from regard.masks.offsets import positions_of
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at
@@ -122,8 +123,9 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
         grid = Grid.tile(
             Span(first, size), Span(0, problem.S), problem.query_offset, axes, problem.key_offset
         )
+        offset = positions_of(problem.query_offset).slice_rows(first, Span(first, size).members)
         codes = problem.mask.slice_grid(grid).classify(
-            Blocks.cover(size, problem.S, side, side, problem.query_offset + first, axes, problem.key_offset)
+            Blocks.cover(size, problem.S, side, side, offset, axes, problem.key_offset)
         )
     codes = np.asarray(codes)
     return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != TileKind.EMPTY).sum())

@@ -16,8 +16,9 @@ from regard.engine.flash.preparation import prepare, statistics
 from regard.engine.flash.tiles import TileConfig
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
-from regard.masks import Mask, from_array, lengths
+from regard.masks import Mask, from_array, lengths, valid_keys
 from regard.masks.grid import Grid, Span
+from regard.masks.offsets import positions_of
 from regard.parallel.division import Division
 from regard.records import record, static
 
@@ -42,7 +43,7 @@ class Replicated:
             seeds = dropout.head_seeds(problem.rng, leading)
         divided = dict.fromkeys(("query", "key", "value", "bias", "scale", "sinks", "score", "rng"))
         offsets = {
-            name: None if (offset := getattr(problem, name)) is None else jnp.asarray(offset, jnp.int32)
+            name: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32), getattr(problem, name))
             for name in ("query_offset", "key_offset")
         }
         whole = dataclasses.replace(problem, **divided, **offsets)
@@ -100,7 +101,7 @@ class Shard:
         return data
 
     def take_rows(self, data: Any) -> Any:
-        """Return this device's part of numbers per batch row or head; one number for all stays."""
+        """Return this device's part of numbers per row or head; one number for all stays."""
         return data if data is None or jnp.ndim(data) == 0 else self.take(data, 0)
 
     def owner(self, number: Any) -> Any:
@@ -120,7 +121,11 @@ class Shard:
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
         first_key = self.first_key(pair, owner)
         score = None if call.scoring is None else call.scoring.join(arrays.parameters)
-        query_offset, key_offset = map(self.take_rows, (call.problem.query_offset, call.problem.key_offset))
+        query_offset, key_offset = (
+            positions_of(offset).slice_batch(self.take)
+            for offset in (call.problem.query_offset, call.problem.key_offset)
+        )
+        rows, columns = self._members(first_query, first_key)
         problem = dataclasses.replace(
             call.problem,
             query=arrays.query,
@@ -129,8 +134,8 @@ class Shard:
             mask=self._mask(first_query, first_key, query_offset, key_offset),
             score=score,
             scale=arrays.scale,
-            query_offset=query_offset + first_query,
-            key_offset=first_key if key_offset is None else key_offset + first_key,
+            query_offset=positions_of(query_offset).slice_rows(first_query, rows),
+            key_offset=positions_of(key_offset).slice_rows(first_key, columns),
             bias=arrays.bias,
             dropout_rate=0.0,
         )
@@ -142,10 +147,16 @@ class Shard:
             return inputs, context, config
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
         grid = problem.grid()
-        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
+        words = dropout.query_words(seeds, grid.query_number), dropout.key_words(seeds, grid.key_number)
         query_words, key_words = ((one, other) for one, other in words)
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
         return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)
+
+    def _members(self, first_query: Any, first_key: Any) -> tuple[Array, Array]:
+        """Return the rows and columns of a piece; padding repeats the last one."""
+        sides = (first_query, self.division.queries), (first_key, self.division.keys)
+        row, column = (jnp.minimum(Span(first, side.chunk).members, side.length - 1) for first, side in sides)
+        return row, column
 
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
         """Build the mask of a piece; padding sees nothing and is seen by nobody."""
@@ -156,12 +167,14 @@ class Shard:
             if queries.padded == queries.length and keys.padded == keys.length:
                 grid = Grid.tile(rows, columns, query_offset, axes, key_offset)
             else:
-                row = jnp.minimum(rows.members, queries.length - 1)
-                column = jnp.minimum(columns.members, keys.length - 1)
+                row, column = self._members(first_query, first_key)
                 grid = Grid.at(row, column, query_offset, axes, key_offset)
             mask = mask.slice_batch(self.take, axes).slice_grid(grid)
         if keys.padded > keys.length:
-            real = lengths(jnp.asarray(keys.length if key_offset is None else keys.length + key_offset))
+            if positions_of(key_offset).is_consecutive:
+                real = lengths(jnp.asarray(positions_of(key_offset).slice_rows(keys.length, None)))
+            else:
+                real = valid_keys(columns.members < keys.length)
             mask = real if mask is None else mask & real
         if mask is not None and queries.padded > queries.length:
             mask = mask & from_array((rows.members < queries.length)[:, None])

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.masks.offsets import positions_of
 from regard.parallel.division import Division
 from regard.parallel.shard import Replicated, Shard
 
@@ -44,8 +45,8 @@ def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str
             mask=None if whole.mask is None else whole.mask.slice_batch(shard.take, len(leading)),
             scale=scale,
             sinks=shard.take_rows(sinks),
-            query_offset=shard.take_rows(whole.query_offset),
-            key_offset=shard.take_rows(whole.key_offset),
+            query_offset=positions_of(whole.query_offset).slice_batch(shard.take),
+            key_offset=positions_of(whole.key_offset).slice_batch(shard.take),
         )
         return BACKENDS[choose(own).name].run(own)
 

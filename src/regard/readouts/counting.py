@@ -16,7 +16,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import product
-from regard.masks.grid import offset_column
+from regard.masks.offsets import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
 from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals
 from regard.readouts.tiling import Place, Tiling, block_of, merge

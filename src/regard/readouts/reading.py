@@ -8,13 +8,13 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
 from regard.masks.data import integers, whole_number
+from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import Found, Norm, PerQuery, SweepConfig, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
@@ -105,7 +105,7 @@ def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[Sc
     keys: Any = float_array("key", key, 2)
     problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
     offsets: tuple[Any, Any] = problem.query_offset, problem.key_offset
-    moved = any(np.ndim(offset) for offset in offsets)
+    moved = any(positions_of(offset).leading_axes for offset in offsets)
     if problem.group > 1 and len(problem.leading) == 1 and moved:
         # Heads that each have a position of their own share no tile.
         key, value = (jnp.repeat(array, problem.group, -3) for array in (problem.key, problem.value))
@@ -126,6 +126,13 @@ def check_lse(problem: Problem, lse: ArrayLike) -> Array:
 
 
 def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
+    if not all(positions_of(one).is_consecutive for one in (problem.query_offset, problem.key_offset)):
+        raise NotImplementedError(
+            "query_positions, key_positions: expected none, because weights are counted by distance along the"
+            " diagonals of the score matrix, which takes rows that follow one another; got positions per"
+            " token. `window` and attend(..., aux=) take them; packed documents can be read with offsets and"
+            " mask=segments(ids) & ..."
+        )
     if query_offset is None and (problem.T != problem.S or key_offset is not None):
         raise ValueError(
             "query_offset: expected where the queries sit, because distances are counted and"

@@ -53,7 +53,7 @@ class Cells(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive queries against consecutive keys."""
+    """Consecutive rows of query against consecutive rows of key."""
 
     grid: Grid
     heads: Span  # query heads
@@ -91,6 +91,8 @@ class Block:
         if table.shape[1] > 1:
             table = self._take_heads(table, 1)
         rows, columns = self.grid.query_position, self.grid.key_position
+        if not self.grid.is_consecutive:
+            return scores + self.over_scores(_entries_of_pairs(table, bucket(columns - rows)))
         height, width = rows.shape[-2], columns.shape[-1]
         base = columns[..., :1] - rows[..., :1, :]  # of the first cell: (*b, ..., 1, 1)
         base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
@@ -150,6 +152,18 @@ def _entries(table: Array, rows: Array) -> Array:
     kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
     chosen = (rows == kinds).astype(table.dtype)
     return jnp.einsum("...nb,bh->...hn", chosen, table, precision=jax.lax.Precision.HIGHEST)
+
+
+def _entries_of_pairs(table: Array, rows: Array) -> Array:
+    """Look up table[rows] for every pair, (..., heads | 1, T, S), by comparing with each row of the table.
+
+    What is compared and added up is fused: no gather, which is slow, and no scatter in the gradient, which
+    adds in any order.
+    """
+    rows = rows.reshape((*(1,) * (3 - rows.ndim), *rows.shape))[..., None]
+    kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
+    entries = table.T.reshape((*(1,) * (rows.ndim - 4), table.shape[1], 1, 1, len(table)))
+    return jnp.sum(jnp.where(rows == kinds, entries, 0), -1)
 
 
 def _toeplitz(entries: Array, height: int, width: int) -> Array:

@@ -173,8 +173,8 @@ def _survivors(problem: Problem) -> Array:
     assert problem.rng is not None  # canonicalize asks for it
     seeds = dropout.head_seeds(problem.rng, problem.leading)
     survivors = dropout.survivors(
-        dropout.query_words(seeds, grid.query_position),
-        dropout.key_words(seeds, grid.key_position),
+        dropout.query_words(seeds, grid.query_number),
+        dropout.key_words(seeds, grid.key_number),
         problem.dropout_rate,
     )
     return problem.with_heads(survivors)

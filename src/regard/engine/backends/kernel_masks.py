@@ -11,6 +11,7 @@ from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.masks.bounds import Bounds
 from regard.masks.grid import is_concrete
+from regard.masks.offsets import positions_of
 
 
 def read_kernel_mask(problem: Problem) -> Bounds | str:
@@ -25,6 +26,8 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
             return f"the mask has {part!r}, which it does not know"
     if found.empty:
         return found
+    if not all(positions_of(one).is_consecutive for one in (problem.query_offset, problem.key_offset)):
+        return "the mask reads the position of every token, and it counts rows from an offset"
     offsets = (problem.query_offset, problem.key_offset or 0)
     if not is_concrete(offsets) or any(np.ndim(offset) for offset in offsets):
         return "the mask is placed by offsets that are arrays, or not known until it runs"

@@ -20,7 +20,7 @@ from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
 from regard.engine.softmax.sinks import sink
-from regard.masks.grid import offset_column
+from regard.masks.offsets import positions_of
 from regard.scores.cells import HeadPicks
 
 
@@ -99,12 +99,10 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)
-    query_position, offset = (
-        problem.with_heads(column)[..., 0]
-        for column in (problem.grid().query_position, offset_column(problem.key_offset, axes))
-    )
+    query_position = problem.with_heads(problem.grid().query_position)[..., 0]
     first = index[0] if axes > 1 else jnp.zeros_like(index[0])
-    cells = HeadPicks(query_position, place + offset, index[-2], first)
+    key_position = positions_of(problem.key_offset).pick(place, axes)
+    cells = HeadPicks(query_position, key_position, index[-2], first)
     bias = inputs.bias
     if bias is not None:
         bias = jnp.take_along_axis(bias, place[..., None] if bias.shape[-1] > 1 else place[..., None] * 0, -1)

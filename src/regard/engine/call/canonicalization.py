@@ -12,7 +12,7 @@ import numpy as np
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
-from regard.masks.alignment import place_queries
+from regard.masks.alignment import place_queries, settle_positions
 from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
 from regard.scores.score import Score, compose, split_product
@@ -41,7 +41,14 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     query_offset = _check_offset("query_offset", chosen["query_offset"], leading)
     key_offset = _check_offset("key_offset", chosen["key_offset"], leading)
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
+    query_offset, key_offset = (
+        settle_positions(side, offset, chosen[f"{side}_positions"], length, leading)
+        for side, offset, length in (("query", query_offset, num_queries), ("key", key_offset, num_keys))
+    )
     reads_positions = any(part is not None and part.reads_positions for part in (mask, score))
+    query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
+    if mask is not None:
+        mask.check_positions(query_offset, key_offset)
     rate, aux = _check_rate(chosen["dropout_rate"], chosen["rng"]), _check_aux(chosen["aux"])
     return Problem(
         query,
@@ -54,7 +61,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         sinks=None if chosen["sinks"] is None else _check_sinks(chosen["sinks"], leading),
         dropout_rate=rate,
         rng=chosen["rng"] if rate else None,
-        query_offset=place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset),
+        query_offset=query_offset,
         key_offset=key_offset,
         aux=aux,
         rows=check_chosen_rows("rows", chosen["rows"], num_queries, aux),

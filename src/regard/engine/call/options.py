@@ -24,6 +24,8 @@ class ScoreOptions(TypedDict, total=False):
     sinks: ArrayLike | None
     query_offset: int | ArrayLike | None
     key_offset: int | ArrayLike | None
+    query_positions: ArrayLike | None
+    key_positions: ArrayLike | None
     precision: Any
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.stores import as_array
 from regard.masks import Mask
-from regard.masks.grid import Grid
+from regard.masks.grid import Grid, Offset
 from regard.scores.score import Score
 
 
@@ -33,8 +33,8 @@ class Problem:
     mask: Mask | None
     bias: Array | None
     scale: Any  # one number in the accumulation dtype, maybe traced
-    query_offset: Array | int
-    key_offset: Array | int | None  # None: 0
+    query_offset: Offset  # never None; TokenPositions, where each row has a position of its own
+    key_offset: Offset
     rng: Array | None
     sinks: Array | None  # broadcasts to *B
     score: Score | None

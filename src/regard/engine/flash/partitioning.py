@@ -25,6 +25,7 @@ from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.operands import PARAMETER, Context
 from regard.engine.flash.tiles import TileConfig
 from regard.masks import Mask
+from regard.masks.offsets import positions_of
 
 HEADS, KEY_HEADS = "heads", "key_heads"  # leading axes that differ between the sides of queries and of keys
 Axis = str | int | None  # one of these, the number of another leading axis, or an axis that nobody divides
@@ -189,7 +190,7 @@ def context_axes(context: Context, config: TileConfig) -> list[Axes]:
         context,
         forward_mask=of_mask(context.forward_mask),
         backward_mask=of_mask(context.backward_mask),
-        offsets=jax.tree.map(lambda offset: of_call(offset, 0), context.offsets),
+        offsets=tuple(positions_of(offset).slice_batch(of_call) for offset in context.offsets),
         query_words=query_words,
         key_words=key_words,
         numbers=numbers,

@@ -103,7 +103,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
         assert problem.rng is not None  # canonicalize asks for it
         grid = problem.grid()
         seeds = dropout.head_seeds(problem.rng, problem.leading)
-        words = dropout.query_words(seeds, grid.query_position), dropout.key_words(seeds, grid.key_position)
+        words = dropout.query_words(seeds, grid.query_number), dropout.key_words(seeds, grid.key_number)
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )

@@ -21,11 +21,12 @@ from regard.axes import Array
 from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
 from regard.masks import Mask
-from regard.masks.grid import Grid, Span
+from regard.masks.grid import Grid, Offset, Span
+from regard.masks.offsets import positions_of
 from regard.scores.cells import Block
 
 Carry = TypeVar("Carry")
-Offsets = tuple[Any, Any]  # positions of the first query and of the first key
+Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class TileView:
     def grid(self, offsets: Offsets) -> Grid:
         """Return the tile's cells, for one leading position."""
         rank = self.config.call_axes
-        query, key = (None if offset is None else self._take(offset, 0) for offset in offsets)
+        query, key = (positions_of(offset).slice_batch(self._take) for offset in offsets)
         return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:

@@ -89,7 +89,10 @@ def _gather(problem: Problem, rows: Array, columns: Array | None, heads: Array) 
     grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
     first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
     first = first.reshape((-1, *(1,) * (len(shape) - 1)))
-    query_position, key_position = map(problem.with_heads, (grid.query_position, grid.key_position))
+    query_position, key_position = (
+        _choose(problem.with_heads(position), -3, heads)
+        for position in (grid.query_position, grid.key_position)
+    )
     head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
     keep = bias = None
     if problem.mask is not None:

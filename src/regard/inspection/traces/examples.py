@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.engine.call.problem import Problem
 from regard.masks.algebra import Take
+from regard.masks.offsets import positions_of
 from regard.scores.placed import Placed
 
 
@@ -112,6 +113,12 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
 def _offset(offset: Any, place: Sequence[int], take: Take) -> Any:
     if offset is None:
         return None
+    if not positions_of(offset).is_consecutive:
+        raise NotImplementedError(
+            "query_positions, key_positions: expected none, because a trace keeps where the first row sits"
+            " and counts on from there; got positions per token. Capture a call with offsets, or read its"
+            " weights with attend(..., aux=) or readouts.window"
+        )
     array = np.asarray(offset)
     # A call with heads alone may place each of them by itself.
     if array.ndim and not place:
