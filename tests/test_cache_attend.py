@@ -256,6 +256,91 @@ def test_queries_of_a_cache_have_gradients():
         np.testing.assert_allclose(found, oracle.batched(*arrays, keep=keep).d_query, atol=1e-5)
 
 
+# First tokens beside a window.
+
+FIRST = 3
+BESIDE = masks.causal() & (masks.sliding_window(WINDOW) | masks.prefix(FIRST))
+
+
+def beside(q, k):
+    return k <= q and (q - k <= WINDOW or k < FIRST)
+
+
+def with_first(dtype=jnp.float32, capacity=11):
+    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=WINDOW, first=FIRST)
+    return jax.tree.map(lambda x: x + x.dtype.type(77) if x.ndim == 4 else x, cache)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("sizes", [(1,) * 29, (4,) * 7 + (1,), (2, 4, 1, 1, 3, 4, 4, 1, 1, 1, 1, 1, 4, 1)])
+def test_first_tokens_stay_beside_the_window(sizes, dtype):
+    arrays = draw(29)
+    cache, output = decode(with_first(dtype), arrays, sizes, mask=BESIDE)
+    assert_as_exact(output, stored(dtype, arrays), table(beside, 29))
+    assert cache.lengths.tolist() == [29, 29]
+    assert not cache.check().overflowed.any()
+
+
+def test_first_tokens_and_the_newest_are_what_is_stored():
+    """A key holds its own position: slots say where they sit, and every token of the window is there."""
+    cache = KVCache.create(2, 1, None, 1, window=WINDOW, first=FIRST)
+    assert cache.capacity == 2 * WINDOW + FIRST
+    at = np.zeros(2, int)
+    for counts in [(1, 2), (2, 0), (4, 4), (1, 1), (0, 4), (3, 1), *[(1, 1)] * 9, (4, 2)]:
+        tokens = (at[:, None] + np.arange(4)).astype(np.float32)[:, None, :, None]
+        cache = cache.append(tokens, -tokens, np.array(counts))
+        at += counts
+        where, kept = np.asarray(cache.positions), np.asarray(cache.key)[:, 0, :, 0]
+        for row, length in enumerate(at):
+            held = where[row] < length
+            np.testing.assert_array_equal(kept[row][held], where[row][held])
+            assert set(where[row]) >= {*range(min(FIRST, length)), *range(max(length - WINDOW, 0), length)}
+            assert len(set(where[row])) == cache.capacity
+        np.testing.assert_array_equal(np.asarray(cache.value), -np.asarray(cache.key))
+    assert at.min() > cache.capacity
+
+
+def test_first_tokens_with_attend_itself_rewind_and_reset():
+    arrays = draw(23)
+    cache, _ = decode(with_first(), arrays, (1,) * 23, mask=BESIDE)
+    query = arrays[0][:, :, 22:]
+    options = {"mask": BESIDE, "query_offset": cache.query_offset(1), "key_positions": cache.positions}
+    keep = table(beside, 23)[22:]
+    assert_as_exact(attend(query, cache.key, cache.value, **options), [query, *arrays[1:]], keep)
+    with pytest.raises(ValueError, match=r"lengths: expected 0\.\.3 or at least \d+ for row 0.*got 9"):
+        cache.rewind(9)
+    for again in (cache.rewind(2), cache.reset(), cache.reset(jnp.array([True, False])).rewind([0, 1])):
+        at = np.asarray(again.lengths)
+        assert again.start.tolist() == [0, 0]
+        rows = [[x[row, None, :, at[row] : at[row] + 1] for row in range(B)] for x in arrays]
+        output = step(again, *(np.concatenate(x) for x in rows), mask=BESIDE)[1]
+        for row, length in enumerate(at):
+            one = [x[row] for x in arrays]
+            truth = oracle.batched(*(x[None] for x in one), keep=table(beside, 23)).output
+            np.testing.assert_allclose(output[row, :, 0], truth[0, :, length], atol=1e-5)
+    assert ", window=4, first=3, lengths=[23, 23]" in repr(cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first": 3}, "first: expected 0 without a window, .*got 3"),
+        ({"first": -1, "window": 4}, "first: expected an integer of at least 0, got -1"),
+        ({"first": 3, "window": 4, "capacity": 7}, "window of 4 tokens and 3 first ones.*got 7"),
+        (
+            {"first": 3, "window": 4, "capacity": 8},
+            "at most 1 tokens at once.*and 3 first tokens.*capacity=9",
+        ),
+    ],
+)
+def test_first_tokens_are_checked(options, message):
+    def call(capacity=19, **options):
+        KVCache.create(B, K, capacity, D, E, **options).append(*(x[:, :, :2] for x in draw()[1:]))
+
+    with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
 # Memory and work.
 
 
@@ -335,3 +420,27 @@ def test_bad_calls_are_explained(call, message):
     with pytest.raises((ValueError, TypeError)) as caught:
         call(KVCache.create(B, K, 5, D, E, dtype="int8"), draw(1)[0])
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_rows_of_a_cache_divide_in_shard_map(kind):
+    """Each device has a row of its own, and types are checked."""
+    arrays = draw(6)
+    if len(jax.devices()) < B:
+        pytest.skip("one device")
+    mesh = jax.make_mesh((B,), ("row",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.P("row"), jax.P()
+    cache = KINDS[kind]()
+    if kind == "paged":
+        places = dataclasses.replace(jax.tree.map(lambda x: rows, cache), key_pages=whole, value_pages=whole)
+    else:
+        places = jax.tree.map(lambda x: rows, cache)
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(places, rows), out_specs=rows)
+    def run(cache, query):
+        return cache.attend(query, mask=masks.causal())
+
+    cache = cache.append(*arrays[1:])
+    query = arrays[0][:, :, 5:]
+    np.testing.assert_allclose(run(cache, query), cache.attend(query, mask=masks.causal()), atol=1e-6)

@@ -28,29 +28,26 @@ class PagedKVCache(Rows):
     A frozen pytree. `append` writes through the table and works under jit. `assign`, `share` and `release`
     change who holds which page, between steps, outside jit. Make one with `PagedKVCache.create`.
 
-    `key` and `value` gather the rows' pages in order, so that attention is called as with `KVCache`, and
-    slots without a token are hidden as there.
+    `cache.attend` reads the pages of each row that hold tokens, one after another. `key` and `value` gather
+    them in order, for `regard.attend`, as with `KVCache`; slots without a token are hidden as there.
 
     A row has room for its pages. Tokens beyond it raise outside jit; under jit they are dropped while
     `lengths` counts on, and `overflowed` says so. No token is ever written to a page of another row.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from regard import PagedKVCache, attend, masks
+        >>> from regard import PagedKVCache, masks
         >>> cache = PagedKVCache.create(2, 1, 4, num_pages=5, page_size=2, pages_per_row=3)
         >>> cache = cache.assign(0, [4, 1]).assign(1, [2])
         >>> x = jnp.ones((2, 1, 1, 4))
         >>> cache = cache.append(x, x)
         >>> cache.page_table.tolist(), cache.free_pages.tolist()
         ([[4, 1, -1], [2, -1, -1]], [0, 3])
-        >>> attend(
-        ...     x, cache.key, cache.value, mask=masks.causal(),
-        ...     query_offset=cache.query_offset(1), key_offset=cache.start,
-        ... ).shape
+        >>> cache.attend(x, mask=masks.causal()).shape
         (2, 1, 1, 4)
 
     Reference: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-    PagedAttention", 2023, section 4; attention here reads gathered rows.
+    PagedAttention", 2023, section 4.
     """
 
     key_pages: Float[Array, "num_pages K page_size D"]

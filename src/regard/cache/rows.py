@@ -24,6 +24,7 @@ class Rows:
     lengths: Any
     start: Any  # position of the first slot
     window: int | None = None
+    first: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
     _stored: tuple[Any, Any]  # keys and values, as they are written
 
@@ -46,6 +47,11 @@ class Rows:
     def _stores(self) -> tuple[Any, Any]:
         """Keys and values (batch, K, slots, width), as attention reads them."""
         return self._stored
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        """Options of `attend` that say where the slots sit."""
+        return {"key_offset": self.start}
 
     @property
     def slots(self) -> int:
@@ -72,7 +78,7 @@ class Rows:
             query: `(batch, H, n, D)`, of the n tokens of the last `append`; H may be a multiple of K.
             counts: those of the last `append`, how many of the n tokens are real per row. None means all.
             backend: as in `regard.attend`.
-            **options: as in `regard.attend`, but for query_offset and key_offset, which the cache knows. With
+            **options: as in `regard.attend`, but for offsets and positions, which the cache knows. With
                 several queries the mask must hide the future, as `masks.causal()` does.
 
         Returns:
@@ -80,7 +86,7 @@ class Rows:
             S = `slots` columns.
 
         Raises:
-            TypeError: an offset, or what `regard.attend` raises.
+            TypeError: offsets or positions, or what `regard.attend` raises.
             ValueError: query of another batch or rank, or what `regard.attend` raises.
 
         Example:
@@ -94,7 +100,7 @@ class Rows:
         Reference: Shazeer, "Fast Transformer Decoding", 2019; pages as in Kwon et al., "Efficient Memory
         Management for Large Language Model Serving with PagedAttention", 2023, section 4.1.
         """
-        for name in ("query_offset", "key_offset"):
+        for name in ("query_offset", "key_offset", "query_positions", "key_positions"):
             if options.get(name) is not None:
                 raise TypeError(f"{name}: expected none, as the cache knows it; call regard.attend to set it")
         queries: Any = float_array("query", query, 2)
@@ -104,7 +110,7 @@ class Rows:
                 f" {tuple(queries.shape)}"
             )
         offset = self.query_offset(queries.shape[2] if counts is None else counts)
-        options |= {"query_offset": offset, "key_offset": self.start}
+        options |= {"query_offset": offset, **self._places}  # pyright: ignore[reportAssignmentType]
         key, value = self._stores
         shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
         problem = canonicalize(queries, *shapes, **options)
@@ -220,6 +226,7 @@ class Rows:
         dtype = jax.tree.leaves(key)[0].dtype
         listed = "".join(f"{axis}={size}, " for axis, size in sizes.items())
         window = "" if self.window is None else f", window={self.window}"
+        window += f", first={self.first}" if self.first else ""
         known = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
         return f"{name}({listed}value_width={value.shape[3]}, {dtype}{window}, lengths={known})"
 

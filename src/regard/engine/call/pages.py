@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.call.stores import Store
+from regard.engine.call.stores import Store, zeros
 from regard.records import record
 
 
@@ -43,7 +43,7 @@ class Pages(Store):
             found = jnp.einsum("krd,ksd->krs", asked, page, precision=precision)
             return jax.lax.dynamic_update_slice(scores, found[None], (row, 0, 0, first))
 
-        return self._read(add, jnp.zeros((*query.shape[:-1], self.shape[-2]), query.dtype), query.dtype)
+        return self._read(add, zeros((*query.shape[:-1], self.shape[-2]), query, self), query.dtype)
 
     def mix(self, weights: Array, precision: Any) -> Array:
         size = self.pages.shape[2]
@@ -56,7 +56,7 @@ class Pages(Store):
             found = jnp.einsum("krs,kse->kre", part, page, precision=precision)
             return total.at[row].add(found)
 
-        return self._read(add, jnp.zeros((*weights.shape[:-1], self.shape[-1]), weights.dtype), weights.dtype)
+        return self._read(add, zeros((*weights.shape[:-1], self.shape[-1]), weights, self), weights.dtype)
 
     def zero_unless(self, used: Array) -> Pages:
         shape = (self.shape[0], used.shape[-3], self.shape[-2])

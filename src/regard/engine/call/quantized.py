@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.call.stores import Store
+from regard.engine.call.stores import Store, zeros
 from regard.records import record
 
 # Numbers that are converted to float at a time, 256 KiB: products find them in the cache of a CPU core.
@@ -41,43 +41,34 @@ class Quantized(Store):
         return self.values.astype(self.dtype) * self.scale
 
     def score(self, query: Array, precision: Any) -> Array:
-        length, width = self.shape[-2:]
-        queries, tokens = _pair_heads(query), _pair_heads(self.values)
-        size, number = _blocks(tokens.shape)
+        queries, blocks = _pair_heads(query), _Blocks.divide(self.values)
 
-        def add(step: Array, scores: Array) -> Array:
-            row, first = _place(step, number, size, length)
-            found = jnp.einsum(
-                "prd,psd->prs",
-                jax.lax.dynamic_index_in_dim(queries, row, keepdims=False),
-                _convert(tokens, (row, 0, first, 0), (tokens.shape[1], size, width), query.dtype),
-                precision=precision,
-            )
+        def score_block(step: Array, scores: Array) -> Array:
+            row, first = blocks.row(step), blocks.first(step)
+            asked = jax.lax.dynamic_index_in_dim(queries, row, keepdims=False)
+            found = jnp.einsum("prd,psd->prs", asked, blocks.read(step, asked.dtype), precision=precision)
             return jax.lax.dynamic_update_slice(scores, found[None], (row, 0, 0, first))
 
-        scores = jnp.zeros((*queries.shape[:-1], length), query.dtype)
-        scores = jax.lax.fori_loop(0, len(tokens) * number, add, scores)
-        return scores.reshape((*query.shape[:-1], length)) * self.scale.swapaxes(-1, -2).astype(query.dtype)
+        scores = zeros((*queries.shape[:3], blocks.length), query, self)
+        scores = jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
+        return scores * self.scale.swapaxes(-1, -2).astype(query.dtype)
 
     def mix(self, weights: Array, precision: Any) -> Array:
-        length, width = self.shape[-2:]
-        parts = _pair_heads(weights * self.scale.swapaxes(-1, -2).astype(weights.dtype))
-        tokens = _pair_heads(self.values)
-        size, number = _blocks(tokens.shape)
+        scaled = _pair_heads(weights * self.scale.swapaxes(-1, -2).astype(weights.dtype))
+        blocks = _Blocks.divide(self.values)
 
-        def sum_row(row: Array) -> Array:
-            def add(block: Array, total: Array) -> Array:
-                _, first = _place(block, number, size, length)
-                part = jax.lax.dynamic_slice(parts, (row, 0, 0, first), (1, *parts.shape[1:3], size))[0]
-                # The last block is moved back; what it repeats belongs to the block before.
-                part = jnp.where(first + jnp.arange(size, dtype=jnp.int32) < block * size, 0, part)
-                block_tokens = _convert(tokens, (row, 0, first, 0), (parts.shape[1], size, width), part.dtype)
-                return total + jnp.einsum("prs,pse->pre", part, block_tokens, precision=precision)
+        def mix_block(step: Array) -> Array:
+            row, first = blocks.row(step), blocks.first(step)
+            shape = (1, *scaled.shape[1:3], blocks.size)
+            part = jax.lax.dynamic_slice(scaled, (row, 0, 0, first), shape)[0]
+            if blocks.number * blocks.size != blocks.length:
+                own = first + jnp.arange(blocks.size, dtype=jnp.int32) >= step % blocks.number * blocks.size
+                part = jnp.where(own, part, 0)
+            return jnp.einsum("prs,pse->pre", part, blocks.read(step, part.dtype), precision=precision)
 
-            return jax.lax.fori_loop(0, number, add, jnp.zeros((*parts.shape[1:3], width), parts.dtype))
-
-        rows = jax.lax.map(sum_row, jnp.arange(len(parts), dtype=jnp.int32))
-        return rows.reshape((*weights.shape[:-1], width))
+        mixed = jax.lax.map(mix_block, jnp.arange(blocks.steps, dtype=jnp.int32))
+        mixed = mixed.reshape((-1, blocks.number, *mixed.shape[1:])).sum(1)
+        return mixed.reshape((*weights.shape[:-1], -1))
 
     def zero_unless(self, used: Array) -> Quantized:
         return dataclasses.replace(self, scale=jnp.where(used, self.scale, 0))
@@ -108,17 +99,36 @@ def _pair_heads(array: Array) -> Array:
     return array.reshape((count // pair, pair, *array.shape[-2:]))
 
 
-def _blocks(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the size and number of the blocks of keys that tokens (N, P, S, width) are read in."""
-    _, heads, length, width = shape
-    number = -(-length // max(_CONVERTED // (heads * width), 1))
-    return -(-length // number), number
+class _Blocks(NamedTuple):
+    """Blocks of keys, read one after another; the last is moved back where it would stick out."""
 
+    tokens: Array  # (N / P, P, S, width)
+    size: int
+    number: int
 
-def _place(step: Array, number: int, size: int, length: int) -> tuple[Array, Array]:
-    """Return the row of a step, and the first key of its block."""
-    return step // number, jnp.minimum(step % number * size, length - size)
+    @classmethod
+    def divide(cls, values: Array) -> _Blocks:
+        tokens = _pair_heads(values)
+        _, heads, length, width = tokens.shape
+        number = -(-length // max(_CONVERTED // (heads * width), 1))
+        return cls(tokens, -(-length // number), number)
 
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[2]
 
-def _convert(tokens: Array, starts: Any, sizes: tuple[int, ...], dtype: Any) -> Array:
-    return jax.lax.dynamic_slice(tokens, starts, (1, *sizes))[0].astype(dtype)
+    @property
+    def steps(self) -> int:
+        return len(self.tokens) * self.number
+
+    def row(self, step: Array) -> Array:
+        return step // self.number
+
+    def first(self, step: Array) -> Array:
+        return jnp.minimum(step % self.number * self.size, self.length - self.size)
+
+    def read(self, step: Array, dtype: Any) -> Array:
+        """Convert one block, (P, size, width)."""
+        _, heads, _, width = self.tokens.shape
+        starts = (self.row(step), 0, self.first(step), 0)
+        return jax.lax.dynamic_slice(self.tokens, starts, (1, heads, self.size, width))[0].astype(dtype)

@@ -127,3 +127,11 @@ def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
 def as_array(stored: Any) -> Any:
     """Return what is stored as an array; an array is one."""
     return stored.array() if isinstance(stored, Store) else stored
+
+
+def zeros(shape: tuple[int, ...], factor: Array, store: Store) -> Array:
+    """Return zeros that vary over manual mesh axes as products with a store do, for a loop to carry."""
+    never, found = jnp.zeros((), bool), jnp.zeros(shape, factor.dtype)
+    for array in (factor, *jax.tree.leaves(store)):
+        found = jnp.where(never, array[(0,) * array.ndim].astype(found.dtype), found)
+    return found
