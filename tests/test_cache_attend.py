@@ -309,6 +309,12 @@ def test_first_tokens_with_attend_itself_rewind_and_reset():
     assert_as_exact(attend(query, cache.key, cache.value, **options), [query, *arrays[1:]], keep)
     with pytest.raises(ValueError, match=r"lengths: expected 0\.\.3 or at least \d+ for row 0.*got 9"):
         cache.rewind(9)
+    least = int(cache.start[0]) + FIRST + WINDOW
+    assert least < 23
+    with pytest.raises(ValueError, match=f"or at least {least} for row 0"):
+        cache.rewind(least - 1)
+    output = step(cache.rewind(least), *(x[:, :, least : least + 1] for x in arrays), mask=BESIDE)[1]
+    assert_as_exact(output, [arrays[0][:, :, least : least + 1], *arrays[1:]], table(beside, 23)[least])
     for again in (cache.rewind(2), cache.reset(), cache.reset(jnp.array([True, False])).rewind([0, 1])):
         at = np.asarray(again.lengths)
         assert again.start.tolist() == [0, 0]
