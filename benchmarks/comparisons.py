@@ -204,7 +204,7 @@ def compare_cache(shapes: dict[str, tuple[int, ...]] = CACHES) -> Iterator[Compa
             for one, other in pairs:
                 np.copyto(other, one)
 
-        gibibytes = 2 * caches[0].key.nbytes / 2**30
+        gibibytes = 2 * stored.nbytes / 2**30
         title = f"decoding through a cache, {name}"
         yield Comparison(title, {"copy": copy, "decode": decode}, work=gibibytes, unit="GiB")
 
