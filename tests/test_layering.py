@@ -18,11 +18,11 @@ FLOORS = {
     "positions": 1,
     "theory": 1,
     "scores": 2,
-    "cache": 2,
     "engine": 3,
     "attention": 4,
     "linear": 4,
     "tuning": 4,
+    "cache": 5,
     "readouts": 5,
     "derivation": 5,
     "parallel": 5,
@@ -45,7 +45,8 @@ FOLDERS = {
     "positions": "scaling tables rotation",
     "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
-    "engine": "call.options call.problem call.canonicalization call.hooks call.checkpoint_names call"
+    "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
+    " call.hooks call.checkpoint_names call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax.merging softmax flash.device_types flash.sparsity flash.tiles flash.tuning"
     " flash.operands flash.partitioning flash.preparation flash.tile_scores flash.passes flash.primitives"

@@ -11,6 +11,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
 from regard.engine.call.hooks import report
 from regard.engine.call.options import Options, spell_out
+from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import Explanation, describe
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.placement import active
@@ -98,9 +99,15 @@ def attend(
     grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
     Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
-    problem = canonicalize(query, key, value, **options)
+    return run_problem(canonicalize(query, key, value, **options), backend)
+
+
+def run_problem(problem: Problem, backend: str | None) -> Any:
+    """Choose who runs a call, run it, and return what `attend` does."""
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
+    if placement is not None or chosen != "dense":  # which alone reads stores
+        problem = problem.with_arrays()
     # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
     with jax.transfer_guard_host_to_device("allow"):
         output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)

@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -22,19 +23,23 @@ from regard.records import record
 class KVCache(Rows):
     """Keys and values of the tokens so far, with room for more: what decoding attends to.
 
-    slot s of row b holds the token at position start_b + s, for start_b <= position < lengths_b
+    slot s of row b holds the token at position start_b + s, below lengths_b; at position s where s < first
 
     A frozen pytree: `append` returns a new cache. Under jit with the old cache donated, tokens are written in
     place. Every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)` reorders rows, as
     beam search does. Make one with `KVCache.create`.
 
-    Pass `query_offset` and `key_offset=cache.start` to `attend`. Slots that hold no token are zero at first,
-    and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real tokens;
-    `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all reaches no
-    output, even if it is NaN.
+    `cache.attend` attends to what is stored. Or pass `query_offset` and `key_offset=cache.start` to
+    `regard.attend`; with `first`, `key_positions=cache.positions`. Slots that hold no token are zero until
+    written, and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real
+    tokens; `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all
+    reaches no output, even if it is NaN.
 
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
+
+    With `first`, the first tokens of each row stay for ever, too, in its first slots: many models lean on
+    them (attention sinks). A mask that says so is `causal() & (sliding_window(window) | prefix(first))`.
 
     Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
     `lengths` counts on, and `overflowed` says which rows are no longer right.
@@ -49,26 +54,27 @@ class KVCache(Rows):
         >>> for t in (3, 4):
         ...     token = x[:, :, t : t + 1]
         ...     cache = cache.append(token, token)
-        ...     out = attend(
-        ...         token, cache.key, cache.value, mask=masks.causal(),
-        ...         query_offset=cache.query_offset(1), key_offset=cache.start,
-        ...     )
+        ...     out = cache.attend(token, mask=masks.causal())
         >>> cache.lengths.tolist(), bool(jnp.allclose(out, whole[:, :, 4:], atol=1e-6))
         ([5, 5], True)
 
-    Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention.
+    Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention; first tokens
+    beside a window from Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024,
+    section 3.2, where positions are numbered within the cache; here they stay those of the text.
     """
 
-    key: Float[Array, "batch K capacity D"]
+    key: Float[Array, "batch K capacity D"] | Quantized
     """Stored keys."""
-    value: Float[Array, "batch K capacity E"]
+    value: Float[Array, "batch K capacity E"] | Quantized
     """Stored values."""
     lengths: Int[Array, " batch"]
     """Tokens appended so far, int32, which is the position of the next one."""
     start: Int[Array, " batch"]
-    """Position of slot 0, int32; 0 without a window. `key_offset=` of `attend`."""
+    """Position less slot, int32, of the slots from `first` on; 0 without a window."""
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
     """The number of tokens before its own that a query needs; None means all."""
+    first: int = dataclasses.field(default=0, metadata={"static": True})
+    """The number of tokens at the beginning that stay beside the window."""
 
     @classmethod
     def create(
@@ -81,48 +87,59 @@ class KVCache(Rows):
         *,
         dtype: Any = jnp.float32,
         window: int | None = None,
+        first: int = 0,
     ) -> KVCache:
         """Make an empty cache.
 
         Args:
             batch: number of rows.
             key_heads: K, heads of key and value; those of query may be a multiple.
-            capacity: slots per row. With a window at least `window` and the longest chunk that is appended;
-                None means twice the window.
+            capacity: slots per row. With a window at least `window` and the longest chunk that is appended,
+                and `first`; None means twice the window, and `first`.
             key_width: D.
             value_width: E; None means D.
-            dtype: floating-point dtype of what is stored.
+            dtype: floating-point dtype of what is stored; or int8, a quarter of float32's memory, with a
+                float32 scale per token and key head, max_d |token_d| / 127. No number is then off by more
+                than half a scale; the cache has no derivative, and is read by its own `attend`.
             window: how many tokens before its own a query needs, as in `masks.sliding_window(window)`; older
                 ones may be forgotten. None keeps all.
+            first: how many tokens at the beginning of each row stay beside the window.
 
         Returns:
             A cache of zeros, with lengths 0.
 
         Raises:
-            TypeError: sizes that are not integers, a dtype that is not floating-point.
-            ValueError: sizes below 1, a window without room for one more token, no capacity and no window.
+            TypeError: sizes that are not integers, a dtype that is neither floating-point nor int8.
+            ValueError: sizes below 1, a window without room for one more token, no capacity and no window,
+                first tokens without a window.
         """
         if window is not None:
             window = whole_number("window", window, 0)
+        first = whole_number("first", first, 0)
+        if first and window is None:
+            raise ValueError(
+                f"first: expected 0 without a window, as all tokens stay then; got {first}. Pass window="
+            )
         if capacity is None:
             if window is None:
                 raise ValueError("capacity: expected the slots per row, because window is None; got None")
-            capacity = max(2 * window, 1)
+            capacity = first + max(2 * window, 1)
         sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
         rows, heads, slots, width, value_width = (whole_number(name, n, 1) for name, n in sizes.items())
-        if window is not None and slots <= window:
+        if window is not None and slots <= window + first:
+            beside = f" and {first} first ones" if first else ""
             raise ValueError(
-                f"capacity: expected more than the window of {window} tokens, best twice it, for there to be"
-                f" room to append; got {slots}"
+                f"capacity: expected more than the window of {window} tokens{beside}, best twice the window,"
+                f" for there to be room to append; got {slots}"
             )
-        dtype = float_dtype(dtype)
         return cls(
-            jnp.zeros((rows, heads, slots, width), dtype),
-            jnp.zeros((rows, heads, slots, value_width), dtype),
+            _zeros((rows, heads, slots, width), dtype),
+            _zeros((rows, heads, slots, value_width), dtype),
             jnp.zeros(rows, jnp.int32),
             jnp.zeros(rows, jnp.int32),
             window,
+            first,
         )
 
     _axes = ("batch", "key_heads", "capacity", "key_width")
@@ -139,7 +156,17 @@ class KVCache(Rows):
     @property
     def longest_chunk(self) -> int:
         """Most tokens that one `append` takes."""
-        return self.capacity - (self.window or 0)
+        return self.capacity - (self.window or 0) - self.first
+
+    @property
+    def positions(self) -> Int[Array, "batch capacity"]:
+        """Positions of all slots, `key_positions=` of `attend`; those at `lengths` and beyond are empty."""
+        slots = jnp.arange(self.capacity, dtype=jnp.int32)[None]
+        return jnp.where(slots < self.first, slots, slots + self.start[:, None])
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        return {"key_positions": self.positions} if self.first else {"key_offset": self.start}
 
     @property
     def valid(self) -> Mask:
@@ -155,7 +182,7 @@ class KVCache(Rows):
         """
         if self.window is None:
             return self.lengths > self.capacity
-        return self.start > jnp.maximum(self.lengths - self.window, 0)
+        return self.start > jnp.maximum(self.lengths - self.window - self.first, 0)
 
     def _extend(self, chunk: Chunk) -> KVCache:
         if chunk.size > self.longest_chunk:
@@ -167,7 +194,8 @@ class KVCache(Rows):
 
     def _shorten(self, kept: Array) -> KVCache:
         shorter = dataclasses.replace(self, lengths=jnp.clip(kept, 0, self.lengths))
-        shorter = dataclasses.replace(shorter, start=jnp.minimum(self.start, shorter.lengths))
+        start = jnp.minimum(self.start, jnp.maximum(shorter.lengths - self.first, 0))
+        shorter = dataclasses.replace(shorter, start=start)
         if is_concrete((self.lengths, self.start, kept)):
             stored = np.minimum(self.lengths, self.start + self.capacity)
             for row in np.flatnonzero((np.asarray(kept) < 0) | (np.asarray(kept) > stored)):
@@ -175,9 +203,11 @@ class KVCache(Rows):
                     f"lengths: expected 0..{stored[row]}, the tokens stored for row {row}; got {kept[row]}"
                 )
             for row in np.flatnonzero(np.asarray(shorter.overflowed)):
+                dropped = self.first + int(self.start[row])
+                few = f"0..{self.first}" if self.first else "0"
                 raise ValueError(
-                    f"lengths: expected 0 or at least {int(self.start[row]) + (self.window or 0)} for row"
-                    f" {row}, which has dropped its tokens before {self.start[row]}; got {kept[row]}. Create"
+                    f"lengths: expected {few} or at least {dropped + (self.window or 0)} for row"
+                    f" {row}, which has dropped its tokens before {dropped}; got {kept[row]}. Create"
                     " the cache with a larger capacity to rewind farther, or rewind before appending more"
                 )
         return shorter
@@ -214,10 +244,11 @@ class KVCache(Rows):
                 f"key: expected at most {self.capacity} tokens, the capacity; got {size}. Create the cache"
                 " with a larger capacity"
             )
+        beside = f" and {self.first} first tokens" if self.first else ""
         return (
             f"key: expected at most {self.longest_chunk} tokens at once, the capacity of {self.capacity} less"
-            f" the window of {self.window}; got {size}. Append shorter chunks, or create the cache with"
-            f" capacity={self.window + size}"
+            f" the window of {self.window}{beside}; got {size}. Append shorter chunks, or create the cache"
+            f" with capacity={self.window + self.first + size}"
         )
 
     def _loss(self, rows: np.ndarray) -> str:
@@ -232,32 +263,45 @@ class KVCache(Rows):
         )
 
 
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return zeros to store in: an array, or int8 numbers and their scales."""
+    if jax.dtypes.canonicalize_dtype(dtype) == np.int8:
+        return Quantized(jnp.zeros(shape, np.int8), jnp.zeros((*shape[:-1], 1), np.float32))
+    return jnp.zeros(shape, float_dtype(dtype, "a floating-point dtype or int8"))
+
+
 @jax.jit
 def _append(cache: KVCache, chunk: Chunk) -> KVCache:
     if cache.window is not None:
         crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
         cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
     slots = chunk.slots(cache.lengths - cache.start, cache.capacity)
+
+    def write(buffer: Array, tokens: Array) -> Array:
+        return _write(buffer, tokens, slots)
+
     return dataclasses.replace(
         cache,
-        key=_write(cache.key, chunk.key, slots),
-        value=_write(cache.value, chunk.value, slots),
+        key=jax.tree.map(write, cache.key, chunk.key),
+        value=jax.tree.map(write, cache.value, chunk.value),
         lengths=cache.lengths + chunk.real,
     )
 
 
 def _move_to_front(cache: KVCache) -> KVCache:
-    """Move the newest `window` tokens of every row to its first slots: all rows, so that moves stay rare."""
-    window = cache.window or 0
-    shift = jnp.maximum(cache.lengths - cache.start - window, 0)
+    """Move the newest `window` tokens of every row to the front: of all rows, so that moves stay rare."""
+    window, front = cache.window or 0, cache.first
+    shift = jnp.maximum(cache.lengths - cache.start - front - window, 0)
 
     def move(buffer: Array) -> Array:
         def newest(row: Array, first: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(row, first, window, axis=1)
 
-        return jax.lax.dynamic_update_slice_in_dim(buffer, jax.vmap(newest)(buffer, shift), 0, axis=2)
+        moved = jax.vmap(newest)(buffer, front + shift)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, moved, front, axis=2)
 
-    return dataclasses.replace(cache, key=move(cache.key), value=move(cache.value), start=cache.start + shift)
+    key, value = jax.tree.map(move, (cache.key, cache.value))
+    return dataclasses.replace(cache, key=key, value=value, start=cache.start + shift)
 
 
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:

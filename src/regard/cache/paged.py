@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.engine.call.pages import Pages
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.data import whole_number
@@ -27,29 +28,26 @@ class PagedKVCache(Rows):
     A frozen pytree. `append` writes through the table and works under jit. `assign`, `share` and `release`
     change who holds which page, between steps, outside jit. Make one with `PagedKVCache.create`.
 
-    `key` and `value` gather the rows' pages in order, so that attention is called as with `KVCache`, and
-    slots without a token are hidden as there.
+    `cache.attend` reads the pages of each row that hold tokens, one after another. `key` and `value` gather
+    them in order, for `regard.attend`, as with `KVCache`; slots without a token are hidden as there.
 
     A row has room for its pages. Tokens beyond it raise outside jit; under jit they are dropped while
     `lengths` counts on, and `overflowed` says so. No token is ever written to a page of another row.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from regard import PagedKVCache, attend, masks
+        >>> from regard import PagedKVCache, masks
         >>> cache = PagedKVCache.create(2, 1, 4, num_pages=5, page_size=2, pages_per_row=3)
         >>> cache = cache.assign(0, [4, 1]).assign(1, [2])
         >>> x = jnp.ones((2, 1, 1, 4))
         >>> cache = cache.append(x, x)
         >>> cache.page_table.tolist(), cache.free_pages.tolist()
         ([[4, 1, -1], [2, -1, -1]], [0, 3])
-        >>> attend(
-        ...     x, cache.key, cache.value, mask=masks.causal(),
-        ...     query_offset=cache.query_offset(1), key_offset=cache.start,
-        ... ).shape
+        >>> cache.attend(x, mask=masks.causal()).shape
         (2, 1, 1, 4)
 
     Reference: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-    PagedAttention", 2023, section 4; attention here reads gathered rows.
+    PagedAttention", 2023, section 4.
     """
 
     key_pages: Float[Array, "num_pages K page_size D"]
@@ -117,6 +115,12 @@ class PagedKVCache(Rows):
         return self.key_pages, self.value_pages
 
     @property
+    def _stores(self) -> tuple[Pages, Pages]:
+        filled = -(-jnp.minimum(self.lengths, self.capacity) // self.page_size)
+        key, value = (Pages(pages, self.page_table, filled) for pages in self._stored)
+        return key, value
+
+    @property
     def num_pages(self) -> int:
         """Pages in memory."""
         return self.key_pages.shape[0]
@@ -129,12 +133,12 @@ class PagedKVCache(Rows):
     @property
     def key(self) -> Float[Array, "batch K S D"]:
         """The rows' keys in order, S = pages_per_row * page_size; zero where a row holds no page."""
-        return _gather(self.key_pages, self.page_table)
+        return _gather(self._stores[0])
 
     @property
     def value(self) -> Float[Array, "batch K S E"]:
         """The rows' values, as `key`."""
-        return _gather(self.value_pages, self.page_table)
+        return _gather(self._stores[1])
 
     @property
     def start(self) -> Int[Array, " batch"]:
@@ -316,11 +320,8 @@ def _append(cache: PagedKVCache, chunk: Chunk) -> PagedKVCache:
 
 
 @jax.jit
-def _gather(pages: Array, table: Array) -> Array:
-    """Gather pages (num_pages, K, page_size, width) as (batch, K, pages_per_row * page_size, width)."""
-    found = jnp.take(pages, jnp.maximum(table, 0), axis=0, mode="clip")
-    found = jnp.where((table >= 0)[..., None, None, None], found, 0).swapaxes(1, 2)
-    return found.reshape((*found.shape[:2], -1, found.shape[-1]))
+def _gather(pages: Pages) -> Array:
+    return pages.array()
 
 
 def _page_numbers(pages: Any, num_pages: int) -> np.ndarray:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+import dataclasses
+from typing import Any, NamedTuple, Self, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.attention import run_problem
 from regard.axes import Array, ArrayLike, Bool, Int
+from regard.engine.call.canonicalization import canonicalize, float_array
+from regard.engine.call.options import Options
+from regard.engine.call.quantized import Quantized, quantize
+from regard.masks import Mask
 from regard.masks.grid import is_concrete
 
 
@@ -16,9 +22,11 @@ class Rows:
     """Rows of tokens, each with a length of its own."""
 
     lengths: Any
+    start: Any  # position of the first slot
     window: int | None = None
+    first: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
-    _stored: tuple[Any, Any]  # keys and values
+    _stored: tuple[Any, Any]  # keys and values, as they are written
 
     @property
     def batch(self) -> int:
@@ -29,6 +37,85 @@ class Rows:
     def overflowed(self) -> Bool[Array, " batch"]:
         """True where a row has lost tokens that its next queries need, so that its outputs are not right."""
         raise NotImplementedError
+
+    @property
+    def valid(self) -> Mask:
+        """A mask that hides slots without a token."""
+        raise NotImplementedError
+
+    @property
+    def _stores(self) -> tuple[Any, Any]:
+        """Keys and values (batch, K, slots, width), as attention reads them."""
+        return self._stored
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        """Options of `attend` that say where the slots sit."""
+        return {"key_offset": self.start}
+
+    @property
+    def slots(self) -> int:
+        """Keys of every row that attention works over, S: those stored, and room."""
+        return self._stores[0].shape[2]
+
+    def attend(
+        self,
+        query: ArrayLike,
+        *,
+        counts: ArrayLike | None = None,
+        backend: str | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Attend from the tokens appended last to all tokens that the cache holds.
+
+        output_te = sum_s softmax_s(score_ts) value_se over the tokens s in the cache that t may attend to
+
+        As `regard.attend` with the cache's keys and values, their positions filled in, and slots without a
+        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie, block by block, and
+        of pages only those that hold tokens; many queries, and other devices, read a copy as arrays.
+
+        Args:
+            query: `(batch, H, n, D)`, of the n tokens of the last `append`; H may be a multiple of K.
+            counts: those of the last `append`, how many of the n tokens are real per row. None means all.
+            backend: as in `regard.attend`.
+            **options: as in `regard.attend`, but for offsets and positions, which the cache knows. With
+                several queries the mask must hide the future, as `masks.causal()` does.
+
+        Returns:
+            The output `(batch, H, n, E)`, and with `aux` a dict, as `regard.attend`; what is over pairs has
+            S = `slots` columns.
+
+        Raises:
+            TypeError: offsets or positions, or what `regard.attend` raises.
+            ValueError: query of another batch or rank, or what `regard.attend` raises.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from regard import KVCache, masks
+            >>> cache = KVCache.create(batch=2, key_heads=1, capacity=8, key_width=4, dtype=jnp.int8)
+            >>> x = jnp.ones((2, 1, 3, 4))
+            >>> cache.append(x, x).attend(x, mask=masks.causal())[0, 0, 0].tolist()
+            [1.0, 1.0, 1.0, 1.0]
+
+        Reference: Shazeer, "Fast Transformer Decoding", 2019; pages as in Kwon et al., "Efficient Memory
+        Management for Large Language Model Serving with PagedAttention", 2023, section 4.1.
+        """
+        for name in ("query_offset", "key_offset", "query_positions", "key_positions"):
+            if options.get(name) is not None:
+                raise TypeError(f"{name}: expected none, as the cache knows it; call regard.attend to set it")
+        queries: Any = float_array("query", query, 2)
+        if queries.ndim != 4 or queries.shape[0] != self.batch:
+            raise ValueError(
+                f"query: expected shape ({self.batch}, H, n, D), the cache's rows, heads, tokens, width; got"
+                f" {tuple(queries.shape)}"
+            )
+        offset = self.query_offset(queries.shape[2] if counts is None else counts)
+        options |= {"query_offset": offset, **self._places}  # pyright: ignore[reportAssignmentType]
+        key, value = self._stores
+        shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
+        problem = canonicalize(queries, *shapes, **options)
+        mask = self.valid if problem.mask is None else problem.mask & self.valid
+        return run_problem(dataclasses.replace(problem, key=key, value=value, mask=mask), backend)
 
     def append(self, key: ArrayLike, value: ArrayLike, counts: ArrayLike | None = None) -> Self:
         """Add tokens at the end of each row: one in decoding, a chunk in prefill.
@@ -136,17 +223,19 @@ class Rows:
         if np.ndim(key) != 4:  # inside tree functions anything may stand for the arrays
             return f"{name}({key!r}, lengths={lengths!r})"
         sizes = {"batch": self.batch, **dict(zip(self._axes, key.shape, strict=True))}
+        dtype = jax.tree.leaves(key)[0].dtype
         listed = "".join(f"{axis}={size}, " for axis, size in sizes.items())
         window = "" if self.window is None else f", window={self.window}"
+        window += f", first={self.first}" if self.first else ""
         known = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
-        return f"{name}({listed}value_width={value.shape[3]}, {key.dtype}{window}, lengths={known})"
+        return f"{name}({listed}value_width={value.shape[3]}, {dtype}{window}, lengths={known})"
 
 
 class Chunk(NamedTuple):
     """Tokens to append, checked: `counts` of each row are real, None means all."""
 
-    key: Array  # (batch, K, n, D)
-    value: Array  # (batch, K, n, E)
+    key: Any  # (batch, K, n, D), as the cache stores tokens
+    value: Any  # (batch, K, n, E)
     counts: Array | None  # (batch,)
 
     @property
@@ -186,8 +275,8 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
     return Chunk(key, value, jnp.clip(counts, 0, size))
 
 
-def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
-    """Check tokens (batch, K, n, width) and return them in the dtype that `stored` has."""
+def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
+    """Check tokens (batch, K, n, width) and return them as `stored` is."""
     array = jnp.asarray(tokens)
     heads, width = stored.shape[1], stored.shape[3]
     if array.ndim != 4 or (array.shape[0], array.shape[1], array.shape[3]) != (batch, heads, width):
@@ -203,7 +292,8 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Array:
             f" {array.dtype}. Cast it, {name}.astype({str(stored.dtype)!r}), or create the cache with"
             f" dtype={str(array.dtype)!r}"
         )
-    return array.astype(stored.dtype)
+    array = array.astype(stored.dtype)
+    return quantize(array) if isinstance(stored, Quantized) else array
 
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
@@ -219,11 +309,11 @@ def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) ->
     return jnp.broadcast_to(jnp.asarray(array).astype(jnp.int32), (batch,))
 
 
-def float_dtype(dtype: Any) -> np.dtype:
+def float_dtype(dtype: Any, expected: str = "a floating-point dtype") -> np.dtype:
     """Check for a floating-point dtype to store in, and return it."""
     found = jax.dtypes.canonicalize_dtype(dtype)
     if not jnp.issubdtype(found, jnp.floating):
-        raise TypeError(f"dtype: expected a floating-point dtype, got {found}")
+        raise TypeError(f"dtype: expected {expected}, got {found}")
     return found
 
 

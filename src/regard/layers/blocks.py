@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import ArrayLike
-from regard.cache import KVCache
+from regard.cache import KVCache, PagedKVCache
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
 from regard.layers.residual import EPSILON, Residual
@@ -90,7 +90,7 @@ class EncoderBlock(nnx.Module):
         score: Score | Sequence[Score] | None = None,
         query_offset: Any = None,
         positions: ArrayLike | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:
@@ -199,7 +199,7 @@ class DecoderBlock(nnx.Module):
         memory_mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
         positions: ArrayLike | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> Any:

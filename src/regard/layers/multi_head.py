@@ -12,7 +12,7 @@ from flax import nnx
 
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
-from regard.cache import KVCache
+from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.hooks import called_by
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
@@ -159,7 +159,7 @@ class MultiHeadAttention(nnx.Module):
         query_offset: Any = None,
         query_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         deterministic: Any = None,
         rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
@@ -233,30 +233,27 @@ class MultiHeadAttention(nnx.Module):
             memory = self._project(key, value, project_memory)
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)
-        key_offset = None
         if self.rotary is not None:
             query_place = settle_positions("query", query_offset, query_positions, query.shape[-2], leading)
             key_place = settle_positions("key", None, key_positions, memory.key.shape[-2], leading)
             heads, memory = self._turn(heads, memory, query_place, key_place, cache)
-        if cache is not None:
-            query_offset, cache = cache.lengths, cache.append(*memory, counts)
-            memory, key_offset = Memory(cache.key, cache.value), cache.start
+        if cache is None:
+            places = {"query_offset": query_offset, "query_positions": query_positions}
+            places |= {"key_positions": key_positions}
+            call, num_keys = functools.partial(attend, heads, *memory, **places), memory.key.shape[-2]
+        else:
+            cache = cache.append(*memory, counts)
+            call, num_keys = functools.partial(cache.attend, heads, counts=counts), cache.slots
         rate, rng = draw_dropout(self.dropout, deterministic, rngs)
         with called_by(self, kind):
-            out = attend(
-                heads,
-                *memory,
-                mask=place_mask(mask, leading, query.shape[-2], memory.key.shape[-2]),
+            out = call(
+                mask=place_mask(mask, leading, query.shape[-2], num_keys),
                 bias=place_bias(bias, leading),
                 score=score,
                 scale=self.scale,
                 sinks=None if self.sinks is None else self.sinks[...],
                 dropout_rate=rate,
                 rng=rng,
-                query_offset=query_offset,
-                key_offset=key_offset,
-                query_positions=query_positions,
-                key_positions=key_positions,
                 aux=aux,
                 precision=self.precision,
             )
@@ -282,7 +279,12 @@ class MultiHeadAttention(nnx.Module):
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
 
     def _turn(
-        self, query: Array, memory: Memory, query_place: Offset, key_place: Offset, cache: KVCache | None
+        self,
+        query: Array,
+        memory: Memory,
+        query_place: Offset,
+        key_place: Offset,
+        cache: KVCache | PagedKVCache | None,
     ) -> tuple[Array, Memory]:
         """Turn queries and keys by their positions."""
         assert self.rotary is not None

@@ -7,21 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
+from regard.engine.call.stores import FEW_QUERIES, Store, Whole
 from regard.engine.softmax import dropout
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import sink
 from regard.masks.runs import Span
 from regard.scores.cells import Block
-
-# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
-_FEW_ROWS = 4
 
 
 def refuses(problem: Problem) -> str | None:
@@ -30,18 +27,14 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-# Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
-_FEW_QUERIES = 32
-
-
 @jax.jit
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     masked = problem.mask is not None or problem.bias is not None
-    few = 0 < problem.T * problem.group <= _FEW_QUERIES and 0 not in problem.leading
+    few = 0 < problem.T * problem.group <= FEW_QUERIES and 0 not in problem.leading
     # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
     if not (masked and few) or problem.dropout_rate or jax.default_backend() != "cpu":
-        return _define(problem)
+        return _define(problem.with_arrays())
     # What the functions of mask and score close over may be differentiated by.
     mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())
     score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
@@ -57,7 +50,7 @@ def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 @_read_once.defjvp
 def _read_once_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(_define, primals, tangents)
+    return jax.jvp(lambda problem: _define(problem.with_arrays()), primals, tangents)
 
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
@@ -66,7 +59,7 @@ def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 
 def _attend(
-    problem: Problem, keep: Array | None, query: Array, key: Array, value: Array
+    problem: Problem, keep: Array | None, query: Array, key: Store, value: Store
 ) -> tuple[Array, dict[str, Array]]:
     scores = _scores(problem, query, key, keep)
 
@@ -85,7 +78,7 @@ def _attend(
         kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
     # Divided after the product: T x E numbers instead of T x S.
     kept = problem.fold(kept).astype(problem.matmul_dtype)
-    output = problem.unfold(_product("...ts,...se->...te", kept, value, problem.precision)) / grown
+    output = problem.unfold(value.mix(kept, problem.precision)) / grown
     if alive is not None:
         output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
     else:
@@ -121,9 +114,9 @@ def score_matrix(problem: Problem) -> Array:
     return problem.spread(_scores(problem, query, key, keep), problem.T, problem.S)
 
 
-def _scores(problem: Problem, query: Array, key: Array, keep: Array | None) -> Array:
+def _scores(problem: Problem, query: Array, key: Store, keep: Array | None) -> Array:
     query = problem.fold(scale_early(query, problem.scale, problem.low_precision))
-    scores = problem.unfold(_product("...td,...sd->...ts", query, key, problem.precision))
+    scores = problem.unfold(key.score(query, problem.precision))
     scores = scale_late(scores, problem.scale, problem.low_precision)
     cells = bias = None
     if problem.score is not None:
@@ -141,23 +134,20 @@ def _cells(problem: Problem) -> Block:
     return Block(problem.grid(), heads, first.reshape((-1, *(1,) * (max(axes, 1) + 1))), problem.with_heads)
 
 
-def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
-    """Multiply matrices of one dtype, summed in float32 at least."""
-    rows = a.shape[-2]
-    if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
-        a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
-    total = np.promote_types(a.dtype, np.float32)
-    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=total)[..., :rows, :]
-
-
-def _inputs(problem: Problem) -> tuple[Array, Array, Array]:
+def _inputs(problem: Problem) -> tuple[Array, Store, Store]:
     """Return query, key and value in the dtype of products."""
-    arrays = (problem.query, problem.key, problem.value)
-    query, key, value = (problem.with_heads(array).astype(problem.matmul_dtype) for array in arrays)
-    return query, key, value
+    rows = problem.T * problem.group
+
+    def store(stored: Any) -> Store:
+        if isinstance(stored, Store):
+            return stored
+        return Whole.divide(problem.with_heads(stored).astype(problem.matmul_dtype), rows)
+
+    query = problem.with_heads(problem.query).astype(problem.matmul_dtype)
+    return query, store(problem.key), store(problem.value)
 
 
-def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Array, Array]:
+def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Store, Store]:
     """Return query, key and value in the dtype of products, zero where no pair uses them.
 
     What sits in a masked slot may be NaN or inf; multiplied by a zero weight or a zero cotangent it would
@@ -171,13 +161,11 @@ def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Array
     if answers.shape[-3] > 1:  # a key answers when any head of its group asks
         *batch, heads, length, _ = answers.shape
         answers = answers.reshape((*batch, heads // problem.group, problem.group, length, 1)).any(-3)
-    return _zero_unless(asks, query), _zero_unless(answers, key), _zero_unless(answers, value)
-
-
-def _zero_unless(used: Array, array: Array) -> Array:
-    """Zero the rows of an array that nothing it is broadcast to uses."""
-    shared = tuple(axis for axis, size in enumerate(array.shape[:-1]) if size == 1 < used.shape[axis])
-    return jnp.where(used.any(shared, keepdims=True), array, 0)
+    return (
+        Whole(query, problem.T).zero_unless(asks).values,
+        key.zero_unless(answers),
+        value.zero_unless(answers),
+    )
 
 
 def _survivors(problem: Problem) -> Array:

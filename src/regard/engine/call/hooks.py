@@ -55,6 +55,6 @@ def report(problem: Problem, output: Array, backend: str) -> None:
     """Tell all watchers of a call."""
     watchers = _WATCHERS.get()
     if watchers:
-        seen = CallEvent(problem, output, backend, *_OWNER.get())
+        seen = CallEvent(problem.with_arrays(), output, backend, *_OWNER.get())
         for watcher in watchers:
             watcher(seen)

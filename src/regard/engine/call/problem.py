@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.call.stores import as_array
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
 from regard.scores.score import Score
@@ -36,8 +37,8 @@ class Problem:
     """The call, checked and filled in: a pytree whose arrays are the call's arrays."""
 
     query: Array  # (*B, T, D)
-    key: Array  # broadcasts to (*B, S, D) once heads are grouped
-    value: Array  # broadcasts to (*B, S, E) once heads are grouped
+    key: Any  # an array, or a `Store` that `dense` reads; broadcasts to (*B, S, D) once heads are grouped
+    value: Any  # likewise, (*B, S, E)
     mask: Mask | None
     bias: Array | None
     scale: Any  # one number in the accumulation dtype, maybe traced
@@ -127,6 +128,10 @@ class Problem:
             return array
         *batch, heads, rows, width = array.shape
         return array.reshape((*batch, heads * self.group, rows // self.group, width))
+
+    def with_arrays(self) -> Problem:
+        """Return the call with what it stores otherwise as arrays, for whoever reads nothing else."""
+        return dataclasses.replace(self, key=as_array(self.key), value=as_array(self.value))
 
     def sink_column(self) -> Array:
         """Return the sinks, one per head, to be combined with one number per query (..., H, T, 1)."""

@@ -20,6 +20,7 @@ def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, 
     mesh = _explicit_mesh(problem)
     if mesh is None:
         return run(problem)
+    problem = problem.with_arrays()
     leaves, structure = jax.tree.flatten(problem)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 

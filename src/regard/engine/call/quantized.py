@@ -1,0 +1,134 @@
+"""Keys and values in int8 with a scale per token and head; start from `quantize`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.call.stores import Store, zeros
+from regard.records import record
+
+# Numbers that are converted to float at a time, 256 KiB: products find them in the cache of a CPU core.
+_CONVERTED = 1 << 16
+
+
+@record
+class Quantized(Store):
+    """Tokens in int8 and their scales: token_sd = scale_s values_sd, |error| <= scale_s / 2.
+
+    A token has one scale, which multiplies scores and weights, so that only the int8 numbers are read:
+
+    query . token_s = scale_s (query . values_s),  sum_s weight_s token_s = sum_s (weight_s scale_s) values_s
+    """
+
+    values: Array  # (*B, K, S, width) int8
+    scale: Array  # (*B, K, S, 1) float32; NaN where the token was not finite
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.scale.dtype
+
+    def array(self) -> Array:
+        return self.values.astype(self.dtype) * self.scale
+
+    def score(self, query: Array, precision: Any) -> Array:
+        queries, blocks = _pair_heads(query), _Blocks.divide(self.values)
+
+        def score_block(step: Array, scores: Array) -> Array:
+            row, first = blocks.row(step), blocks.first(step)
+            asked = jax.lax.dynamic_index_in_dim(queries, row, keepdims=False)
+            found = jnp.einsum("prd,psd->prs", asked, blocks.read(step, asked.dtype), precision=precision)
+            return jax.lax.dynamic_update_slice(scores, found[None], (row, 0, 0, first))
+
+        scores = zeros((*queries.shape[:3], blocks.length), query, self)
+        scores = jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
+        return scores * self.scale.swapaxes(-1, -2).astype(query.dtype)
+
+    def mix(self, weights: Array, precision: Any) -> Array:
+        scaled = _pair_heads(weights * self.scale.swapaxes(-1, -2).astype(weights.dtype))
+        blocks = _Blocks.divide(self.values)
+
+        def mix_block(step: Array) -> Array:
+            row, first = blocks.row(step), blocks.first(step)
+            shape = (1, *scaled.shape[1:3], blocks.size)
+            part = jax.lax.dynamic_slice(scaled, (row, 0, 0, first), shape)[0]
+            if blocks.number * blocks.size != blocks.length:
+                own = first + jnp.arange(blocks.size, dtype=jnp.int32) >= step % blocks.number * blocks.size
+                part = jnp.where(own, part, 0)
+            return jnp.einsum("prs,pse->pre", part, blocks.read(step, part.dtype), precision=precision)
+
+        mixed = jax.lax.map(mix_block, jnp.arange(blocks.steps, dtype=jnp.int32))
+        mixed = mixed.reshape((-1, blocks.number, *mixed.shape[1:])).sum(1)
+        return mixed.reshape((*weights.shape[:-1], -1))
+
+    def zero_unless(self, used: Array) -> Quantized:
+        return dataclasses.replace(self, scale=jnp.where(used, self.scale, 0))
+
+
+@jax.custom_jvp
+def quantize(tokens: Array) -> Quantized:
+    """Round tokens (..., width) to int8, by the largest number of each: scale = max_d |token_d| / 127."""
+    scale = jnp.abs(tokens.astype(np.float32)).max(-1, keepdims=True) / 127
+    finite = jnp.isfinite(scale)
+    divisor = jnp.where(finite & (scale > 0), scale, 1)
+    values = jnp.where(finite, jnp.round(tokens.astype(np.float32) / divisor), 0)
+    return Quantized(values.astype(jnp.int8), jnp.where(finite, scale, jnp.nan))
+
+
+@quantize.defjvp
+def _quantize_jvp(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        "append: expected no derivative through an int8 cache, as rounding has none; got one asked for."
+        " Train without a cache, or create the cache with dtype='float32'"
+    )
+
+
+def _pair_heads(array: Array) -> Array:
+    """Reshape (..., x, y) to (N / P, P, x, y), P = 2 if there are pairs: of one row XLA's CPU is slow."""
+    count = int(np.prod(array.shape[:-2]))
+    pair = 2 if count % 2 == 0 else 1
+    return array.reshape((count // pair, pair, *array.shape[-2:]))
+
+
+class _Blocks(NamedTuple):
+    """Blocks of keys, read one after another; the last is moved back where it would stick out."""
+
+    tokens: Array  # (N / P, P, S, width)
+    size: int
+    number: int
+
+    @classmethod
+    def divide(cls, values: Array) -> _Blocks:
+        tokens = _pair_heads(values)
+        _, heads, length, width = tokens.shape
+        number = -(-length // max(_CONVERTED // (heads * width), 1))
+        return cls(tokens, -(-length // number), number)
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[2]
+
+    @property
+    def steps(self) -> int:
+        return len(self.tokens) * self.number
+
+    def row(self, step: Array) -> Array:
+        return step // self.number
+
+    def first(self, step: Array) -> Array:
+        return jnp.minimum(step % self.number * self.size, self.length - self.size)
+
+    def read(self, step: Array, dtype: Any) -> Array:
+        """Convert one block, (P, size, width)."""
+        _, heads, _, width = self.tokens.shape
+        starts = (self.row(step), 0, self.first(step), 0)
+        return jax.lax.dynamic_slice(self.tokens, starts, (1, heads, self.size, width))[0].astype(dtype)

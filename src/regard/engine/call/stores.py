@@ -1,0 +1,137 @@
+"""Stores of keys and values, which few queries read block by block: arrays, int8, pages.
+
+A store multiplies queries with all its keys (`score`), or weights with all its values (`mix`). Blocks have
+sizes for the caches of a CPU core, as measured in benchmarks/NOTES.md, "Decoding".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.records import record, static
+
+# Eigen packs what it multiplies: 512 keys stay in the second cache, a whole row of thousands does not.
+_BLOCK, _LEAST_BLOCK = 512, 64
+
+
+class Store:
+    """Keys or values `(*B, K, S, width)` that a call of attention reads in a way of their own."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array that is stored."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype in which it is read."""
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def array(self) -> Array:
+        """Return all that is stored as one array."""
+        raise NotImplementedError
+
+    def __jax_array__(self) -> Array:
+        raise TypeError(
+            "expected an array; call cache.attend(query), which reads it block by block, or pass a copy,"
+            " cache.key.array() and cache.value.array()"
+        )
+
+    def score(self, query: Array, precision: Any) -> Array:
+        """Multiply queries (..., K, R, D) with all keys: (..., K, R, S)."""
+        raise NotImplementedError
+
+    def mix(self, weights: Array, precision: Any) -> Array:
+        """Multiply weights (..., K, R, S) with all values: (..., K, R, E)."""
+        raise NotImplementedError
+
+    def zero_unless(self, used: Array) -> Store:
+        """Zero the tokens that are not used, (..., K | 1, S, 1); they may be NaN."""
+        raise NotImplementedError
+
+
+@record
+class Whole(Store):
+    """An array, multiplied at once or as a batch of blocks of `block` keys."""
+
+    values: Array
+    block: int = static()
+
+    @classmethod
+    def divide(cls, array: Array, rows: int) -> Whole:
+        """Divide the keys for products with so many rows, where that is faster."""
+        length = array.shape[-2]
+        is_few = 1 < rows <= FEW_QUERIES and jax.default_backend() == "cpu"
+        divisors = (size for size in range(_BLOCK, _LEAST_BLOCK - 1, -1) if length % size == 0)
+        return cls(array, next(divisors, length) if is_few else length)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    def array(self) -> Array:
+        return self.values
+
+    def score(self, query: Array, precision: Any) -> Array:
+        if self.block == self.shape[-2]:
+            return _product("...td,...sd->...ts", query, self.values, precision)
+        scores = _product("...td,...sd->...ts", query[..., None, :, :], self._blocks(), precision)
+        scores = scores.swapaxes(-3, -2)
+        return scores.reshape((*scores.shape[:-2], -1))
+
+    def mix(self, weights: Array, precision: Any) -> Array:
+        if self.block == self.shape[-2]:
+            return _product("...ts,...se->...te", weights, self.values, precision)
+        weights = weights.reshape((*weights.shape[:-1], -1, self.block)).swapaxes(-3, -2)
+        return _product("...ts,...se->...te", weights, self._blocks(), precision).sum(-3)
+
+    def zero_unless(self, used: Array) -> Whole:
+        shared = tuple(axis for axis, size in enumerate(self.shape[:-1]) if size == 1 < used.shape[axis])
+        return dataclasses.replace(self, values=jnp.where(used.any(shared, keepdims=True), self.values, 0))
+
+    def _blocks(self) -> Array:
+        *leading, length, width = self.shape
+        return self.values.reshape((*leading, length // self.block, self.block, width))
+
+
+# Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
+FEW_QUERIES = 32
+# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
+_FEW_ROWS = 4
+
+
+def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
+    """Multiply matrices of one dtype, summed in float32 at least."""
+    rows = a.shape[-2]
+    if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
+        a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
+    total = np.promote_types(a.dtype, np.float32)
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=total)[..., :rows, :]
+
+
+def as_array(stored: Any) -> Any:
+    """Return what is stored as an array; an array is one."""
+    return stored.array() if isinstance(stored, Store) else stored
+
+
+def zeros(shape: tuple[int, ...], factor: Array, store: Store) -> Array:
+    """Return zeros that vary over manual mesh axes as products with a store do, for a loop to carry."""
+    never, found = jnp.zeros((), bool), jnp.zeros(shape, factor.dtype)
+    for array in (factor, *jax.tree.leaves(store)):
+        found = jnp.where(never, array[(0,) * array.ndim].astype(found.dtype), found)
+    return found

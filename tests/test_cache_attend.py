@@ -1,0 +1,452 @@
+"""`cache.attend` equals attention over all tokens at once, whatever the cache stores: floats, int8, pages."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import oracle
+import plain
+from regard import KVCache, PagedKVCache, attend, masks, scores
+from regard.engine.call.hooks import watch
+from regard.engine.call.quantized import Quantized
+from regard.layers import MultiHeadAttention
+from test_cache import CACHES, NAN, RULES, B, D, E, H, K, T, draw, paged, table
+
+WINDOW = 4
+
+
+def int8(capacity=17, window=None):
+    """An empty int8 cache, with garbage where nothing was stored."""
+    cache = KVCache.create(B, K, capacity, D, E, dtype=jnp.int8, window=window)
+    spoil = functools.partial(jnp.full_like, fill_value=NAN)
+    key, value = (
+        Quantized(stored.values + 77, spoil(stored.scale))
+        for stored in (cache.key, cache.value)
+        if isinstance(stored, Quantized)
+    )
+    return dataclasses.replace(cache, key=key, value=value)
+
+
+KINDS = {**CACHES, "int8": int8, "int8 windowed": functools.partial(int8, 11, WINDOW)}
+
+
+def rounded(tokens):
+    """Tokens as an int8 cache keeps them, in NumPy."""
+    scale = np.abs(tokens).max(-1, keepdims=True) / np.float32(127)
+    return np.round(tokens / scale).astype(np.float32) * scale
+
+
+def stored(kind, arrays):
+    return [arrays[0], *(rounded(x) if "int8" in kind else x for x in arrays[1:])]
+
+
+@functools.partial(jax.jit, static_argnames="aux")
+def step(cache, query, key, value, counts=None, aux=(), **options):
+    cache = cache.append(key, value, counts)
+    return cache, cache.attend(query, counts=counts, aux=aux, **options)
+
+
+def decode(cache, arrays, sizes, **options):
+    outputs, end = [], 0
+    for size in sizes:
+        end += size
+        cache, output = step(cache, *(x[:, :, end - size : end] for x in arrays), **options)
+        outputs.append(output)
+    return cache, jax.tree.map(lambda *parts: np.concatenate(parts, axis=2), *outputs)
+
+
+def assert_as_exact(output, arrays, keep, **options):
+    truth = oracle.batched(*arrays, keep=keep, **options).output
+    plain.assert_as_exact(output, truth, plain.evaluate(*arrays, keep=keep, **options)["output"])
+
+
+@pytest.mark.parametrize("sizes", [(1,) * T, (5, 7, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_equals_the_full_pass(kind, sizes):
+    arrays = draw()
+    mask, keep = RULES["window" if "windowed" in kind else "causal"]
+    cache, output = decode(KINDS[kind](), arrays, sizes, mask=mask)
+    assert_as_exact(output, stored(kind, arrays), table(keep))
+    assert cache.lengths.tolist() == [T, T]
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+@pytest.mark.parametrize("rule", ["window", "prefix", "chunked", "dilated"])
+def test_masks_see_positions(kind, rule):
+    arrays, (mask, keep) = draw(), RULES[rule]
+    sizes = (5, *[1] * 8) if rule == "prefix" else (1,) * T
+    _, output = decode(KINDS[kind](), arrays, sizes, mask=mask)
+    assert_as_exact(output, stored(kind, arrays), table(keep))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_a_token_attends_to_all_stored_without_a_mask(kind):
+    """Slots without a token are garbage, and hidden."""
+    arrays = draw()
+    _, output = decode(KINDS[kind](), arrays, (1,) * T)
+    assert_as_exact(output, stored(kind, arrays), table(lambda q, k: k <= q))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_options_are_those_of_attend(kind):
+    """Scores, bias, sinks, scale and statistics, against `attend` on the stored arrays."""
+    arrays = draw()
+    rng = np.random.default_rng(0)
+    sinks = rng.normal(size=H).astype(np.float32)
+    options = {"score": (scores.softcap(2.0), scores.alibi(H)), "scale": 0.7, "sinks": sinks}
+    aux = ("lse", "entropy", "argmax", "max_score")
+    _, found = decode(KINDS[kind](), arrays, (1,) * T, mask=masks.causal(), aux=aux, **options)
+    wanted = attend(*stored(kind, arrays), mask=masks.causal(), aux=aux, backend="dense", **options)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_bias_and_weights_have_a_column_per_slot(kind):
+    arrays, cache = draw(5), KINDS[kind]()
+    cache, _ = step(cache, *(x[:, :, :4] for x in arrays), mask=masks.causal())
+    bias = np.random.default_rng(1).normal(size=(H, 1, cache.slots)).astype(np.float32)
+    last = [x[:, :, 4:] for x in arrays]
+    _, (output, aux) = step(cache, *last, mask=masks.causal(), bias=bias, aux=("weights",))
+    given = [last[0], *stored(kind, arrays)[1:]]
+    truth = oracle.batched(*given, bias=bias[..., :5])
+    np.testing.assert_allclose(aux["weights"][..., :5], truth.weights, atol=1e-6)
+    assert not aux["weights"][..., 5:].any()
+    np.testing.assert_allclose(output, truth.output, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_rows_decode_as_each_alone(kind):
+    arrays = draw()
+    mask, keep = RULES["window" if "windowed" in kind else "causal"]
+    cache, at, found = KINDS[kind](), np.zeros(B, int), np.full((B, H, T, E), NAN, np.float32)
+    for counts in ((7, 3), (1, 2), (0, 2), (1, 2), (4, 4)):
+        size = max(counts)
+        padded = [np.full((*x.shape[:2], size, x.shape[3]), NAN, np.float32) for x in arrays]
+        for row, count in enumerate(counts):
+            for whole, part in zip(arrays, padded, strict=True):
+                part[row, :, :count] = whole[row, :, at[row] : at[row] + count]
+        cache, output = step(cache, *padded, np.array(counts), mask=mask)
+        for row, count in enumerate(counts):
+            found[row, :, at[row] : at[row] + count] = output[row, :, :count]
+        at += counts
+    assert_as_exact(found, stored(kind, arrays), table(keep))
+
+
+# Blocks.
+
+
+@pytest.mark.parametrize("slots", [134, 131])
+def test_grouped_heads_read_keys_in_blocks(slots):
+    """134 keys are two blocks of 67, 131 are one; what is masked is NaN."""
+    query, key, value = draw(slots)
+    key[:, :, 100:], value[:, :, 100:] = NAN, NAN
+    mask = masks.lengths(jnp.array([100, 71]))
+    keep = np.arange(100) < np.array([100, 71])[:, None, None, None]
+    output = attend(query[:, :, :1], key, value, mask=mask)
+    assert_as_exact(output, [query[:, :, :1], key[:, :, :100], value[:, :, :100]], keep)
+    masked = np.where(np.arange(slots)[:, None] < 71, [key[1], value[1, ..., :1] + key[1] * 0], NAN)
+    again = attend(query[1, :, :1], masked[0], value[1], mask=masks.lengths(71))
+    np.testing.assert_allclose(again, output[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [jnp.int8, "paged"])
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_blocks_of_a_long_row_add_up(kind, heads):
+    """1009 keys of 67 numbers: more than a block of int8, the last of them moved back; 21 pages."""
+    batch, length, width = 2, 1009, 67
+    rng = np.random.default_rng(heads)
+    query = rng.normal(size=(batch, 2 * heads, 1, width)).astype(np.float32)
+    key, value = rng.normal(size=(2, batch, heads, length, width)).astype(np.float32)
+    if kind == "paged":
+        cache = PagedKVCache.create(batch, heads, width, num_pages=43, page_size=49, pages_per_row=21)
+        order = rng.permutation(43)
+        cache = cache.assign(0, order[:21]).assign(1, order[21:42])
+    else:
+        cache = KVCache.create(batch, heads, length, width, dtype=kind)
+    cache = cache.append(key, value, np.array([length, 503]))
+    output = cache.attend(query, counts=np.array([1, 1]))
+    keep = np.arange(length) < np.array([length, 503])[:, None, None, None]
+    key, value = (key, value) if kind == "paged" else (rounded(key), rounded(value))
+    assert_as_exact(output, [query, key, value], keep)
+
+
+# Int8.
+
+
+def test_no_number_is_off_by_more_than_half_a_scale():
+    """Among rows of zeros, of huge and of tiny numbers."""
+    tokens = draw(T)[1] * np.logspace(-30, 30, T, dtype=np.float32)[:, None]
+    tokens[0, 1, 5] = 0
+    cache = KVCache.create(B, K, T, D, dtype=jnp.int8).append(tokens, tokens)
+    assert isinstance(cache.key, Quantized)
+    largest = np.abs(tokens.astype(np.float64)).max(-1, keepdims=True)
+    error = np.abs(np.asarray(cache.key.array(), np.float64) - tokens)
+    assert (error <= largest / 254 * (1 + 1e-4)).all()
+    assert not error[0, 1, 5].any()
+    assert (np.asarray(cache.key.scale) >= 0).all()
+
+
+@pytest.mark.parametrize("outliers", [1.0, 20.0])
+def test_attention_of_int8_keys_is_off_by_what_its_roundings_allow(outliers):
+    """Random keys, and keys of which one number in ten is far larger than the others, as models' keys are.
+
+    A score is off by at most e = scale sum_d |q_d| max|k| / 254, so a weight by a factor within e^(+-2e), and
+    an output by |e^(2e) - 1| max|v| + max|v| / 254.
+    """
+    query, key, value = draw(T)
+    key[..., ::10] *= outliers
+    _, output = decode(int8(), (query, key, value), (1,) * T, mask=masks.causal())
+    truth = oracle.batched(query, key, value, keep=table(lambda q, k: k <= q)).output
+    largest = np.abs(key).max()
+    off = np.abs(query).sum(-1, keepdims=True) / np.sqrt(D) * largest / 254
+    bound = (np.expm1(2 * off) + 1 / 254) * np.abs(value).max()
+    error = np.abs(output - truth)
+    assert (error <= bound).all()
+    assert error.max() < 0.03 * outliers
+    assert error.max() > 1e-4
+
+
+def test_int8_rows_rewind_reset_and_reorder():
+    arrays = draw()
+    first, second = [[x[:, :, part] for x in arrays] for part in (slice(0, 6), slice(6, 7))]
+    once, _ = step(int8(), *first, mask=masks.causal())
+    wanted = step(once, *second, mask=masks.causal())[1]
+    more, _ = step(once, *(x[:, :, 7:10] for x in arrays), mask=masks.causal())
+    again = step(more.rewind(6), *second, mask=masks.causal())[1]
+    np.testing.assert_array_equal(again, wanted)
+    swapped = jax.tree.map(lambda leaf: leaf[::-1], once)
+    mirrored = step(swapped, *(x[::-1] for x in second), mask=masks.causal())[1]
+    np.testing.assert_array_equal(mirrored[::-1], wanted)
+    emptied = more.reset()
+    refilled, _ = step(emptied, *first, mask=masks.causal())
+    np.testing.assert_array_equal(step(refilled, *second, mask=masks.causal())[1], wanted)
+    assert "int8, lengths=[6, 6]" in repr(refilled)
+
+
+def test_nan_is_stored_as_nan_and_reaches_those_who_read_it():
+    arrays = draw()
+    arrays[2][0, :, 3, 0] = np.inf
+    _, output = decode(int8(), arrays, (1,) * T, mask=masks.causal() & masks.sliding_window(2))
+    spoiled = np.isnan(output).any((1, 3))
+    assert spoiled[0].tolist() == [3 <= t <= 5 for t in range(T)]
+    assert not spoiled[1].any()
+
+
+def test_a_derivative_through_an_int8_cache_is_refused():
+    _, key, value = draw(3)
+    with pytest.raises(NotImplementedError, match=r"no derivative through an int8 cache.*float32"):
+        jax.grad(lambda key: int8().append(key, value).attend(draw(3)[0], mask=masks.causal()).sum())(key)
+
+
+def test_queries_of_a_cache_have_gradients():
+    query, key, value = draw(5)
+    for kind in ("contiguous", "int8", "paged"):
+        cache = KINDS[kind]().append(key, value)
+        found = jax.grad(lambda query, cache=cache: cache.attend(query, mask=masks.causal()).sum())(
+            query[:, :, :1]
+        )
+        arrays = [query[:, :, :1], *stored(kind, (query, key, value))[1:]]
+        keep = np.arange(5) <= 4
+        np.testing.assert_allclose(found, oracle.batched(*arrays, keep=keep).d_query, atol=1e-5)
+
+
+# First tokens beside a window.
+
+FIRST = 3
+BESIDE = masks.causal() & (masks.sliding_window(WINDOW) | masks.prefix(FIRST))
+
+
+def beside(q, k):
+    return k <= q and (q - k <= WINDOW or k < FIRST)
+
+
+def with_first(dtype=jnp.float32, capacity=11):
+    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=WINDOW, first=FIRST)
+    return jax.tree.map(lambda x: x + x.dtype.type(77) if x.ndim == 4 else x, cache)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("sizes", [(1,) * 29, (4,) * 7 + (1,), (2, 4, 1, 1, 3, 4, 4, 1, 1, 1, 1, 1, 4, 1)])
+def test_first_tokens_stay_beside_the_window(sizes, dtype):
+    arrays = draw(29)
+    cache, output = decode(with_first(dtype), arrays, sizes, mask=BESIDE)
+    assert_as_exact(output, stored(dtype, arrays), table(beside, 29))
+    assert cache.lengths.tolist() == [29, 29]
+    assert not cache.check().overflowed.any()
+
+
+def test_first_tokens_and_the_newest_are_what_is_stored():
+    """A key holds its own position: slots say where they sit, and every token of the window is there."""
+    cache = KVCache.create(2, 1, None, 1, window=WINDOW, first=FIRST)
+    assert cache.capacity == 2 * WINDOW + FIRST
+    at = np.zeros(2, int)
+    for counts in [(1, 2), (2, 0), (4, 4), (1, 1), (0, 4), (3, 1), *[(1, 1)] * 9, (4, 2)]:
+        tokens = (at[:, None] + np.arange(4)).astype(np.float32)[:, None, :, None]
+        cache = cache.append(tokens, -tokens, np.array(counts))
+        at += counts
+        where, kept = np.asarray(cache.positions), np.asarray(cache.key)[:, 0, :, 0]
+        for row, length in enumerate(at):
+            held = where[row] < length
+            np.testing.assert_array_equal(kept[row][held], where[row][held])
+            assert set(where[row]) >= {*range(min(FIRST, length)), *range(max(length - WINDOW, 0), length)}
+            assert len(set(where[row])) == cache.capacity
+        np.testing.assert_array_equal(np.asarray(cache.value), -np.asarray(cache.key))
+    assert at.min() > cache.capacity
+
+
+def test_first_tokens_with_attend_itself_rewind_and_reset():
+    arrays = draw(23)
+    cache, _ = decode(with_first(), arrays, (1,) * 23, mask=BESIDE)
+    query = arrays[0][:, :, 22:]
+    options = {"mask": BESIDE, "query_offset": cache.query_offset(1), "key_positions": cache.positions}
+    keep = table(beside, 23)[22:]
+    assert_as_exact(attend(query, cache.key, cache.value, **options), [query, *arrays[1:]], keep)
+    with pytest.raises(ValueError, match=r"lengths: expected 0\.\.3 or at least \d+ for row 0.*got 9"):
+        cache.rewind(9)
+    least = int(cache.start[0]) + FIRST + WINDOW
+    assert least < 23
+    with pytest.raises(ValueError, match=f"or at least {least} for row 0"):
+        cache.rewind(least - 1)
+    output = step(cache.rewind(least), *(x[:, :, least : least + 1] for x in arrays), mask=BESIDE)[1]
+    assert_as_exact(output, [arrays[0][:, :, least : least + 1], *arrays[1:]], table(beside, 23)[least])
+    for again in (cache.rewind(2), cache.reset(), cache.reset(jnp.array([True, False])).rewind([0, 1])):
+        at = np.asarray(again.lengths)
+        assert again.start.tolist() == [0, 0]
+        rows = [[x[row, None, :, at[row] : at[row] + 1] for row in range(B)] for x in arrays]
+        output = step(again, *(np.concatenate(x) for x in rows), mask=BESIDE)[1]
+        for row, length in enumerate(at):
+            one = [x[row] for x in arrays]
+            truth = oracle.batched(*(x[None] for x in one), keep=table(beside, 23)).output
+            np.testing.assert_allclose(output[row, :, 0], truth[0, :, length], atol=1e-5)
+    assert ", window=4, first=3, lengths=[23, 23]" in repr(cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first": 3}, "first: expected 0 without a window, .*got 3"),
+        ({"first": -1, "window": 4}, "first: expected an integer of at least 0, got -1"),
+        ({"first": 3, "window": 4, "capacity": 7}, "window of 4 tokens and 3 first ones.*got 7"),
+        (
+            {"first": 3, "window": 4, "capacity": 8},
+            "at most 1 tokens at once.*and 3 first tokens.*capacity=9",
+        ),
+    ],
+)
+def test_first_tokens_are_checked(options, message):
+    def call(capacity=19, **options):
+        KVCache.create(B, K, capacity, D, E, **options).append(*(x[:, :, :2] for x in draw()[1:]))
+
+    with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
+# Memory and work.
+
+
+def test_a_step_copies_neither_int8_nor_pages():
+    """Temporary memory: less than a tenth of the keys and values in float32."""
+    batch, heads, length, width = 3, 4, 1024, 64
+    query = jnp.zeros((batch, heads, 1, width))
+    whole = 2 * batch * heads * length * width * 4
+    pages = {"num_pages": batch * 16, "page_size": 64, "pages_per_row": 16}
+    for cache in (
+        KVCache.create(batch, heads, length, width, dtype=jnp.int8),
+        PagedKVCache.create(batch, heads, width, **pages),
+    ):
+        run = jax.jit(lambda cache: cache.attend(query, mask=masks.causal()))
+        memory = run.lower(cache).compile().memory_analysis()
+        assert memory is not None
+        assert memory.temp_size_in_bytes < whole / 10
+
+
+def test_only_pages_that_hold_tokens_are_read():
+    """Others are NaN, and were they read, the score of a key that no mask hides would be, too."""
+    arrays = draw()
+    cache, _ = step(paged(), *(x[:, :, :4] for x in arrays), mask=masks.causal())
+    store, _ = cache._stores
+    assert store.counts.tolist() == [1, 1]
+    read = store.score(jnp.ones((B, K, 1, D)), None)
+    assert np.isfinite(np.asarray(read)[..., 5:]).all()
+    assert np.isnan(np.asarray(read)[..., 4]).all()
+
+
+def test_many_queries_and_watchers_get_arrays():
+    query, key, value = draw()
+    for kind in ("int8", "paged"):
+        cache, seen = KINDS[kind]().append(key, value), []
+        with watch(seen.append):
+            output = cache.attend(query, mask=masks.causal(), backend="tiled")
+            cache.attend(query[:, :, :1], mask=masks.causal())
+        assert_as_exact(output, stored(kind, (query, key, value)), table(lambda q, k: k <= q))
+        assert [call.backend for call in seen] == ["tiled", "dense"]
+        assert all(isinstance(call.problem.key, jax.Array) for call in seen)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_a_layer_decodes_with_any_cache(kind):
+    layer = MultiHeadAttention(H * D, H, num_key_heads=K, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(3).normal(size=(B, 7, H * D)).astype(np.float32)
+    cache = {
+        "contiguous": lambda: KVCache.create(B, K, 11, D),
+        "int8": lambda: KVCache.create(B, K, 11, D, dtype="int8"),
+        "paged": lambda: (
+            PagedKVCache.create(B, K, D, num_pages=4, page_size=5, pages_per_row=2)
+            .assign(0, [3, 1])
+            .assign(1, [0, 2])
+        ),
+    }[kind]()
+    parts = []
+    for piece in (x[:, :5], x[:, 5:6], x[:, 6:]):
+        out, seen = layer(piece, mask=masks.causal(), cache=cache)
+        cache = seen["cache"]
+        parts.append(out)
+    error = np.abs(np.concatenate(parts, 1) - layer(x, mask=masks.causal())).max()
+    assert error < (0.02 if kind == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache, q: cache.attend(q, query_offset=0), "query_offset: expected none.*regard.attend"),
+        (lambda cache, q: cache.attend(q[0]), r"query: expected shape \(2, H, n, D\).*got \(6, 1, 10\)"),
+        (lambda cache, q: cache.attend(q[:1]), r"query: expected shape \(2, H, n, D\).*got \(1, 6, 1, 10\)"),
+        (lambda cache, q: cache.attend(q, counts=[0.5, 1]), "num_queries: expected integers"),
+        (lambda cache, q: attend(q, cache.key, cache.value), r"key: .*cache.attend\(query\)"),
+        (lambda cache, q: cache.append(q, q), "key: expected shape"),
+    ],
+)
+def test_bad_calls_are_explained(call, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call(KVCache.create(B, K, 5, D, E, dtype="int8"), draw(1)[0])
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_rows_of_a_cache_divide_in_shard_map(kind):
+    """Each device has a row of its own, and types are checked."""
+    arrays = draw(6)
+    if len(jax.devices()) < B:
+        pytest.skip("one device")
+    mesh = jax.make_mesh((B,), ("row",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.P("row"), jax.P()
+    cache = KINDS[kind]()
+    if kind == "paged":
+        places = dataclasses.replace(jax.tree.map(lambda x: rows, cache), key_pages=whole, value_pages=whole)
+    else:
+        places = jax.tree.map(lambda x: rows, cache)
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(places, rows), out_specs=rows)
+    def run(cache, query):
+        return cache.attend(query, mask=masks.causal())
+
+    cache = cache.append(*arrays[1:])
+    query = arrays[0][:, :, 5:]
+    np.testing.assert_allclose(run(cache, query), cache.attend(query, mask=masks.causal()), atol=1e-6)
