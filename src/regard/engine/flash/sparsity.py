@@ -57,24 +57,44 @@ def _agree(codes: Array, axis: int) -> Array:
 def list_tiles(
     codes: Int[Array, "*b blocks tiles"], tile: int, length: int, blocks: int = 1, pieces: int = 0
 ) -> TileLists:
-    """List tiles along the last axis, in O(tiles log tiles); one that sticks out is at most PARTIAL.
+    """List tiles along the last axis, in O(tiles); one that sticks out is at most PARTIAL.
 
     With `pieces`, lists and blocks are filled up, and blocks with much work are visited together.
     """
     count = codes.shape[-1]
     if length % tile:
         codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))
-    index = np.arange(count, dtype=np.int32).reshape((*(1,) * (codes.ndim - 1), count))
-    rank = jnp.int32(TileKind.FULL) - codes.astype(jnp.int32)
-    order = jax.lax.sort(rank * np.int32(count) + index) % count
-    full, kept = (
-        jnp.sum(chosen, -1, dtype=jnp.int32) for chosen in (codes == TileKind.FULL, codes != TileKind.EMPTY)
-    )
+    rank, full = _rank(codes == TileKind.FULL)
+    partial_rank, partial = _rank(codes == TileKind.PARTIAL)
+    kept = full + partial
+    # A tile goes to its rank in its list: sorting them took three times as long on the CPU.
+    place = jnp.where(codes == TileKind.FULL, rank, full[..., None] + partial_rank)
+    line = jnp.arange(kept.size, dtype=jnp.int32).reshape((*kept.shape, 1))
+    place = jnp.where(codes != TileKind.EMPTY, line * np.int32(count) + place, codes.size)
+    start = jnp.arange(0, count * tile, tile, dtype=jnp.int32)
+    starts = jnp.full(codes.size, length, jnp.int32).at[place.reshape(-1)]
+    start = jnp.broadcast_to(start, codes.shape).reshape(-1)
+    starts = starts.set(start, mode="drop", unique_indices=True).reshape(codes.shape)
     if not pieces:
-        return TileLists(order * tile, full, kept)
-    starts = jnp.where(index < kept[..., None], order * tile, length)
+        return TileLists(starts, full, kept)
     more = (0, -starts.shape[-2] % blocks)
     rest = [(0, 0)] * (starts.ndim - 2)
     starts = jnp.pad(starts, [*rest, more, (0, -count % pieces)], constant_values=length)
     full, kept = (jnp.pad(number, [*rest, more]) for number in (full, kept))
     return TileLists(starts, full, kept, jnp.argsort(-kept, -1).astype(jnp.int32))
+
+
+def _rank(chosen: Array) -> tuple[Array, Array]:
+    """Return how many entries of a line are chosen before each, and how many are in all.
+
+    Bits are counted a word at a time, of which there are few to add up.
+    """
+    count, bit = chosen.shape[-1], np.arange(32, dtype=np.uint32)
+    padded = jnp.pad(chosen, [(0, 0)] * (chosen.ndim - 1) + [(0, -count % 32)])
+    bits = padded.reshape((*chosen.shape[:-1], -1, 32)).astype(jnp.uint32)
+    word = jnp.sum(jnp.left_shift(bits, bit.reshape((1,) * chosen.ndim + (32,))), -1, dtype=jnp.uint32)
+    ends = jnp.cumsum(jax.lax.population_count(word).astype(jnp.int32), -1)
+    below = word[..., None] & ((np.uint32(1) << bit) - np.uint32(1)).reshape((1,) * chosen.ndim + (32,))
+    before = ends - jax.lax.population_count(word).astype(jnp.int32)
+    rank = before[..., None] + jax.lax.population_count(below).astype(jnp.int32)
+    return rank.reshape(padded.shape)[..., :count], ends[..., -1]
