@@ -1,14 +1,28 @@
-"""Less work for JAX while testing, none of it in what is tested: contexts and lowerings are shared."""
+"""Less work while testing: fewer cases in the quick run; and for JAX, contexts and lowerings are shared."""
 
 import itertools
 
 import jax
+import pytest
 from jax._src import compiler, config
 from jax._src.interpreters import mlir
 
 # For a process of several devices that does not call `save_work`: such programs may wait for one another for
 # ever when they come from a file (benchmarks/NOTES.md).
 WITHOUT_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
+def mostly_slow(cases, *quick):
+    """Cases of a test, by their names: all but `quick` are marked slow. Of several arguments, tuples."""
+    cases = list(cases)
+    assert set(quick) <= set(cases), set(quick) - set(cases)
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=[] if case in quick else [pytest.mark.slow]
+        )
+        for case in cases
+    ]
+
 
 PROGRAMS = 50  # to a context; what it holds is freed with it
 _make_context, _make_module = mlir.make_ir_context, mlir.ModuleContext.__init__

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 
 import oracle
 import plain
+from economy import mostly_slow
 from regard import KVCache, PagedKVCache, attend, masks, scores
 from regard.engine.call.hooks import watch
 from regard.engine.call.quantized import Quantized
@@ -66,9 +68,17 @@ def assert_as_exact(output, arrays, keep, **options):
     plain.assert_as_exact(output, truth, plain.evaluate(*arrays, keep=keep, **options)["output"])
 
 
-@pytest.mark.parametrize("sizes", [(1,) * T, (5, 7, 1)])
-@pytest.mark.parametrize("kind", KINDS)
+SIZES = {"one by one": (1,) * T, "in chunks": (5, 7, 1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    mostly_slow(
+        itertools.product(KINDS, SIZES), *((kind, "in chunks") for kind in KINDS), ("int8", "one by one")
+    ),
+)
 def test_decoding_equals_the_full_pass(kind, sizes):
+    sizes = SIZES[sizes]
     arrays = draw()
     mask, keep = RULES["window" if "windowed" in kind else "causal"]
     cache, output = decode(KINDS[kind](), arrays, sizes, mask=mask)
@@ -76,8 +86,16 @@ def test_decoding_equals_the_full_pass(kind, sizes):
     assert cache.lengths.tolist() == [T, T]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
-@pytest.mark.parametrize("rule", ["window", "prefix", "chunked", "dilated"])
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    mostly_slow(
+        itertools.product(["window", "prefix", "chunked", "dilated"], ["contiguous", "int8", "paged"]),
+        ("window", "paged"),
+        ("prefix", "int8"),
+        ("chunked", "contiguous"),
+        ("dilated", "paged"),
+    ),
+)
 def test_masks_see_positions(kind, rule):
     arrays, (mask, keep) = draw(), RULES[rule]
     sizes = (5, *[1] * 8) if rule == "prefix" else (1,) * T
@@ -120,7 +138,7 @@ def test_bias_and_weights_have_a_column_per_slot(kind):
     np.testing.assert_allclose(output, truth.output, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "int8 windowed", "paged"))
 def test_ragged_rows_decode_as_each_alone(kind):
     arrays = draw()
     mask, keep = RULES["window" if "windowed" in kind else "causal"]
@@ -156,7 +174,7 @@ def test_grouped_heads_read_keys_in_blocks(slots):
 
 
 @pytest.mark.parametrize("kind", [jnp.int8, "paged"])
-@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("heads", mostly_slow([1, 3, 8], 3))
 def test_blocks_of_a_long_row_add_up(kind, heads):
     """1009 keys of 67 numbers: more than a block of int8, the last of them moved back; 21 pages."""
     batch, length, width = 2, 1009, 67
@@ -389,7 +407,7 @@ def test_many_queries_and_watchers_get_arrays():
         assert all(isinstance(call.problem.key, jax.Array) for call in seen)
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+@pytest.mark.parametrize("kind", mostly_slow(["contiguous", "int8", "paged"], "int8"))
 def test_a_layer_decodes_with_any_cache(kind):
     layer = MultiHeadAttention(H * D, H, num_key_heads=K, rngs=nnx.Rngs(0))
     x = np.random.default_rng(3).normal(size=(B, 7, H * D)).astype(np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from economy import mostly_slow
 from regard.inspection import figures
 
 RECORDS = [{"step": step, "loss": 1 / (step + 1), "accuracy": step / 29} for step in range(29)]
@@ -93,7 +94,7 @@ def render_thrice(name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["heatmap", "two runs", "mask"])
+@pytest.mark.parametrize("name", mostly_slow(["heatmap", "two runs", "mask"], "two runs"))
 def test_the_same_input_gives_the_same_bytes(name, kind):
     first, again, other = (files[kind] for files in render_thrice(name))
     assert first == again

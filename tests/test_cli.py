@@ -236,6 +236,7 @@ def texts(tmp_path_factory):
     return folder, ["train", "text", "--files", str(folder), *sizes, "--smoke"]
 
 
+@pytest.mark.slow
 def test_text_says_what_it_learns_from_and_what_a_byte_costs(texts, tmp_path, capsys):
     _, arguments = texts
     command = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from layer_oracle import draw, randomize
 from regard import inspection
 from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig, generate
@@ -92,8 +93,11 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [(kind, "scan and remat") for kind in SHAPES]
-    + [("decoder", mode) for mode in MODES if mode != "scan and remat"],
+    mostly_slow(
+        [(kind, "scan and remat") for kind in SHAPES]
+        + [("decoder", mode) for mode in MODES if mode != "scan and remat"],
+        ("decoder", "scan and remat"),
+    ),
 )
 def test_values_and_gradients_are_those_of_the_unrolled_model(wide, kind, mode):
     assert_same(differentiate(build(kind, **SHAPES[kind], **MODES[mode])), differentiate_unrolled(kind))
@@ -115,7 +119,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", mostly_slow(TRANSFORMS, "vmap"))
 def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide, transform):
     found = []
     for options in ({}, MODES["scan and remat"]):
@@ -125,7 +129,7 @@ def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide, transform)
     assert_same(*found)
 
 
-@pytest.mark.parametrize("mode", ["remat", "scan", "scan and remat"])
+@pytest.mark.parametrize("mode", mostly_slow(["remat", "scan", "scan and remat"], "scan and remat"))
 def test_dropout_is_that_of_the_unrolled_model_call_by_call(wide, mode):
     rates = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
     found = []
@@ -191,6 +195,7 @@ def test_a_capture_of_the_loop_names_every_layer():
     ]
 
 
+@pytest.mark.slow
 def test_decoding_with_a_cache_is_that_of_the_unrolled_model():
     plain, scanned = (
         randomize(
@@ -213,6 +218,7 @@ def lower(num_layers, **options):
     return jax.jit(loss).lower(state), sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 def test_a_deeper_model_multiplies_no_more_matrices_in_its_program():
     products = [
         len(re.findall(r"stablehlo\.dot_general", lower(depth, **MODES["scan and remat"])[0].as_text()))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from divided_cases import AXES, CASES, PROGRAMS
+from economy import mostly_slow
 from mesh_cases import on_eight_devices
 from regard import CHECKPOINT_NAMES, attend, masks
 from regard.engine.dispatch.registry import COMPLETE
@@ -21,16 +22,18 @@ EVERY = [
     for backend, axes, case in itertools.product(COMPLETE, AXES, CASES)
     if (axes, case) not in OWN
 ]
-# With automatic axes every case of the tiles; else each case with one kind of axes, and each kind with three.
-QUICK = {("tiled", "automatic", case) for case in CASES} | {
-    (backend, axes, case)
-    for backend in COMPLETE
-    for axes, case in zip(itertools.cycle(("explicit", "manual", "automatic")), CASES, strict=False)
+# What is divided in each way of its own, with one kind of axes. The rest takes eight devices for minutes.
+QUICK = {
+    ("tiled", "explicit", "lengths"),
+    ("tiled", "manual", "segments"),
+    ("tiled", "automatic", "predicate"),
+    ("tiled", "automatic", "alibi"),
+    ("tiled", "explicit", "relative"),
+    ("tiled", "manual", "bias and sinks"),
+    ("tiled", "automatic", "dropout"),
+    ("dense", "automatic", "lengths"),
+    ("dense", "manual", "array per head"),
 }
-
-
-def in_turn(triple):
-    return pytest.param(*triple, marks=[] if triple in QUICK else pytest.mark.slow)
 
 
 def run(*given, **options):
@@ -38,7 +41,7 @@ def run(*given, **options):
     return eval(on_eight_devices(code))
 
 
-@pytest.mark.parametrize(("backend", "axes", "case"), [*map(in_turn, EVERY)])
+@pytest.mark.parametrize(("backend", "axes", "case"), mostly_slow(EVERY, *QUICK))
 def test_batch_and_heads_stay_divided_and_nothing_is_sent(backend, axes, case):
     sent = run(axes, case, backend)
     assert set(sent) <= ({"all-reduce"} if case in SUMMED else set()), sent
@@ -46,21 +49,35 @@ def test_batch_and_heads_stay_divided_and_nothing_is_sent(backend, axes, case):
 
 @pytest.mark.parametrize(
     ("axes", "division"),
-    [("automatic", "batch"), ("explicit", "heads"), ("manual", "batch"), ("manual", "heads")],
+    mostly_slow(
+        [("automatic", "batch"), ("explicit", "heads"), ("manual", "batch"), ("manual", "heads")],
+        ("automatic", "batch"),
+        ("manual", "heads"),
+    ),
 )
 def test_one_of_the_two_is_divided(axes, division):
     assert run(axes, "lengths", "tiled", division=division) == {}
 
 
 @pytest.mark.parametrize(
-    ("axes", "case"), [("automatic", "alibi"), ("explicit", "lengths"), ("manual", "alibi")]
+    ("axes", "case"),
+    mostly_slow(
+        [("automatic", "alibi"), ("explicit", "lengths"), ("manual", "alibi")],
+        ("manual", "alibi"),
+    ),
 )
 def test_second_derivatives_are_those_of_one_device(axes, case):
     assert set(run(axes, case, "tiled", order="second")) <= ({"all-reduce"} if case in SUMMED else set())
 
 
-@pytest.mark.parametrize("key_heads", [1, 2])
-@pytest.mark.parametrize("axes", ["automatic", "explicit"])
+@pytest.mark.parametrize(
+    ("axes", "key_heads"),
+    mostly_slow(
+        itertools.product(["automatic", "explicit"], [1, 2]),
+        ("automatic", 2),
+        ("explicit", 1),
+    ),
+)
 def test_fewer_key_heads_than_devices_are_whole_on_each(axes, key_heads):
     assert set(run(axes, "alibi", "tiled", aux=("lse",), key_heads=key_heads)) == {"all-reduce"}
 
@@ -76,6 +93,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_gspmd_divides_as_shardy_does():
     assert on_eight_devices(WITHOUT_SHARDY).strip() == "{}"
 
@@ -86,7 +104,10 @@ def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():
     assert sent == {"all-reduce": gradients}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(PROGRAMS, "scan", "shard_map over one of two axes", "set_mesh", "vmap with spmd_axis_name"),
+)
 def test_programs_around_a_call_are_those_of_one_device(name):
     on_eight_devices(f"from divided_cases import check_program\ncheck_program({name!r})")
 
@@ -171,6 +192,6 @@ for one, other in zip(inside, jax.jit(gradient)(*arrays), strict=True):
 """
 
 
-@pytest.mark.parametrize("backend", [None, *COMPLETE])
+@pytest.mark.parametrize("backend", mostly_slow([None, *COMPLETE], "tiled"))
 def test_a_gradient_inside_shard_map_is_that_of_one_device(backend):
     on_eight_devices(f"BACKEND = {backend!r}{GRADIENT_INSIDE}")

@@ -71,6 +71,7 @@ def test_inspect_encoder(tmp_path):
     assert (tmp_path / "out" / "encoder.html").stat().st_size > 50_000
 
 
+@pytest.mark.slow
 def test_ring_attention(tmp_path):
     printed = run("ring_attention", tmp_path)
     assert "4096 tokens, 512 on each of 8 devices" in printed

@@ -182,6 +182,7 @@ def test_a_run_that_writes_no_text_is_refused(tmp_path, capsys):
     assert "is a run of copy, which writes no text" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
     small = ["--steps", "2", "--warmup-steps", "1", "--length", "19", "--held-out-fraction", "0.01"]
     assert main(["train", "text", *small, "--smoke", "--quiet", "--out", str(tmp_path / "text")]) == 0

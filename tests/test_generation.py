@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from layer_oracle import draw, randomize
 from plain import assert_as_exact
 from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
@@ -107,7 +108,7 @@ def model():
     return build()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "learned", "llama", "relative"))
 def test_writing_is_a_forward_pass_per_token(name):
     model = build(**CONFIGS[name])
     sampling, rng = GREEDY if name == "learned" else WARM, jax.random.key(1)
@@ -322,7 +323,8 @@ def test_dropout_is_off_and_the_mode_stays():
 
 
 @pytest.mark.parametrize(
-    ("norm", "positions", "sampling"), [("post", "sinusoidal", GREEDY), ("pre", "relative", WARM)]
+    ("norm", "positions", "sampling"),
+    [pytest.param("post", "sinusoidal", GREEDY, marks=pytest.mark.slow), ("pre", "relative", WARM)],
 )
 def test_an_encoder_decoder_writes_beside_its_source(norm, positions, sampling):
     model, lengths = build_pair(norm=norm, positions=positions), np.array([7, 3, 0])

@@ -1,6 +1,7 @@
 """Library kernels in the place of ours: every transform, what is translated, what refused, what lowered."""
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import oracle
+from economy import mostly_slow
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, kernel_primitives, splash_tpu
 from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
@@ -93,8 +95,14 @@ def transform_definition(name):
     return jax.jit(TRANSFORMS[name](lambda *a: _definition(*a, keep)))(*arrays)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    mostly_slow(
+        itertools.product(TRANSFORMS, [False, True]),
+        ("grad", False),
+        *((name, True) for name in TRANSFORMS),
+    ),
+)
 def test_every_transform_of_a_kernel_that_knows_its_gradient_only(name, compiled):
     *arrays, keep = toy_inputs()
     wrap = jax.jit if compiled else lambda function: function
@@ -104,7 +112,7 @@ def test_every_transform_of_a_kernel_that_knows_its_gradient_only(name, compiled
 
 
 @pytest.mark.parametrize("name", ["value", "grad", "jvp", "hessian-vector", "reverse over forward"])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_vmap_with_a_shared_operand_agrees_under_every_transform(name, inside):
     *arrays, keep = toy_inputs()
     many = [jnp.stack([arrays[0], arrays[0] * 2, -arrays[0]]), arrays[1], arrays[2]]
@@ -237,7 +245,18 @@ def test_cudnn_itself_agrees_with_the_definition(name):
     check("cudnn", *SERVED[name])
 
 
-@pytest.mark.parametrize("name", SPLASHED)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        SPLASHED,
+        "three leading axes",
+        "both ways",
+        "documents",
+        "causal and lengths",
+        "wide values",
+        "an empty row",
+    ),
+)
 def test_splash_attention_agrees_in_interpret_mode(interpreted, name):
     check("splash_tpu", *SPLASHED[name])
 

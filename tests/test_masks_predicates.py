@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from regard import attend, explain, masks
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -73,9 +74,21 @@ def test_a_function_takes_the_numbers_that_it_names_or_four_in_order(fn):
     np.testing.assert_array_equal(kept, truth(by_all, (B, H)))
 
 
-@pytest.mark.parametrize("leading", [(), (H,), (B, H), (B, G, H)])
-@pytest.mark.parametrize("blocking", [Blocking(3, 2), Blocking(4, 5, 3)], ids=["one head", "heads"])
+BLOCKINGS = {"one head": Blocking(3, 2), "heads": Blocking(4, 5, 3)}
+
+
+@pytest.mark.parametrize(
+    ("blocking", "leading"),
+    mostly_slow(
+        itertools.product(BLOCKINGS, [(), (H,), (B, H), (B, G, H)]),
+        ("one head", ()),
+        ("heads", (H,)),
+        ("one head", (B, H)),
+        ("heads", (B, G, H)),
+    ),
+)
 def test_calls_of_any_rank_give_each_pair_its_row_and_head(leading, blocking):
+    blocking = BLOCKINGS[blocking]
     query, key, value = draw(*leading)
     stored = masks.from_array(truth(by_all, leading))
     (own, slopes), (expected, wanted) = (

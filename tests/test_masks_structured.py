@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from regard import attend, masks
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -102,13 +103,16 @@ def test_the_mask_is_its_definition(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("blocks", [(3, 1), (2, 5), (5, 4)])
+@pytest.mark.parametrize("blocks", [pytest.param((3, 1), marks=pytest.mark.slow), (2, 5), (5, 4)])
 def test_tiles_promise_what_cells_hold(name, blocks):
     mask, T, S, offset, _ = CASES[name]
     assert_tiles_are_safe(mask, T, S, blocks, offset)
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = ("tree", "trees by row", "shared prefix", "some patches", "block diffusion")
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, *USUAL))
 def test_tiles_and_definition_give_one_answer_and_one_gradient(name):
     mask, T, S, offset, keep = CASES[name]
     arrays = draw(T, S)
@@ -149,7 +153,7 @@ def test_a_batch_of_trees_can_be_mapped_over():
 # Trees
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 23])
+@pytest.mark.parametrize("count", mostly_slow([0, 1, 2, 3, 5, 23], 0, 23))
 def test_any_tree_is_walked_traced_or_not(count):
     rng = np.random.default_rng(count)
     drawn = np.array([rng.integers(-1, node) if node else -1 for node in range(count)], np.int32)
@@ -219,7 +223,7 @@ def test_blocks_of_one_token_are_sampled_as_a_causal_model_is():
     np.testing.assert_array_equal(masks.block_diffusion(7, 3).dense(14)[7:, 7:], clean)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "trees by row", "streaming"))
 def test_they_are_saved_and_loaded(name, tmp_path):
     mask, T, S, offset, _ = CASES[name]
     with capture(example=1) as trace:

@@ -1,10 +1,13 @@
 """A piece of a longer sequence, at its own positions, is that piece of the whole."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from regard import attend, explain, masks, scores
 from regard.engine.dispatch.registry import COMPLETE
 
@@ -33,9 +36,14 @@ def piece(array):
     return array[..., FIRST:LAST, :]
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize("offset", ["number", "per row"])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("name", "offset", "backend"),
+    mostly_slow(
+        itertools.product(MASKS, ["number", "per row"], COMPLETE),
+        *((*pair, "tiled") for pair in zip(MASKS, itertools.cycle(["per row", "number"]), strict=False)),
+        *((*pair, "dense") for pair in zip(MASKS, itertools.cycle(["number", "per row"]), strict=False)),
+    ),
+)
 def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, backend):
     query, key, value = draw()
     inside = np.zeros((1, S), bool)

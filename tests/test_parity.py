@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
+from economy import mostly_slow
 from regard import masks, positions
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
@@ -165,7 +166,7 @@ def test_float32_is_as_exact_as_torch(name, checkpoint):
         assert_within(value, truth, facts["errors"][key], f"{name} {key}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "bert", "llama"))
 def test_float64_is_that_of_torch(name, checkpoint, x64):
     facts, arrays = drawn_weights.read_reference(name)
     pretrained = huggingface.load(checkpoint(name), dtype=jnp.float64)
@@ -179,7 +180,7 @@ def test_float64_is_that_of_torch(name, checkpoint, x64):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), np.float64])
 def test_gradients_are_those_of_torch(name, dtype, checkpoint):
     facts, arrays = drawn_weights.read_reference(name)
     wanted = [key.removeprefix("gradient ") for key in arrays if key.startswith("gradient ")]

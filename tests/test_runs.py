@@ -201,6 +201,7 @@ def test_other_versions_are_mentioned(run):
     assert f"jax 0.4.1 -> {jax.__version__}" in runs.open_run(run, tiny_copy()).note
 
 
+@pytest.mark.slow
 def test_a_branch_goes_on_elsewhere_with_other_steps(half, compiled, tmp_path):
     before = snapshot(half)
     longer = tiny_copy(steps=21, learning_rate=0.02)

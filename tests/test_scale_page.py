@@ -15,6 +15,7 @@ from regard.cli import commands, main
 PAGE = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
 
 
+@pytest.mark.slow
 def test_its_python_prints_what_is_shown(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.S)
     assert len(blocks) == PAGE.count("```python") == 3

@@ -1,6 +1,7 @@
 """Score functions: what each says, and that both backends and every transform agree on it."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import oracle
+from economy import mostly_slow
 from regard import attend, explain, masks, scores
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -167,8 +169,15 @@ def call(name, backend):
     return run, np.asarray(bias)
 
 
-@pytest.mark.parametrize("backend", [*COMPLETE, "small tiles"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    mostly_slow(
+        itertools.product(CASES, [*COMPLETE, "small tiles"]),
+        *itertools.product(CASES, COMPLETE),
+        ("relative bias", "small tiles"),
+        ("modifier", "small tiles"),
+    ),
+)
 def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, bias = call(name, backend)
@@ -184,12 +193,8 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
     assert not np.asarray(output)[1, :, 0].any()
 
 
-def mostly_slow(names, *quick):
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
-
-
 @pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "modifier"))
+@pytest.mark.parametrize("name", mostly_slow(CASES, "modifier"))
 def test_statistics_have_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, _ = call(name, backend)

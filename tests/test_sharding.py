@@ -55,8 +55,8 @@ def test_shards_agree_with_one_device():
 # Calls over the axis of a shard_map around them.
 
 
-def agree(plan, kind):
-    """Value, gradients of every argument, from without and within, and Hessian products."""
+def agree(plan, kind, products):
+    """Value, gradients of every argument, from without and within; if asked for, Hessian products."""
     kind = {"automatic": AUTO, "explicit": jax.sharding.AxisType.Explicit}[kind]
     mesh = jax.make_mesh((2, 2), ("seq", "heads"), axis_types=(kind,) * 2)
     axis, more = {
@@ -87,7 +87,8 @@ def agree(plan, kind):
 
     def derive(function):
         grad = jax.grad(lambda *arrays: jnp.sum(jnp.sin(function(*arrays))), (0, 1, 2, 3))
-        return jax.jit(lambda *arrays: (function(*arrays), jax.jvp(grad, arrays, arrays)))
+        twice = lambda *arrays: jax.jvp(grad, arrays, arrays) if products else (grad(*arrays),)
+        return jax.jit(lambda *arrays: (function(*arrays), twice(*arrays)))
 
     with jax.set_mesh(mesh):
         places = [jax.sharding.NamedSharding(mesh, own) for own in specs["in_specs"]]
@@ -133,7 +134,16 @@ def divide_in_context():
         parallel.ring_attend(*arrays, axis="seq")
 
 
-@pytest.mark.parametrize("arguments", [("ring", "automatic"), ("both", "explicit")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ring", "automatic", False),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (("ring", "automatic", True), ("both", "explicit", True))
+        ),
+    ],
+)
 def test_a_part_of_a_sequence_attends_with_the_others(arguments):
     on_eight_devices(f"import test_sharding\ntest_sharding.agree{arguments}")
 

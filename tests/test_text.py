@@ -554,6 +554,7 @@ def test_force_forgets_the_kept_files(stopped):
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch):
     directory, _, task = stopped
     longer = dataclasses.replace(task, optimization=settings.Optimization(steps=13, batch_size=5))

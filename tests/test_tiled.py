@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import oracle
 import plain
+from economy import mostly_slow
 from mask_expressions import expressions
 from regard import attend, masks, scores
 from regard.engine.backends import dense, tiled
@@ -89,8 +90,19 @@ def expected(name):
     return case, (query, key, value, bias), cotangent, truth, plain.evaluate(*inputs, **spelled)
 
 
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("name", TILED_CASES)
+@pytest.mark.parametrize(
+    ("name", "tiling"),
+    mostly_slow(
+        itertools.product(TILED_CASES, TILINGS),
+        *((name, "neither divides") for name in TILED_CASES),
+        ("grouped", "several heads"),
+        ("stored by head", "several heads"),
+        ("causal with offsets by row", "one by one"),
+        ("bias that drops", "larger than the call"),
+        ("grouped", "in pieces"),
+        ("bias that drops", "in pieces"),
+    ),
+)
 def test_values_statistics_and_gradients_do_not_depend_on_tiles(name, tiling):
     case, (query, key, value, bias), cotangent, truth, same = expected(name)
     forward, backward = TILINGS[tiling]
@@ -131,9 +143,16 @@ def test_each_head_of_a_group_attends_to_keys_of_its_own():
         assert_close((output, *grads), (truth.output, truth.d_query, truth.d_key, truth.d_value))
 
 
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("heads", [(3, 3), (6, 3)], ids=["alone", "grouped"])
+@pytest.mark.parametrize(
+    ("heads", "tiling"),
+    mostly_slow(
+        itertools.product(["alone", "grouped"], TILINGS),
+        ("grouped", "neither divides"),
+        ("alone", "in pieces"),
+    ),
+)
 def test_dropout_is_that_of_the_definition_whatever_the_tiles(heads, tiling):
+    heads = {"alone": (3, 3), "grouped": (6, 3)}[heads]
     query, key, value, cotangent = draw(
         (2, heads[0], 5, 7), (2, heads[1], 11, 7), (2, heads[1], 11, 13), (2, heads[0], 5, 13)
     )
@@ -302,19 +321,30 @@ TRANSFORMS = {
 }
 
 
-LONG = ("forward over forward over reverse", "reverse over forward over reverse")
-
-
-@pytest.mark.parametrize(
-    "tiling", [(Blocking(3, 2, 3), Blocking(2, 4)), IN_PIECES], ids=["whole", "in pieces"]
+TRANSFORMED = {"whole": (Blocking(3, 2, 3), Blocking(2, 4)), "in pieces": IN_PIECES}
+# Every way in which a derivative is made, and batches of them.
+USUAL = (
+    "jvp",
+    "grad",
+    "forward over reverse",
+    "reverse over reverse",
+    "vmap of grad along key and value, on odd axes",
+    "vmap of Hessian products along their tangents",
 )
+
+
 @pytest.mark.parametrize(
-    "transform", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in TRANSFORMS]
+    ("transform", "tiling"),
+    mostly_slow(
+        itertools.product(TRANSFORMS, TRANSFORMED),
+        *((transform, "whole") for transform in USUAL),
+        ("forward over reverse", "in pieces"),
+    ),
 )
 def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, tiling, x64):
     call = rich_call()
     tangents = tuple(jnp.cos(3 * array) for array in call)
-    in_tiles = functools.partial(tiled.run, forward=tiling[0], backward=tiling[1])
+    in_tiles = functools.partial(tiled.run, forward=TRANSFORMED[tiling][0], backward=TRANSFORMED[tiling][1])
     outcome = lambda run: compiled(functools.partial(TRANSFORMS[transform], rich(run)))(call, tangents)
     found = outcome(in_tiles)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
@@ -347,7 +377,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("varying", AXES)
+@pytest.mark.parametrize("varying", mostly_slow(AXES, "all"))
 def test_a_batch_of_masks_offsets_and_patterns_is_a_loop_over_calls(varying, x64):
     queries, key, value = draw((3, 2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), dtype=jnp.float64)
     alternatives = (
@@ -424,7 +454,8 @@ def test_a_predicate_that_closes_over_an_array_is_held_to_booleans_too(run):
     assert_close(one, run(posed(*arrays))[0])
 
 
-def test_a_predicate_may_close_over_a_traced_array():
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "batch"])
+def test_a_predicate_may_close_over_a_traced_array(many):
     arrays, ids = draw((3, 11, 7), (3, 11, 7), (3, 11, 13)), jnp.asarray(DOCUMENTS)
 
     def loss(run, ids, *arrays):
@@ -438,9 +469,9 @@ def test_a_predicate_may_close_over_a_traced_array():
         total = lambda *arrays: jnp.sum(over(functools.partial(loss, run))(ids, *arrays))
         return over(functools.partial(step, run))(ids, *arrays), jax.grad(total)(*arrays)
 
-    for function, given_ids in ((step, ids[1]), (batch, ids)):
-        in_tiles, whole = by_backend(function)
-        assert_close(in_tiles(given_ids, *arrays), whole(given_ids, *arrays))
+    function, given_ids = (batch, ids) if many else (step, ids[1])
+    in_tiles, whole = by_backend(function)
+    assert_close(in_tiles(given_ids, *arrays), whole(given_ids, *arrays))
 
 
 def test_a_predicate_may_close_over_what_is_differentiated():
@@ -480,7 +511,9 @@ def temporary_bytes(function, *shapes, dtype=jnp.float32):
     return jax.jit(function).lower(*given).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("kind", ["forward", "grad", "jvp", "forward over reverse"])
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["forward", "grad", "jvp", "forward over reverse"], "forward", "grad")
+)
 def test_memory_is_linear_in_length(kind):
     lengths = (2048, 4096, 8192)
     sizes = [temporary_bytes(measured(kind), *[(2, length, 16)] * 3) for length in lengths]
@@ -654,16 +687,25 @@ UNSEEN = {
 }
 
 
-@pytest.mark.parametrize("tiles", [(1, 1), (2, 3), (64, 64), (2, 3, 1, 2, 2)], ids=str)
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("name", UNSEEN)
+UNSEEN_TILES = {"one by one": (1, 1), "2 by 3": (2, 3), "one": (64, 64), "in pieces": (2, 3, 1, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "poison", "tiles"),
+    mostly_slow(
+        itertools.product(UNSEEN, ["nan", "inf"], UNSEEN_TILES),
+        *((name, "nan", "2 by 3") for name in UNSEEN),
+        ("queries before the first key", "inf", "one"),
+        ("queries before the first key", "nan", "in pieces"),
+    ),
+)
 def test_what_nobody_sees_changes_no_bit_wherever_tiles_end(name, poison, tiles):
     shape, mask, offset = UNSEEN[name]
     query, key, value, cotangent = draw(shape, (2, 3, 11, 7), (2, 3, 11, 13), (*shape[:3], 13))
     keep = np.asarray(mask.dense(5, 11, query_offset=offset, leading_axes=2))
     asks, answers = np.broadcast_to(keep.any(-1), shape[:3]), np.broadcast_to(keep.any(-2), (2, 3, 11))
     spoil = lambda array, used: jnp.where(jnp.asarray(used)[..., None], array, jnp.float32(poison))
-    blocking = Blocking(*tiles)
+    blocking = Blocking(*UNSEEN_TILES[tiles])
 
     @jax.jit
     def outcome(query, key, value, scale):
@@ -689,10 +731,24 @@ BAND = holes(7, 11) & (np.arange(11) // 4 != 1) & ((np.arange(7)[:, None] < 5) |
 BAND[:, 3], BAND[2], BAND[0, 0] = False, False, True
 
 
-@pytest.mark.parametrize("transform", ["jvp", "reverse over forward", "reverse over reverse"])
-@pytest.mark.parametrize("removed_by", ["mask", "bias"])
-@pytest.mark.parametrize("run", [in_small_tiles, dense.run], ids=["tiled", "dense"])
-def test_no_derivative_sees_what_nobody_may_attend_to(run, removed_by, transform):
+@pytest.mark.parametrize(
+    ("backend", "removed_by", "transform"),
+    mostly_slow(
+        itertools.product(
+            ["tiled", "dense"],
+            ["mask", "bias"],
+            ["jvp", "reverse over forward", "reverse over reverse"],
+        ),
+        ("tiled", "mask", "jvp"),
+        ("tiled", "mask", "reverse over reverse"),
+        ("tiled", "bias", "jvp"),
+        ("dense", "mask", "jvp"),
+        ("dense", "mask", "reverse over reverse"),
+        ("dense", "bias", "reverse over forward"),
+    ),
+)
+def test_no_derivative_sees_what_nobody_may_attend_to(backend, removed_by, transform):
+    run = {"tiled": in_small_tiles, "dense": dense.run}[backend]
     call = (*draw((2, 7, 5), (2, 11, 5), (2, 11, 3), (7, 11)), jnp.float32(0.4))
     tangents = tuple(jnp.cos(array) for array in call)
     asks, answers = BAND.any(-1)[:, None], BAND.any(-2)[:, None]
@@ -755,6 +811,7 @@ def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():
         return *forward, jax.grad(pull, (0, 1, 2))(*arrays)
 
     wide = [[x.astype(jnp.float32) for x in group] for group in (arrays, tangents)]
+    outcome = compiled(outcome)
     for narrow, exact in zip(outcome(arrays, tangents), outcome(*wide), strict=True):
         for found, expected in zip(narrow, exact, strict=True):
             assert found.dtype == jnp.bfloat16

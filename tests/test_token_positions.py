@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import oracle
 from divided_cases import AXES
+from economy import mostly_slow
 from mask_expressions import leaves
 from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, readouts, scores
@@ -151,21 +152,39 @@ def check(call, places, mask, score, keep, added, given=None):
         np.testing.assert_allclose(array, truth[name], rtol=3e-5, atol=3e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("name", "where"), [
-    *((name, "by row") for name in MASKS),
-    *(("causal", where) for where in PLACES),
-    ("joined", "by head"), ("chunked", "packed"), ("window", "one row"),
-])  # fmt: skip
+PLACED = {
+    **dict.fromkeys(((name, "by row") for name in MASKS), ()),
+    **dict.fromkeys((("causal", where) for where in PLACES), ()),
+    ("joined", "by head"): (*BACKENDS,),
+    ("chunked", "packed"): (*BACKENDS,),
+    ("window", "one row"): (*BACKENDS,),
+    ("segments", "by row"): ("small tiles",),
+    ("predicate", "by row"): ("small tiles",),
+    ("causal", "queries alone"): (*BACKENDS,),
+}  # with the backends of the quick run
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "backend"),
+    mostly_slow(
+        ((*case, backend) for case in PLACED for backend in BACKENDS),
+        *((*case, backend) for case, quick in PLACED.items() for backend in quick),
+    ),
+)
 def test_a_mask_reads_the_position_of_each_token(name, where, backend):
     mask, definition = MASKS[name]
     keep = definition(*over_pairs(PLACES[where]))
     check(BACKENDS[backend], PLACES[where], mask, None, keep, None)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(
+    ("name", "where", "backend"),
+    mostly_slow(
+        itertools.product(SCORES, PLACES, BACKENDS),
+        *itertools.product(SCORES, ["by row"], BACKENDS),
+        ("relative", "by head", "small tiles"),
+    ),
+)
 def test_a_score_reads_the_position_of_each_token(name, where, backend):
     score, definition = SCORES[name]
     pairs = over_pairs(PLACES[where])
@@ -313,8 +332,10 @@ def test_a_second_derivative_and_rows_of_the_weights():
         np.testing.assert_allclose(seen, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("backend", COMPLETE)
+@pytest.mark.parametrize(
+    ("backend", "axes"),
+    mostly_slow(itertools.product(COMPLETE, AXES), ("tiled", "manual"), ("dense", "explicit")),
+)
 def test_positions_are_divided_with_batch_and_heads(backend, axes):
     code = f"from divided_cases import check\nprint(check({axes!r}, 'positions', {backend!r}, aux=('lse',)))"
     assert eval(on_eight_devices(code)) == {}
@@ -328,7 +349,7 @@ check_against_one_device(WAY, draw((2, 4, 37, 7), (2, 2, 37, 7), (2, 2, 37, 5)),
 """
 
 
-@pytest.mark.parametrize("way", ["ring", "zigzag", "both balanced", "ring of shards"])
+@pytest.mark.parametrize("way", mostly_slow(["ring", "zigzag", "both balanced", "ring of shards"], "ring"))
 def test_a_ring_drops_what_one_device_drops(way):
     on_eight_devices(DROPPED.replace("WAY", repr(way)))
 
@@ -466,6 +487,7 @@ def test_a_layer_turns_packed_rows_by_their_own_positions():
     np.testing.assert_allclose(block(x, mask=mask, positions=RESTARTING), apart, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_layer_shuffled_with_its_positions_is_the_layer_shuffled():
     layer, (x, memory) = build_layer(), arrays((B, T, 12), (B, S, 12))
     rng = np.random.default_rng(5)
@@ -486,7 +508,7 @@ def test_a_derivation_of_a_layer_has_the_position_of_each_token():
     np.testing.assert_allclose(derivation["output"].value, layer(x, **options), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["rotary", "learned", "sinusoidal", "relative"])
+@pytest.mark.parametrize("kind", mostly_slow(["rotary", "learned", "sinusoidal", "relative"], "rotary"))
 def test_a_model_reads_packed_documents_as_if_each_were_alone(kind):
     config = TransformerConfig(
         d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, max_length=T, positions=kind

@@ -84,7 +84,15 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
+def mostly_slow(values, *quick):
+    """All but those at these places are slow; ids show the values."""
+    return [
+        value if place in quick else pytest.param(value, marks=pytest.mark.slow)
+        for place, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("mask", mostly_slow(MASKS, 1, 5, 9, 13, 17), ids=repr)
 def test_every_mask_comes_back(mask, tmp_path):
     trace = capture_call(mask)
     call, back = trace.calls[0], there_and_back(trace, tmp_path, keep="qk").calls[0]
@@ -93,7 +101,7 @@ def test_every_mask_comes_back(mask, tmp_path):
     np.testing.assert_array_equal(back.window(), call.window())
 
 
-@pytest.mark.parametrize("score", SCORES, ids=repr)
+@pytest.mark.parametrize("score", mostly_slow(SCORES, 3, 5, 7), ids=repr)
 def test_every_score_comes_back(score, tmp_path):
     trace = capture_call(masks.causal(), score)
     call, back = trace.calls[0], there_and_back(trace, tmp_path, keep="qk").calls[0]
@@ -109,7 +117,7 @@ def test_any_expression_of_masks_comes_back(mask):
     same_leaves(jax.tree.map(np.asarray, mask), Reader(writer.arrays).read("mask", data, masks.Mask))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", mostly_slow(["float16", "bfloat16", "float32"], 1))
 def test_a_call_comes_back_with_all_its_arrays(dtype, tmp_path):
     rng = np.random.default_rng(1)
     bias = jnp.asarray(rng.normal(size=(2, H, T, 13)), jnp.float32).astype(dtype).at[..., 3].set(-jnp.inf)
@@ -252,7 +260,7 @@ def test_wrong_rotary_settings_are_refused(data, message):
         Reader({}).read("rotary", data, positions.Rotary)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize("size", mostly_slow([0, 1, 2], 0))
 def test_small_traces_come_back(size, tmp_path):
     x = jnp.ones((1, 3, size, 2))
     with inspection.capture() as trace:

@@ -75,6 +75,7 @@ def test_copy_is_watched_with_its_symbols(copied):
     np.testing.assert_allclose(call.window(), weights, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_reverse_is_watched_with_both_sequences():
     task, model = make(tasks.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13))
     trace = task.watch(model)
@@ -132,6 +133,7 @@ def test_text_is_watched_within_its_documents(texts):
     np.testing.assert_allclose(call.window(), weights, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_text_of_ones_own_is_read(texts):
     trace = texts[0].watch(texts[1], "low <b>\n")
     tokens = trace.calls[0].query_tokens
@@ -187,6 +189,7 @@ def read_document(text):
     return json.loads(text[start : text.index("</script>", start)])
 
 
+@pytest.mark.slow
 def test_figures_of_a_run_go_into_it(copied, tmp_path, capsys):
     import shutil
 
