@@ -479,7 +479,8 @@ class TileLoop:
             first = slot * np.int32(pieces)
             start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
             partial = jnp.any((first + pieces > full) & (first < kept) & (full < kept))
-            return body(start, jnp.where(partial, 2, jnp.any(first + pieces > kept)), carry)
+            short = jnp.any(first + pieces > kept).astype(jnp.int32)
+            return body(start, jnp.where(partial, np.int32(2), short), carry)
 
         if pieces:
             steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
