@@ -543,7 +543,7 @@ def test_explain_draws_the_mask(capsys):
     [
         (["--shape", "1,8,x"], "--shape must be whole numbers"),
         (["--shape", "5"], "at least two"),
-        (["--shape", "3,5", "--mask", "causl()"], "Known: causal"),
+        (["--shape", "3,5", "--mask", "causl()"], "causal, "),
         (["--shape", "2,4,7", "--key-shape", "2,6,7", "--mask", "causal()"], "query_offset"),
         (["--shape", "2,4,7", "--key-shape", "2,6,5"], "key"),
         (["--shape", "4,7", "--backend", "fast"], "backend"),
