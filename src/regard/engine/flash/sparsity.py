@@ -67,14 +67,21 @@ def list_tiles(
     rank, full = _rank(codes == TileKind.FULL)
     partial_rank, partial = _rank(codes == TileKind.PARTIAL)
     kept = full + partial
-    # A tile goes to its rank in its list: sorting them took three times as long on the CPU.
+    # A tile goes to its rank in its list: sorting took three times as long on the CPU. Leading axes stay
+    # apart, so that they stay divided.
     place = jnp.where(codes == TileKind.FULL, rank, full[..., None] + partial_rank)
-    line = jnp.arange(kept.size, dtype=jnp.int32).reshape((*kept.shape, 1))
-    place = jnp.where(codes != TileKind.EMPTY, line * np.int32(count) + place, codes.size)
-    start = jnp.arange(0, count * tile, tile, dtype=jnp.int32)
-    starts = jnp.full(codes.size, length, jnp.int32).at[place.reshape(-1)]
-    start = jnp.broadcast_to(start, codes.shape).reshape(-1)
-    starts = starts.set(start, mode="drop", unique_indices=True).reshape(codes.shape)
+    line = np.arange(codes.shape[-2], dtype=np.int32).reshape((*(1,) * (codes.ndim - 2), -1, 1)) * count
+    place = jnp.where(codes != TileKind.EMPTY, line + place, line.size * count)
+    start = jnp.broadcast_to(jnp.arange(0, count * tile, tile, dtype=jnp.int32), codes.shape[-2:]).reshape(-1)
+
+    def put(place: Array) -> Array:
+        starts = jnp.full(place.size, length, jnp.int32).at[place.reshape(-1)]
+        return starts.set(start, mode="drop").reshape(place.shape)
+
+    leading = [size for size in codes.shape[:-2] if size > 1]
+    for _ in leading:
+        put = jax.vmap(put)
+    starts = put(place.reshape((*leading, *codes.shape[-2:]))).reshape(codes.shape)
     if not pieces:
         return TileLists(starts, full, kept)
     more = (0, -starts.shape[-2] % blocks)
