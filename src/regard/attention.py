@@ -74,6 +74,8 @@ def attend(
         precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
             multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
             more than the default precision is asked for.
+        batch_invariant: True promises that a row has the same bits whatever else is in the batch: the
+            tiles, and who computes them, then depend on lengths, heads and widths alone.
 
     Returns:
         The output `(*B, T, E)`; with `aux`, a pair of it and a dict of arrays in the accumulation dtype

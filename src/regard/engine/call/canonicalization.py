@@ -67,7 +67,14 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         rows=check_chosen_rows("rows", chosen["rows"], num_queries, aux),
         heads=check_chosen_rows("heads", chosen["heads"], leading[-1] if leading else None, aux),
         precision=chosen["precision"],
+        batch_invariant=_check_flag("batch_invariant", chosen["batch_invariant"]),
     )
+
+
+def _check_flag(name: str, flag: Any) -> bool:
+    if not isinstance(flag, bool | np.bool_):
+        raise TypeError(f"{name}: expected True or False, known before tracing; got {flag!r}")
+    return bool(flag)
 
 
 def _transform(metric: Score, query: Any) -> Any:

@@ -27,6 +27,7 @@ class ScoreOptions(TypedDict, total=False):
     query_positions: ArrayLike | None
     key_positions: ArrayLike | None
     precision: Any
+    batch_invariant: bool
 
 
 class Options(ScoreOptions, total=False):
@@ -39,7 +40,12 @@ class Options(ScoreOptions, total=False):
     heads: ArrayLike | Sequence[int] | None
 
 
-DEFAULTS: Mapping[str, Any] = dict.fromkeys(Options.__annotations__) | {"dropout_rate": 0.0, "aux": ()}
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(Options.__annotations__),
+    "dropout_rate": 0.0,
+    "aux": (),
+    "batch_invariant": False,
+}
 
 # What other libraries call these things.
 _ELSEWHERE = {

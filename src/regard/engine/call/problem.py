@@ -52,6 +52,7 @@ class Problem:
     dropout_rate: float = _static()
     aux: tuple[str, ...] = _static()
     precision: Any = _static()
+    batch_invariant: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def T(self) -> int:  # noqa: N802 - the axis letter

@@ -49,9 +49,13 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise ValueError(f"backend: expected one of {', '.join(BACKENDS)} or None, got {name!r}{hint}")
         refusal = BACKENDS[name].refuses(problem)
+        if problem.batch_invariant and name != "tiled":
+            refusal = "batch_invariant is promised by 'tiled' alone"
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
         return Choice(name, "it was asked for", {})
+    if problem.batch_invariant:
+        return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()
     candidates = [candidate for candidate in BACKENDS if PLATFORMS.get(candidate, here) == here]
     refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}

@@ -57,6 +57,8 @@ def choose_walk(problem: Problem) -> Walk:
     whole, side, mask = tuning.blocking(problem), tuning.piece_side, problem.mask
     if mask is None:
         return Walk(*whole, "there is no mask", 1.0)
+    if problem.batch_invariant:
+        return Walk(*whole, "what other rows of the batch keep must not decide")
     if min(problem.T, problem.S) <= side:
         return Walk(*whole, "it is short")
     found = _kinds(problem, side)

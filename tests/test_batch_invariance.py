@@ -1,0 +1,65 @@
+"""With `batch_invariant=True` a row's result does not depend, to the bit, on what else is in the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mesh_cases import draw
+from regard import attend, explain, masks, scores
+
+BATCH, T, S, D = 3, 131, 137, 7
+LENGTHS, IDS = np.array([S, 0, 71]), np.arange(BATCH * S).reshape((BATCH, S)) // 61
+CASES = {
+    "no mask": lambda rows: {},
+    "causal, grouped": lambda rows: {"mask": masks.causal(), "query_offset": S - T},
+    "lengths": lambda rows: {"mask": masks.lengths(LENGTHS[rows])},
+    "documents": lambda rows: {"mask": masks.segments(IDS[rows][:, :T], IDS[rows])},
+    "a narrow window and a score": lambda rows: {
+        "mask": masks.sliding_window(9), "query_offset": 0, "score": scores.softcap(2.0)
+    },
+}  # fmt: skip
+
+
+def outcome(case, arrays, rows, aux=("lse",)):
+    def loss(*arrays):
+        output, found = attend(*arrays, aux=aux, batch_invariant=True, **CASES[case](rows))
+        alive = found["lse"] > -jnp.inf
+        return jnp.sum(output**2) + jnp.sum(jnp.where(alive, found["lse"], 0)), (output, found)
+
+    grads, found = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*(array[rows] for array in arrays))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((grads, found))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
+    arrays = draw((BATCH, 4, T, D), (BATCH, 2, S, D), (BATCH, 2, S, 5), seed=11)
+    together = outcome(case, arrays, np.arange(BATCH))
+    for row in range(BATCH):
+        for alone, among in zip(outcome(case, arrays, np.array([row])), together, strict=True):
+            np.testing.assert_array_equal(alone[0], among[row])
+    shuffled = outcome(case, arrays, np.array([2, 0]))
+    for one, among in zip(shuffled, together, strict=True):
+        np.testing.assert_array_equal(one, among[[2, 0]])
+
+
+def test_a_nan_of_another_row_changes_no_bit():
+    query, key, value = draw((BATCH, 4, T, D), (BATCH, 2, S, D), (BATCH, 2, S, 5), seed=11)
+    spoiled = value.at[0].set(jnp.nan)
+    clean, dirty = (outcome("lengths", (query, key, one), np.arange(BATCH)) for one in (value, spoiled))
+    for one, other in zip(clean, dirty, strict=True):
+        np.testing.assert_array_equal(one[1:], other[1:])
+
+
+def test_short_calls_take_the_same_way_whatever_their_number():
+    one = jax.ShapeDtypeStruct((1, 2, 3, 5), jnp.float32)
+    assert explain(one, one, one).backend == "dense"
+    assert explain(one, one, one, batch_invariant=True).backend == "tiled"
+
+
+def test_other_backends_and_values_that_are_not_known_are_refused():
+    x = jnp.ones((1, 2, 3, 5))
+    with pytest.raises(NotImplementedError, match="batch_invariant"):
+        attend(x, x, x, backend="dense", batch_invariant=True)
+    with pytest.raises(TypeError, match="batch_invariant: expected True or False"):
+        attend(x, x, x, batch_invariant="yes")
