@@ -43,6 +43,23 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
         np.testing.assert_array_equal(one, among[[2, 0]])
 
 
+def test_what_the_masks_of_other_rows_keep_does_not_choose_the_tiles():
+    query, key, value = draw((2, 1, 1300, D), (2, 1, 1300, D), (2, 1, 1300, 5), seed=11)
+    ids = np.stack([np.arange(1300) // 20, np.zeros(1300, int)])
+
+    def run(rows, **options):
+        mask = masks.segments(ids[rows])
+        return jax.jit(lambda *arrays: attend(*arrays, mask=mask, **options))(
+            query[rows], key[rows], value[rows]
+        )
+
+    together = run(np.arange(2), batch_invariant=True)
+    for row in range(2):
+        np.testing.assert_array_equal(run(np.array([row]), batch_invariant=True)[0], together[row])
+    # Without the promise, the many short documents would be computed in smaller tiles.
+    assert (run(np.array([0]))[0] != together[0]).any()
+
+
 def test_a_nan_of_another_row_changes_no_bit():
     query, key, value = draw((BATCH, 4, T, D), (BATCH, 2, S, D), (BATCH, 2, S, 5), seed=11)
     spoiled = value.at[0].set(jnp.nan)
