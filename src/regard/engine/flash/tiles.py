@@ -144,10 +144,12 @@ class TileView:
         own = _own(self.row_span, self.first_query, self.blocking.queries)
         return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
 
-    def own_columns(self) -> Array | None:
-        """Return which of several pieces' keys belong to this tile; None for one piece."""
-        if jnp.ndim(self.first_key) == 0:
+    def own_pieces(self, *, across: bool) -> Array | None:
+        """Return which keys of several pieces, or queries, belong to this tile; None for one piece."""
+        if not self.blocking.pieces:
             return None
+        if across:
+            return jnp.broadcast_to(self.own_rows(), (self.config.group * self.row_span.size,))
         return _own(self.column_span, self.first_key, self.blocking.keys)
 
     def key_numbers(self) -> Array:

@@ -61,7 +61,7 @@ def choose_walk(problem: Problem) -> Walk:
         return Walk(*whole, "it is short")
     found = _kinds(problem, side)
     if found is None:
-        if mask.reads_cells and is_concrete(mask):
+        if mask.reads_cells and is_concrete(mask) and not isinstance(problem.query, Tracer):
             return Walk(*whole, "the mask is read cell by cell; under jit, or prepared, it is known before")
         if mask.block_side is None or mask.block_side > side:
             return Walk(*whole, "the mask's arrays are not known here")
