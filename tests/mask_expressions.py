@@ -17,6 +17,25 @@ def trees(length):
     )
 
 
+def block_tables(batch, queries, length):
+    """Tables of up to 3 x 3 blocks, for each row or for all, and the same as listed numbers."""
+    sizes = st.tuples(*(st.integers(1, 3).map(lambda count, n=n: -(-n // count)) for n in (queries, length)))
+
+    @st.composite
+    def draw_one(draw):
+        size = draw(sizes)
+        rows, columns = -(-queries // size[0]), -(-length // size[1])
+        leading = (batch,) if batch and draw(st.booleans()) else ()
+        shape = (*leading, rows, columns)
+        rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+        if draw(st.booleans()):
+            return masks.blocks(rng.integers(0, 2, shape), size)
+        numbers, counts = rng.integers(-1, columns + 1, (*shape[:-1], 2)), rng.integers(0, 3, shape[:-1])
+        return masks.chosen_blocks(numbers, size, columns, counts=counts)
+
+    return draw_one()
+
+
 def leaves(batch, length, queries, opaque):
     """Every maker, with data for `batch` rows, `queries` queries and `length` keys."""
     small = st.integers(0, length)
@@ -43,7 +62,9 @@ def leaves(batch, length, queries, opaque):
         st.builds(masks.tree, trees(length), st.one_of(small, per_row)),
         st.builds(masks.segments, st.lists(query_ids, min_size=batch, max_size=batch), ids),
     ]
+    makers.append(block_tables(0, queries, length))
     if opaque:
+        makers.append(block_tables(batch, queries, length))
         grid = st.integers(0, 2**length - 1).map(
             lambda bits: np.array(
                 [[bits >> (t * s) % length & 1 for s in range(length)] for t in range(queries)]
@@ -55,12 +76,18 @@ def leaves(batch, length, queries, opaque):
 
 def expressions(batch, length, queries=None, opaque=True):
     """Leaves joined by & | ~. `opaque` adds those whose text does not read back."""
+    queries = length if queries is None else queries
+
+    def prepare(mask, offset):
+        return mask.prepare(queries, length, query_offset=offset, block=-(-length // 3))
+
     return st.recursive(
-        leaves(batch, length, length if queries is None else queries, opaque),
+        leaves(batch, length, queries, opaque),
         lambda inner: st.one_of(
             st.builds(lambda a, b: a & b, inner, inner),
             st.builds(lambda a, b: a | b, inner, inner),
             st.builds(lambda a: ~a, inner),
+            *([st.builds(prepare, inner, st.sampled_from([0, 0, 2]))] if opaque else []),
         ),
         max_leaves=4,
     )

@@ -48,11 +48,11 @@ FOLDERS = {
     "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
-    " softmax.score_rows softmax.merging softmax flash.device_types flash.sparsity flash.tiles flash.tuning"
-    " flash.operands flash.partitioning flash.preparation flash.tile_scores flash.passes flash.primitives"
-    " flash.tile_calls flash backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks"
-    " backends.cudnn backends.splash_tpu backends dispatch.registry dispatch.placement dispatch.explanation"
-    " dispatch.explicit_axes dispatch",
+    " softmax.score_rows softmax.merging softmax flash.device_types flash.sparsity flash.tiles flash.loops"
+    " flash.tuning flash.walk flash.operands flash.partitioning flash.preparation flash.tile_scores"
+    " flash.passes flash.primitives flash.tile_calls flash backends.dense backends.tiled"
+    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu backends"
+    " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "notation steps course operands tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence execution"

@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.masks.bounds import Bounds
-from regard.masks.data import literal
+from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.offsets import positions_of
@@ -172,7 +173,11 @@ class Prepared(Mask, operation="prepare"):
 
     @property
     def leading_axes(self) -> int:
-        return self.mask.leading_axes
+        return max(self.mask.leading_axes, jnp.ndim(self.kinds) - 2)
+
+    @property
+    def block_side(self) -> int | None:
+        return self.mask.block_side
 
     @property
     def bounds(self) -> Bounds:
@@ -197,8 +202,9 @@ class Prepared(Mask, operation="prepare"):
         ):
             least = join_touched(jnp.minimum, least, ends, tile, self.block, axis)
             most = join_touched(jnp.maximum, most, ends, tile, self.block, axis)
-        same = _same_places(self.query_offset, blocks.query_offset)
+        same = not self.reads_positions or _same_places(self.query_offset, blocks.query_offset)
         same = same & _same_places(self.key_offset, blocks.key_offset)
+        same = same & jnp.all(blocks.query_last < self.num_queries) & jnp.all(blocks.key_last < self.num_keys)
         return jnp.where((least == most) & same, least, jnp.int8(TileKind.PARTIAL))
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
@@ -231,7 +237,11 @@ class Prepared(Mask, operation="prepare"):
                 f"mask: expected a call with T = {self.num_queries} and S = {self.num_keys}, which it was"
                 f" prepared for; got T = {num_queries}, S = {num_keys}"
             )
+        check_rows("prepared mask", np.shape(self.kinds)[:-2], leading)
         self.mask.check(leading, num_queries, num_keys)
+
+    def check_positions(self, query: Offset, key: Offset) -> None:
+        self.mask.check_positions(query, key)
 
     def expression(self) -> str:
         mask = self.mask.expression()
@@ -247,7 +257,10 @@ def _same_places(prepared: Offset, called: Offset) -> Any:
     mine, theirs = (jax.tree.flatten(0 if offset is None else offset) for offset in (prepared, called))
     if mine[1] != theirs[1]:
         return False
-    pairs = [(jnp.asarray(a), jnp.asarray(b)) for a, b in zip(mine[0], theirs[0], strict=True)]
+    pairs = [
+        (jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
+        for a, b in zip(mine[0], theirs[0], strict=True)
+    ]
     if any(a.ndim and b.ndim and a.shape != b.shape for a, b in pairs):
         return False
     return functools.reduce(jnp.logical_and, [jnp.all(a == b) for a, b in pairs])

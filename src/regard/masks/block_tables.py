@@ -28,8 +28,8 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     Args:
         table: boolean or integer array `(*b, rows, columns)`, nonzero = the block may attend; `b` is aligned
             with the first leading axes of query, so `(batch, heads, rows, columns)` differs from head to
-            head; may be traced, so that a router decides in every step. Rows and columns cover the call:
-            `rows * size >= T`.
+            head; may be traced, so that a router decides in every step. There are as many rows and
+            columns as cover the call: ceil(T / size) and ceil(S / size).
         size: queries and keys of a block, or one number for each.
 
     Returns:
@@ -38,7 +38,7 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
 
     Raises:
         TypeError: a float table, or one with fewer than two axes.
-        ValueError: a size below 1; in a call, a table that does not cover it.
+        ValueError: a size below 1; in a call, a table with more or fewer rows or columns than cover it.
 
     Example:
         >>> from regard import masks
@@ -78,7 +78,7 @@ def chosen_blocks(
 
     Raises:
         TypeError: numbers that are not integers, or fewer than two axes.
-        ValueError: a size or a number of columns below 1.
+        ValueError: a size or a number of columns below 1; counts of another shape.
 
     Example:
         >>> from regard import masks
@@ -87,27 +87,43 @@ def chosen_blocks(
 
     Reference: Yuan et al., "Native Sparse Attention", 2025, section 3.3; Lu et al., "MoBA", 2025.
     """
-    numbers = integers("indices", indices)
-    if numbers.ndim < 2:
-        raise TypeError(f"indices: expected at least the axes (rows, k), got shape {tuple(numbers.shape)}")
     columns = whole_number("num_columns", num_columns, 1)
-    used = jnp.asarray(numbers)
+    used = jnp.asarray(_block_numbers(indices, columns))
+    if used.ndim < 2:
+        raise TypeError(f"indices: expected at least the axes (rows, k), got shape {used.shape}")
     if counts is not None:
-        among = (
-            jnp.arange(used.shape[-1], dtype=jnp.int32) < jnp.asarray(integers("counts", counts))[..., None]
-        )
-        used = jnp.where(among, used, -1)
+        used = _first_ones(used, jnp.asarray(integers("counts", counts)))
+    if used.shape[-1] == 0:
+        return blocks(jnp.zeros((*used.shape[:-1], columns), bool), size)
     # One comparison per number and column: as large as the table, and no scatter.
-    numbered = jnp.arange(columns, dtype=jnp.int32)
-    empty = jnp.zeros((*used.shape[:-1], columns), bool)
+    numbered = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
+
+    def listed(place: Any) -> Array:
+        return jax.lax.dynamic_slice_in_dim(used, place, 1, -1) == numbered
+
     table = jax.lax.fori_loop(
-        0, used.shape[-1], lambda place, kept: kept | (_entry(used, place) == numbered), empty
+        1, used.shape[-1], lambda place, kept: kept | listed(place), listed(np.int32(0))
     )
     return blocks(table, size)
 
 
-def _entry(numbers: Array, place: Any) -> Array:
-    return jax.lax.dynamic_slice_in_dim(numbers, place, 1, -1)
+def _block_numbers(indices: ArrayLike, columns: int) -> Any:
+    """Return int32 numbers; what int32 does not hold is no block's number."""
+    given: Any = indices if hasattr(indices, "dtype") else np.asarray(indices)
+    numbers = integers("indices", given)
+    if np.iinfo(given.dtype).max <= np.iinfo(np.int32).max:
+        return numbers
+    return jnp.where((given >= 0) & (given < columns), numbers, -1)
+
+
+def _first_ones(numbers: Array, counts: Array) -> Array:
+    """Put -1, which is no block's number, in place of all but so many first ones."""
+    if counts.shape != numbers.shape[:-1]:
+        raise ValueError(
+            f"counts: expected one number for each row of indices, {numbers.shape[:-1]}; got {counts.shape}"
+        )
+    place = jax.lax.broadcasted_iota(jnp.int32, numbers.shape, numbers.ndim - 1)
+    return jnp.where(place < counts[..., None], numbers, -1)
 
 
 @record

@@ -256,6 +256,7 @@ class Mask:
         mask = self.number_leading(leading)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
+        query, key = (0 if offset is None else offset for offset in (query, key))
         kinds = mask.classify(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
         return self._operations["prepare"](mask, query, key, kinds, num_queries, num_keys, block)
 

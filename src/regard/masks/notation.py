@@ -6,19 +6,22 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from regard.masks import conventions, expressions
+from regard.masks import block_tables, conventions, expressions
 from regard.masks.mask import Mask
 from regard.records import record_classes
 
 _NAMED = (
     *(conventions.from_flash_window, conventions.from_hf_window, conventions.from_jax_window),
     *(expressions.shared_prefix, expressions.streaming),
+    *(block_tables.blocks, block_tables.chosen_blocks),
 )
 
 
 def list_makers() -> dict[str, Callable[..., Mask]]:
     """Return the functions that make masks of plain numbers and lists, by their names."""
     makers = [kind.maker for kind in record_classes(Mask) if kind.maker is not None]
+    # A `maker` in the class's own body takes fields, and is for files alone.
+    makers = [maker for maker in makers if maker.__name__ != "maker"]
     return {maker.__name__: maker for maker in (*makers, *_NAMED)}
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
+from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.walk import Walk, choose_walk
 from regard.masks.grid import is_concrete
 
@@ -135,7 +137,7 @@ def _mask_work(problem: Problem) -> str | None:
     if mask is None:
         return None
     if mask.kinds is not None:
-        return f"prepared: {mask.kinds.nbytes:,} B of tile kinds, read by every call"
+        return f"prepared: {mask.kinds.size:,} B of tile kinds, read by every call"
     if mask.reads_cells:
         cells = scaled(problem.T * problem.S, "cells")
         return f"{cells} looked at twice in every call; mask.prepare({problem.T}, {problem.S}) does it once"
@@ -156,7 +158,10 @@ def _sequence_axes(problem: Problem) -> tuple[str, ...]:
 def _census(problem: Problem) -> TileCensus | None:
     if problem.mask is None or not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return None
-    with jax.transfer_guard("allow"):  # to count is to read
+    if not is_concrete(problem.mask.closure_convert(problem.grid())):
+        return None
+    # To count is to read; inside a trace, too.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         codes, side = classify_tiles(problem)
     empty, partial, full = (int((codes == code).sum()) for code in range(3))
     return TileCensus(empty, partial, full, side)

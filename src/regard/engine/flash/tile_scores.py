@@ -70,13 +70,12 @@ def score_tile(
         return jnp.where(turn(_keep(inputs, context, view, across=across)), scores, -jnp.inf)
 
     def remove_where_partial(scores: Array) -> Array:
-        own = None if across else view.own_columns()
+        own = view.own_pieces(across=across)
         if own is None and not config.masked:
             return scores
         if own is None:
-            evaluated = partial == 2 if view.blocking.pieces else partial
-            return jax.lax.cond(evaluated, remove, lambda scores: scores, scores)
-        # Keys of several pieces, some of which may be those of another piece, or of none.
+            return jax.lax.cond(partial, remove, lambda scores: scores, scores)
+        # Of several pieces, of which some may hold what is another piece's, or nobody's.
         ways = (lambda scores: scores, lambda scores: jnp.where(own, scores, -jnp.inf), remove)
         return jax.lax.switch(partial, ways, scores)
 

@@ -1,4 +1,4 @@
-"""Loop over tiles, and read them from arrays and write them back: nothing else does.
+"""Read tiles from arrays and write them back: nothing else does.
 
 Arrays are `(*batch, heads, length, width)`: query heads on the query side, key heads on the key side, and any
 axis but the width may have size 1 where all along it is alike. A tile is a matrix, or a batch of matrices
@@ -8,26 +8,21 @@ where several key heads go together; the query heads of a group are rows of one 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.axes import Array
-from regard.engine.flash.device_types import vary
-from regard.engine.flash.sparsity import TileLists
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
 from regard.masks.offsets import positions_of
 from regard.masks.runs import Pieces, Run, Span
 from regard.scores.cells import Block
 
-Carry = TypeVar("Carry")
 Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit
 
 
@@ -142,15 +137,19 @@ class TileView:
 
     def own_rows(self) -> Array | bool:
         """Return which rows (G * queries) belong to this tile."""
-        if self._is_whole(self.config.num_queries, self.blocking.queries):
+        # Of several pieces some may lie beyond the end, whatever the sizes.
+        single = jnp.ndim(self.first_query) == 0
+        if single and self._is_whole(self.config.num_queries, self.blocking.queries):
             return True
         own = _own(self.row_span, self.first_query, self.blocking.queries)
         return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
 
-    def own_columns(self) -> Array | None:
-        """Return which of several pieces' keys belong to this tile; None for one piece."""
-        if jnp.ndim(self.first_key) == 0:
+    def own_pieces(self, *, across: bool) -> Array | None:
+        """Return which keys of several pieces, or queries, belong to this tile; None for one piece."""
+        if not self.blocking.pieces:
             return None
+        if across:
+            return jnp.broadcast_to(self.own_rows(), (self.config.group * self.row_span.size,))
         return _own(self.column_span, self.first_key, self.blocking.keys)
 
     def key_numbers(self) -> Array:
@@ -203,7 +202,7 @@ class TileView:
         array = array.astype(self.config.dtype)
         if not added:
             return array
-        return _slice_at(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
+        return slice_at(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
 
     def add_parameter(self, array: Array, change: Array) -> Array:
         """Add to this leading position's parameter."""
@@ -211,7 +210,7 @@ class TileView:
             return array + change
         starts = self._added_starts(array)
         change = change.reshape((*(1,) * self.config.added, *change.shape))
-        change = change + _slice_at(array, starts, change.shape)
+        change = change + slice_at(array, starts, change.shape)
         return jax.lax.dynamic_update_slice(array, change, starts, allow_negative_indices=False)
 
     def _added_starts(self, array: Array) -> list[Array]:
@@ -249,7 +248,7 @@ class TileView:
         sizes = (*sizes, rows.length, columns.length)
 
         def at(row: Any, column: Any) -> Array:
-            return _slice_at(array, (*first, row, column), sizes).reshape(sizes[-3:])
+            return slice_at(array, (*first, row, column), sizes).reshape(sizes[-3:])
 
         return rows.read(lambda row: columns.read(lambda column: at(row, column), -1), -2)
 
@@ -341,7 +340,7 @@ class TileView:
         starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
         tile = tile.reshape((*(1,) * (array.ndim - 3), *tile.shape))
         if add:
-            tile = tile + _slice_at(array, starts, tile.shape)
+            tile = tile + slice_at(array, starts, tile.shape)
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
 
 
@@ -356,7 +355,8 @@ def _own(run: Run, first: Any, block: int) -> Array:
     return (run.members.reshape((-1, block)) >= jnp.reshape(first, (-1, 1))).reshape(-1)
 
 
-def _slice_at(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
+def slice_at(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array:
+    """Return a part of an array from places that lie inside it."""
     starts = [jnp.asarray(start, jnp.int32) for start in starts]
     if array.dtype == jnp.bfloat16:
         return _slice_bits(array, starts, tuple(sizes))
@@ -375,128 +375,3 @@ def _slice_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Ar
 def _slice_bits_jvp(sizes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Array, Array]:
     tangent = jax.lax.dynamic_slice(tangents[0], primals[1], sizes, allow_negative_indices=False)
     return _slice_bits(*primals, sizes), tangent
-
-
-@dataclass(frozen=True)
-class TileLoop:
-    """Loop over the listed tiles or, for reverse mode through the loop, scan all of them and skip the rest.
-
-    A loop whose length is known only when it runs cannot be reversed by JAX; a scan can, and keeps no more
-    than one block of tiles because each is recomputed.
-    """
-
-    config: TileConfig
-    blocking: Blocking
-    reversible: bool = False
-    varying: tuple[str, ...] = ()  # manual mesh axes over which the arrays vary
-
-    def blocks(
-        self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry, order: Array | None = None
-    ) -> Carry:
-        """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry).
-
-        With pieces, `body` gets several blocks as they come in `order`, the last of which may not exist.
-        """
-        *batch, key_heads = self.config.leading
-        sizes = (*batch, key_heads // self.blocking.heads)
-        if self.blocking.pieces:
-            count, body = -(-count // self.blocking.blocks), self._several(body, order)
-
-        def step(number: Any, carry: Carry) -> Carry:
-            # Of numbers that are not negative, as all here: jnp's % and // compile to several times the code.
-            rest, block = jax.lax.div(number, np.int32(count)), jax.lax.rem(number, np.int32(count))
-            leading = []
-            for size in reversed(sizes):
-                leading.append(jax.lax.rem(rest, np.int32(size)))
-                rest = jax.lax.div(rest, np.int32(size))
-            leading[0] = leading[0] * self.blocking.heads
-            return body(leading[::-1], block, carry)
-
-        return self._scan(math.prod(sizes) * count, step, carry)
-
-    def _several(self, body: Callable[[Any, Any, Carry], Carry], order: Array | None) -> Any:
-        size = self.blocking.blocks
-
-        def of_group(leading: Sequence[Any], group: Any, carry: Carry) -> Carry:
-            first = group * np.int32(size)
-            if order is None:
-                return body(leading, first + jnp.arange(size, dtype=jnp.int32), carry)
-            place = self._place_in(order.shape[:-1], leading)
-            ones = (1,) * len(place)
-            return body(leading, _slice_at(order, [*place, first], (*ones, size)).reshape(-1), carry)
-
-        return of_group
-
-    def _place_in(self, shape: tuple[int, ...], leading: Sequence[Any]) -> list[Any]:
-        """Return the place of a leading position in lists, which know no axes that vmap added."""
-        return [
-            0 if size == 1 else start for size, start in zip(shape, leading[self.config.added :], strict=True)
-        ]
-
-    def map_blocks(self, function: Callable[..., Any], *tiles: Any) -> Any:
-        """Apply a function of one block's tiles to each block that goes with it."""
-        return jax.vmap(function)(*tiles) if self.blocking.pieces else function(*tiles)
-
-    def each_block(self, function: Callable[..., Carry], carry: Carry, *tiles: Any) -> Carry:
-        """Update what all blocks share, one after the other: carry = function(carry, one block's tiles)."""
-        if not self.blocking.pieces:
-            return function(carry, *tiles)
-
-        def step(number: Any, carry: Carry) -> Carry:
-            return function(carry, *jax.tree.map(lambda tile: tile[number], tiles))
-
-        return jax.lax.fori_loop(0, self.blocking.blocks, step, carry)
-
-    def tiles(
-        self,
-        lists: TileLists,
-        leading: Sequence[Any],
-        block: Any,
-        body: Callable[[Any, Any, Carry], Carry],
-        carry: Carry,
-    ) -> Carry:
-        """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry).
-
-        With pieces, `block` numbers several, `start` is (blocks, pieces), and PARTIAL is said of all or none.
-        """
-
-        def listed(block: Any) -> tuple[Array, Array, Array]:
-            place = self._place_in(lists.full.shape[:-1], leading)
-            place = [*place, 0 if lists.full.shape[-1] == 1 else block]
-            ones = (1,) * len(place)
-            starts = _slice_at(lists.starts, [*place, 0], (*ones, lists.starts.shape[-1])).reshape(-1)
-            full, kept = (_slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
-            return starts, full, kept
-
-        starts, full, kept = self.map_blocks(listed, block)
-        pieces, count = self.blocking.pieces, starts.shape[-1]
-
-        def step(slot: Any, carry: Carry) -> Carry:
-            start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
-            return body(start, slot >= full, carry)
-
-        def step_of_pieces(slot: Any, carry: Carry) -> Carry:
-            first = slot * np.int32(pieces)
-            start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
-            partial = jnp.any((first + pieces > full) & (first < kept) & (full < kept))
-            short = jnp.any(first + pieces > kept).astype(jnp.int32)
-            return body(start, jnp.where(partial, np.int32(2), short), carry)
-
-        if pieces:
-            steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
-            return self._steps(count // pieces, steps, step_of_pieces, carry)
-        return self._steps(count, kept, step, carry)
-
-    def _steps(self, count: int, kept: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
-        if not self.reversible:
-            return jax.lax.fori_loop(0, kept, step, vary(carry, self.varying))
-        return self._scan(
-            count, lambda slot, carry: jax.lax.cond(slot < kept, step, lambda _, c: c, slot, carry), carry
-        )
-
-    def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
-        def step(carry: Carry, i: Any) -> tuple[Carry, None]:
-            return body(i, carry), None
-
-        step = jax.checkpoint(step) if self.reversible else step
-        return jax.lax.scan(step, vary(carry, self.varying), jnp.arange(count, dtype=jnp.int32))[0]

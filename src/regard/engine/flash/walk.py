@@ -63,11 +63,12 @@ def choose_walk(problem: Problem) -> Walk:
         return Walk(*whole, "it is short")
     found = _kinds(problem, side)
     if found is None:
-        if mask.reads_cells and is_concrete(mask):
+        if mask.reads_cells and is_concrete(mask) and not isinstance(problem.query, Tracer):
             return Walk(*whole, "the mask is read cell by cell; under jit, or prepared, it is known before")
         if mask.block_side is None or mask.block_side > side:
             return Walk(*whole, "the mask's arrays are not known here")
-        pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side))
+        longest = -(-max(problem.T, problem.S) // side)
+        pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side), longest)
         return Walk(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
     kept = found != TileKind.EMPTY
     forward, backward = (
@@ -113,7 +114,7 @@ def _cheapest(
     best = dataclasses.replace(whole, cost=whole.cost * _GAIN)
     ordered = -np.sort(-counts, -1)
     for number in _PIECES:
-        blocking = _pieces(problem, tuning, number)
+        blocking = _pieces(problem, tuning, number, ordered.shape[-1])
         short = -ordered.shape[-1] % blocking.blocks
         padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
         most = padded.reshape((*padded.shape[:-1], -1, blocking.blocks)).max(-1)
@@ -131,9 +132,10 @@ def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
     return 1 + (costs[known] - 1) * min(1.0, 128 / rows)
 
 
-def _pieces(problem: Problem, tuning: Tuning, number: int) -> Blocking:
+def _pieces(problem: Problem, tuning: Tuning, number: int, count: int) -> Blocking:
+    """Return so many pieces for as many of `count` blocks as a step may compute."""
     cells = problem.group * tuning.piece_side**2 * number
-    blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS)
+    blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS, count)
     return Blocking(tuning.piece_side, tuning.piece_side, 1, blocks, number)
 
 
@@ -145,8 +147,11 @@ def _kinds(problem: Problem, side: int) -> np.ndarray | None:
         # To look at all cells once is worth it while a program is made, not in every call.
         if not isinstance(problem.query, Tracer):
             return None
-        mask = mask.closure_convert(problem.grid())
-    if not is_concrete(mask) or -(-sizes.T // side) * -(-sizes.S // side) > _MOST_TILES:
+        # A function that closes over traced arrays is not known, though the mask shows none.
+        closed = mask.closure_convert(problem.grid())
+    else:
+        closed = mask
+    if not is_concrete(closed) or -(-sizes.T // side) * -(-sizes.S // side) > _MOST_TILES:
         return None
     offsets = (problem.query_offset, problem.key_offset)
     if not is_concrete(offsets):

@@ -56,6 +56,11 @@ class Writer:
         if depth > _DEEPEST:
             raise NotDataError(f"{place}: more than {_DEEPEST} records lie within one another")
         fields = {name: _fit(getattr(value, name), kind) for name, kind in types.items()}
+        for name, one in fields.items():
+            if types[name] in _ARRAYS and dataclasses.is_dataclass(one):
+                raise NotDataError(
+                    f"{place}.{name}: expected an array, got {one!r}, which a file cannot keep"
+                )
         written = {name: self.write(place, one, depth + 1) for name, one in fields.items()}
         return {"class": class_name(type(value)), **written}
 

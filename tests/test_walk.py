@@ -1,0 +1,336 @@
+"""The choice of tiles by what a mask keeps, and attention in pieces at the sizes where it is chosen."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracle
+import plain
+from mesh_cases import on_eight_devices
+from regard import attend, explain, masks, scores
+from regard.engine.backends import dense, tiled
+from regard.engine.call.canonicalization import AUX, canonicalize
+from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.walk import choose_walk
+from test_tiled import assert_close, assert_same_bits, draw
+
+T, S, SIDE = 653, 659, 128
+TABLE = np.random.default_rng(4).random((6, 6)) < 0.4
+TABLE[3], TABLE[:, 2] = False, False  # rows that attend to nothing, keys that nobody sees
+STORED = np.kron(TABLE, np.ones((SIDE, SIDE), bool))[:T, :S] & (np.random.default_rng(5).random((T, S)) < 0.9)
+ROWS = np.stack([np.arange(S) // 60, np.arange(S) // 85])
+MASKS = {
+    "stored": masks.from_array(STORED),
+    "blocks": masks.blocks(TABLE, SIDE),
+    "segments of rows": masks.segments(ROWS[:, :T], ROWS),
+    "band": masks.sliding_window(40) & masks.causal(),
+    "by head": masks.blocks(np.random.default_rng(6).random((1, 4, 6, 6)) < 0.3, SIDE),
+}
+
+
+def walk_of(query, key, mask, **options):
+    """The walk that is chosen while a program is made."""
+    found = []
+
+    def call(query, key):
+        found.append(choose_walk(canonicalize(query, key, key, mask=mask, **options)))
+        return query
+
+    jax.eval_shape(call, query, key)
+    return found[0]
+
+
+def grouped(dtype=jnp.float32):
+    """Two query heads for each key head, for which pieces are cheap."""
+    return draw((2, 4, T, 5), (2, 2, S, 5), (2, 2, S, 3), dtype=dtype)
+
+
+def keep_of(mask):
+    return np.broadcast_to(mask.dense(T, S, query_offset=S - T, leading_axes=2), (2, 4, T, S))
+
+
+def outcome(backend, arrays, cotangent, aux=(), **options):
+    @functools.partial(jax.grad, argnums=tuple(range(len(arrays))), has_aux=True)
+    def evaluate(*arrays):
+        given = dict(zip(("bias", "sinks"), arrays[3:], strict=False))
+        outcome = attend(*arrays[:3], aux=aux, backend=backend, query_offset=S - T, **given, **options)
+        output, found = outcome if aux else (outcome, {})
+        looks = sum(jnp.sum(jnp.where(found[name] > -jnp.inf, found[name], 0)) for name in found
+                    if name in ("lse", "entropy", "max_score"))  # fmt: skip
+        return jnp.sum(output * cotangent) + 0.1 * looks, (output, found)
+
+    return jax.jit(evaluate)(*arrays)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "stored" else pytest.param(name, marks=pytest.mark.slow) for name in MASKS]
+)
+def test_calls_in_pieces_are_those_of_the_definition(name):
+    arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS[name]
+    assert walk_of(*arrays[:2], mask, query_offset=S - T).forward.pieces, name
+    keep = keep_of(mask)
+    inputs = [np.asarray(array, np.float64) for array in arrays]
+    spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
+    truth, same = vars(oracle.batched(*inputs, **spelled)), plain.evaluate(*inputs, **spelled)
+    plain_call = functools.partial(outcome, "tiled", arrays, cotangent, ("argmax",), mask=mask)
+    grads, (output, aux) = plain_call()
+    np.testing.assert_array_equal(aux["argmax"], truth["argmax"])
+    plain.assert_as_exact(output, truth["output"], same["output"], "output", magnitude=1.0)
+    for grad, part in zip(grads, ("d_query", "d_key", "d_value"), strict=True):
+        magnitude = 0.0 if part == "d_value" else np.max(same[f"{part}_terms"])
+        plain.assert_as_exact(grad, truth[part], same[part], part, magnitude)
+
+
+OPTIONS = {
+    "dropout": {"dropout_rate": 0.3, "rng": jax.random.key(3)},
+    "alibi": {"score": scores.alibi(slopes=jnp.array([0.1, 0.2, 0.3, 0.4]))},
+    "relative": {"score": scores.relative_bias(draw((32, 4))[0], max_distance=64)},
+    "softcap": {"score": scores.softcap(2.0)},
+    "statistics": {"aux": tuple(name for name in AUX if name not in ("weights", "scores"))},
+    "bias and sinks": {},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("relative", "bias and sinks") else pytest.param(name, marks=pytest.mark.slow)
+     for name in OPTIONS],
+)  # fmt: skip
+def test_options_in_pieces_are_those_of_the_definition(name):
+    arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS["stored"]
+    if name == "bias and sinks":
+        arrays += draw((1, 4, T, S), (4,))
+    found, expected = (
+        outcome(backend, arrays, cotangent, mask=mask, **OPTIONS[name]) for backend in ("tiled", "dense")
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_keys_that_nobody_sees_may_hold_anything(poison):
+    arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS["stored"]
+    answers = jnp.asarray(STORED.any(0))[:, None]
+    spoiled = [arrays[0], *(jnp.where(answers, array, jnp.float32(poison)) for array in arrays[1:])]
+    assert not answers.all()
+    clean, found = (outcome("tiled", given, cotangent, mask=mask) for given in (arrays, spoiled))
+    assert_same_bits(found, clean)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_among_equal_scores_the_first_key_is_the_largest():
+    """Pieces of a list come in no order of their keys."""
+    query, key, value = grouped()
+    mask = masks.from_array(STORED)
+    problem = canonicalize(jnp.zeros_like(query), key, value, mask=mask, aux=("argmax",))
+    blocking = Blocking(SIDE, SIDE, blocks=3, pieces=2)
+    found = tiled.run(problem, forward=blocking, backward=blocking)[1]["argmax"]
+    first = np.where(STORED.any(-1), STORED.argmax(-1), -1)
+    np.testing.assert_array_equal(found, np.broadcast_to(first, (2, 4, T)))
+
+
+# Small calls in pieces that sizes divide, and in pieces that they do not.
+
+SMALL = {
+    "divided": (12, 20, (Blocking(2, 4, blocks=3, pieces=4), Blocking(2, 4, blocks=5, pieces=4))),
+    "with rests": (13, 19, (Blocking(2, 4, blocks=3, pieces=2), Blocking(3, 5, blocks=3, pieces=2))),
+    "few": (3, 7, (Blocking(2, 2, blocks=7, pieces=8), Blocking(2, 2, blocks=9, pieces=5))),
+}
+
+
+def small_mask(queries, keys):
+    kept = np.random.default_rng(8).random((2, 1, -(-queries // 2), -(-keys // 4))) < 0.4
+    kept[..., 1, :] = False
+    return masks.blocks(kept, (2, 4)) & masks.lengths([keys - 2, 2])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", SMALL)
+def test_second_derivatives_in_pieces_are_those_of_the_definition(name, kind):
+    queries, keys, blockings = SMALL[name]
+    if kind == "bfloat16" and name != "with rests":
+        pytest.skip("rounded as the others are")
+    with jax.enable_x64(kind == "float64"):
+        arrays = draw((2, 4, queries, 3), (2, 2, keys, 3), (2, 2, keys, 5), dtype=kind)
+        tangents = [jnp.cos(array) for array in arrays]
+        in_pieces = functools.partial(tiled.run, forward=blockings[0], backward=blockings[1])
+
+        def products(run):
+            def loss(*arrays):
+                output, aux = run(canonicalize(*arrays, mask=small_mask(queries, keys), aux=("entropy",)))
+                return jnp.sum(jnp.sin(output.astype(jnp.float32))) + jnp.sum(aux["entropy"]).astype(
+                    "float32"
+                )
+
+            grad = jax.checkpoint(jax.grad(loss, (0, 1, 2)))
+            return jax.jit(lambda *a: jax.jvp(grad, a, tuple(tangents)))(*arrays)
+
+        rough = {"rtol": 0.1, "atol": 0.1} if kind == "bfloat16" else {"rtol": 1e-4, "atol": 1e-4}
+        found, expected = (
+            jax.tree.map(lambda x: x.astype(jnp.float32), products(run)) for run in (in_pieces, dense.run)
+        )
+        assert_close(found, expected, **rough)
+
+
+def test_calls_in_pieces_are_mapped_and_scanned():
+    queries, keys, blockings = SMALL["with rests"]
+    query, key, value = draw((3, 2, 4, queries, 3), (2, 2, keys, 3), (2, 2, keys, 5))
+    lengths = jnp.array([[19, 2], [0, 7], [12, 19]])
+
+    def call(run):
+        def one(query, lengths):
+            mask = small_mask(queries, keys) & masks.lengths(lengths)
+            loss = lambda q, k: jnp.sum(jnp.sin(run(canonicalize(q, k, value, mask=mask))[0]))
+            return jax.grad(loss, (0, 1))(query, key)
+
+        return one
+
+    in_pieces = call(functools.partial(tiled.run, forward=blockings[0], backward=blockings[1]))
+    expected = jax.lax.map(lambda given: call(dense.run)(*given), (query, lengths))
+    assert_close(jax.jit(jax.vmap(in_pieces))(query, lengths), expected)
+    scanned = jax.jit(lambda *given: jax.lax.scan(lambda _, one: (None, in_pieces(*one)), None, given)[1])
+    assert_close(scanned(query, lengths), expected)
+
+
+def test_nothing_is_computed_where_nothing_is_kept():
+    arrays = draw((2, T, 3), (2, S, 3), (2, S, 5))
+    for mask in (masks.blocks(np.zeros((6, 6), int), SIDE), masks.lengths([0, 0])):
+        value, grads = jax.jit(jax.value_and_grad(
+            lambda *a, m=mask: jnp.sum(attend(*a, mask=m, backend="tiled")), (0, 1, 2)))(*arrays)  # fmt: skip
+        assert value == 0
+        assert not any(np.asarray(grad).any() for grad in grads)
+        assert walk_of(*arrays[:2], mask).computed == 0
+
+
+# The choice.
+
+
+def shapes(queries, keys, key_heads=2):
+    return (jax.ShapeDtypeStruct((2, 4, queries, 8), jnp.float32),
+            jax.ShapeDtypeStruct((2, key_heads, keys, 8), jnp.float32))  # fmt: skip
+
+
+def test_the_share_that_is_computed_is_that_of_the_tiles_of_the_loop():
+    query, key = shapes(1280, 1280)
+    for table in (np.eye(10, dtype=int), np.random.default_rng(0).random((10, 10)) < 0.2):
+        walk = walk_of(query, key, masks.blocks(table, SIDE))
+        block = walk.forward
+        assert block.pieces
+        assert block.blocks <= 10
+        counts = np.sort(np.asarray(table).sum(1))[::-1]
+        most = [counts[i : i + block.blocks].max() for i in range(0, 10, block.blocks)]
+        steps = sum(-(-count // block.pieces) for count in most)
+        assert walk.computed == pytest.approx(min(steps * block.pieces * block.blocks / 100, 1))
+        assert f"{block.blocks} blocks at once, each against {block.pieces} tiles of 128 x 128" in str(walk)
+    causal = walk_of(query, key, masks.causal())
+    assert causal.forward.pieces == causal.backward.pieces == 0
+    assert walk_of(query, key, None).computed == 1
+
+
+def test_the_choice_says_why():
+    query, key = shapes(1280, 1280)
+    small = shapes(1280, 100)
+    ids = jnp.arange(1280) // 70
+
+    def within(*closed):
+        """Masks of arrays that are traced, and predicates that close over them."""
+        found = []
+
+        def call(query, key, ids):
+            made = (masks.segments(ids, ids), masks.predicate(lambda query, key: ids[query] == ids[key]),
+                    masks.blocks(ids[:100].reshape((10, 10)) % 3 == 0, SIDE))  # fmt: skip
+            for mask in made:
+                found.append(explain(query, key, key, mask=mask, backend="tiled").walk.reason)
+            return query
+
+        jax.eval_shape(call, *closed)
+        return found
+
+    unknown = "the mask's arrays are not known here"
+    assert within(query, key, ids) == [unknown, unknown, "the mask keeps blocks of 128"]
+    assert walk_of(query, key, masks.predicate(lambda query, key: ids[query] == ids[key])).computed < 0.5
+    assert walk_of(*small, masks.causal(), query_offset=0).reason == "it is short"
+    assert walk_of(query, key, None).reason == "there is no mask"
+    eager = explain(query, key, key, mask=masks.from_array(np.ones((1280, 1280), bool)), backend="tiled").walk
+    assert "read cell by cell" in eager.reason
+    assert explain(query, key, key, mask=masks.causal(), backend="dense").walk is None
+
+
+def test_a_choice_in_a_trace_reads_what_is_known_there():
+    """Offsets that are traced are guessed for the estimate alone; the answer is that of where rows sit."""
+    arrays, mask = draw((4, T, 5), (2, S, 5), (2, S, 3)), MASKS["band"]
+
+    @jax.jit
+    def call(offset, *arrays):
+        return attend(*arrays, mask=mask, query_offset=offset, backend="tiled")
+
+    for offset in (0, 6, 300):
+        expected = attend(*arrays, mask=mask, query_offset=offset, backend="dense")
+        assert_close(call(offset, *arrays), expected)
+    mapped = jax.vmap(
+        lambda query: attend(query, *arrays[1:], mask=masks.from_array(STORED), backend="tiled")
+    )
+    expected = attend(*arrays, mask=masks.from_array(STORED), backend="dense")
+    assert_close(mapped(arrays[0][None])[0], expected)
+
+
+def test_an_eager_call_sends_nothing_between_host_and_device():
+    arrays = draw((2, T, 3), (2, S, 3), (2, S, 5))
+    mask = jax.device_put(masks.segments(ROWS[0, :T], ROWS[0]))
+    attend(*arrays, mask=mask, backend="tiled")
+    with jax.transfer_guard("disallow"):
+        found = attend(*arrays, mask=mask, backend="tiled")
+    assert_close(found, attend(*arrays, mask=mask, backend="dense"))
+
+
+DIVIDED = """
+from jax.sharding import AxisType, NamedSharding
+import jax, jax.numpy as jnp, numpy as np
+from collectives import count_kinds
+from regard import explain, masks
+P = jax.sharding.PartitionSpec
+arrays = draw((2, 8, 653, 3), (2, 4, 653, 3), (2, 4, 653, 5))
+stored = np.kron(np.random.default_rng(3).random((2, 1, 6, 6)) < 0.3, np.ones((128, 128), bool))[..., :653, :653]
+mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AXES,) * 2, devices=jax.devices()[:4])
+pieces = []
+
+def call(mask, *arrays):
+    def loss(*arrays):
+        pieces.append(explain(*arrays, mask=mask, backend="tiled").walk.forward.pieces)
+        output = attend(*arrays, mask=mask, backend="tiled")
+        return jnp.sum(jnp.sin(output)), output
+    return jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+
+table = masks.blocks(stored[..., ::128, ::128], 128)
+known = masks.from_array(stored[0, 0])
+specs = (P("b"), *[P("b", "h")] * 3)
+
+def program(mask, *arrays):
+    return call(mask, *arrays), call(known, *arrays)
+
+divided = program
+if MANUAL:
+    divided = jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=P("b", "h"), check_vma=True)
+given = (table, *arrays)
+placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(given, specs)]
+found = jax.jit(divided).lower(*placed).compile()
+for one, other in zip(jax.tree.leaves(found(*placed)), jax.tree.leaves(jax.jit(program)(*given)), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+assert all(pieces), pieces
+print(count_kinds(found.as_text()))
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("axes", "manual"),
+    [
+        ("Auto", False),
+        pytest.param("Explicit", False, marks=pytest.mark.slow),
+        pytest.param("Auto", True, marks=pytest.mark.slow),
+    ],
+)
+def test_pieces_are_divided_over_devices_and_nothing_is_sent(axes, manual):
+    code = f"from jax.sharding import AxisType\nAXES, MANUAL = AxisType.{axes}, {manual}\n{DIVIDED}"
+    assert on_eight_devices(code).strip() == "{}"
