@@ -74,6 +74,8 @@ PUBLISHED = {
     "regard.masks.sliding_window": ("Beltagy",),
     "regard.masks.streaming": ("Attention Sinks",),
     "regard.masks.tree": ("SpecInfer", "Medusa"),
+    "regard.masks.blocks": ("Sparse Transformers",),
+    "regard.masks.chosen_blocks": ("Native Sparse Attention", "MoBA"),
     "regard.models.Classifier": ("BERT", "Set Transformer"),
     "regard.models.Decoder": ("Liu",),
     "regard.models.Encoder": ("Vaswani",),

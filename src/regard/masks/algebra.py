@@ -160,7 +160,7 @@ class Prepared(Mask, operation="prepare"):
     @staticmethod
     def maker(mask: Mask, query: Any, key: Any, num_queries: int, num_keys: int, block: int) -> Mask:
         axes = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
-        kinds = mask.classify(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
+        kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
         return Prepared(mask, query, key, kinds, num_queries, num_keys, block)
 
     @property

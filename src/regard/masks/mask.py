@@ -79,6 +79,11 @@ class Mask:
         """Return `TileKind` codes, broadcastable to the tiling, of its rank."""
         return classify_cells(self.keep, blocks)
 
+    def classify_every(self, blocks: Blocks) -> Int[Array, ...]:
+        """Return the same for each tile, `(*b, Q, K)`."""
+        codes, tiling = self.classify(blocks), (blocks.query_first.shape[-2], blocks.key_first.shape[-1])
+        return jnp.broadcast_to(codes, (*codes.shape[:-2], *tiling))
+
     @property
     def reads_cells(self) -> bool:
         """Return whether `classify` evaluates every cell, which takes long."""
@@ -208,10 +213,8 @@ class Mask:
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
-        blocks = Blocks.cover(num_queries, num_keys, query_block, key_block, query, axes, key)
-        codes = self.classify(blocks)
-        return jnp.broadcast_to(
-            codes, (*codes.shape[:axes], blocks.query_first.shape[-2], blocks.key_first.shape[-1])
+        return self.classify_every(
+            Blocks.cover(num_queries, num_keys, query_block, key_block, query, axes, key)
         )
 
     def prepare(
@@ -257,7 +260,7 @@ class Mask:
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = (0 if offset is None else offset for offset in (query, key))
-        kinds = mask.classify(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
+        kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
         return self._operations["prepare"](mask, query, key, kinds, num_queries, num_keys, block)
 
     def picture(

@@ -60,7 +60,7 @@ class Explanation:
     walk: Walk | None = None
     """The tiles that the tiled backend computes; None with another backend."""
     looks: str | None = None
-    """What the mask costs before any attention; None where there is none."""
+    """The cost of looking at the mask, before any attention; None where there is none."""
     gathered: tuple[str, ...] = ()
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
