@@ -27,7 +27,7 @@ _FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 10
 _BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
 _PIECES = (2, 3, 4, 5, 6, 8, 10, 12)
 _MOST_BLOCKS = 16
-_DATA_COST = 1.5  # of a pair in a PARTIAL whole tile whose mask reads arrays
+_DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
 
@@ -71,8 +71,12 @@ def choose_walk(problem: Problem) -> Walk:
         pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side), longest)
         return Walk(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
     kept = found != TileKind.EMPTY
+    data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
+    look = data_cost * np.mean(found[kept] == TileKind.PARTIAL) if kept.any() else 0.0
     forward, backward = (
-        _cheapest(problem, tuning, kept.sum(axis), _whole(problem, found, side, block), costs)
+        _cheapest(
+            problem, tuning, kept.sum(axis), _whole(found, problem.sizes, side, block, data_cost), costs, look
+        )
         for axis, block, costs in zip((-1, -2), whole, (_FORWARD_COSTS, _BACKWARD_COSTS), strict=True)
     )
     pairs = kept[..., 0, 0].size * problem.T * problem.S
@@ -94,23 +98,30 @@ class _Candidate:
     cost: float
 
 
-def _whole(problem: Problem, fine: np.ndarray, side: int, block: Blocking) -> _Candidate:
+def _whole(fine: np.ndarray, sizes: Sizes, side: int, block: Blocking, data_cost: float) -> _Candidate:
     """Return what whole tiles cost, by the kinds of small ones."""
     least = most = fine
-    for axis, size in ((-2, block.queries), (-1, block.keys)):
+    for axis, length, size in ((-2, sizes.T, block.queries), (-1, sizes.S, block.keys)):
         if size > side:
-            starts = np.arange(0, fine.shape[axis] * side, size) // side
+            starts = np.arange(0, length, size) // side
             least, most = np.minimum.reduceat(least, starts, axis), np.maximum.reduceat(most, starts, axis)
     area, kept = block.queries * block.keys, most != TileKind.EMPTY
-    reads_data = bool(jax.tree.leaves(problem.mask))
-    partial = float((kept & (least != TileKind.FULL)).sum()) * (_DATA_COST - 1) * reads_data
+    partial = float((kept & (least != TileKind.FULL)).sum()) * data_cost
     return _Candidate(block, float(kept.sum()) * area, (float(kept.sum()) + partial) * area)
 
 
 def _cheapest(
-    problem: Problem, tuning: Tuning, counts: np.ndarray, whole: _Candidate, costs: Mapping[int, float]
+    problem: Problem,
+    tuning: Tuning,
+    counts: np.ndarray,
+    whole: _Candidate,
+    costs: Mapping[int, float],
+    look: float,
 ) -> tuple[_Candidate, _Candidate]:
-    """Return what is fastest, and whole tiles; `counts` of pieces are kept in each block."""
+    """Return what is fastest, and whole tiles.
+
+    `counts` of pieces are kept in each block, and a pair of theirs costs `look` more for their PARTIAL ones.
+    """
     best = dataclasses.replace(whole, cost=whole.cost * _GAIN)
     ordered = -np.sort(-counts, -1)
     for number in _PIECES:
@@ -120,7 +131,7 @@ def _cheapest(
         most = padded.reshape((*padded.shape[:-1], -1, blocking.blocks)).max(-1)
         steps = float((-(-most // number)).sum())
         pairs = steps * number * blocking.blocks * tuning.piece_side**2
-        cost = pairs * _cost(problem.group * 128, number * tuning.piece_side, costs)
+        cost = pairs * (_cost(problem.group * 128, number * tuning.piece_side, costs) + look)
         if cost < best.cost:
             best = _Candidate(blocking, pairs, cost)
     return best, whole
