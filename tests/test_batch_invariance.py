@@ -44,7 +44,7 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
 
 
 def test_what_the_masks_of_other_rows_keep_does_not_choose_the_tiles():
-    query, key, value = draw((2, 1, 1300, D), (2, 1, 1300, D), (2, 1, 1300, 5), seed=11)
+    query, key, value = draw((2, 2, 1300, D), (2, 2, 1300, D), (2, 2, 1300, 5), seed=11)
     ids = np.stack([np.arange(1300) // 20, np.zeros(1300, int)])
 
     def run(rows, **options):

@@ -195,7 +195,7 @@ def test_calls_in_pieces_are_mapped_and_scanned():
 
 
 def test_nothing_is_computed_where_nothing_is_kept():
-    arrays = draw((2, T, 3), (2, S, 3), (2, S, 5))
+    arrays = draw((2, 4, T, 3), (2, 4, S, 3), (2, 4, S, 5))
     for mask in (masks.blocks(np.zeros((6, 6), int), SIDE), masks.lengths([0, 0])):
         value, grads = jax.jit(jax.value_and_grad(
             lambda *a, m=mask: jnp.sum(attend(*a, mask=m, backend="tiled")), (0, 1, 2)))(*arrays)  # fmt: skip
@@ -277,7 +277,7 @@ def test_a_choice_in_a_trace_reads_what_is_known_there():
 
 
 def test_an_eager_call_sends_nothing_between_host_and_device():
-    arrays = draw((2, T, 3), (2, S, 3), (2, S, 5))
+    arrays = draw((2, 4, T, 3), (2, 4, S, 3), (2, 4, S, 5))
     mask = jax.device_put(masks.segments(ROWS[0, :T], ROWS[0]))
     attend(*arrays, mask=mask, backend="tiled")
     with jax.transfer_guard("disallow"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ _FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 10
 _BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
 _PIECES = (2, 3, 4, 5, 6, 8, 10, 12)
 _MOST_BLOCKS = 16
+_FEWEST_PAIRS = 1 << 21  # below, to choose takes a tenth of the call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
@@ -59,29 +61,46 @@ def choose_walk(problem: Problem) -> Walk:
         return Walk(*whole, "there is no mask", 1.0)
     if problem.batch_invariant:
         return Walk(*whole, "what other rows of the batch keep must not decide")
-    if min(problem.T, problem.S) <= side:
+    pairs = math.prod(problem.leading) * problem.T * problem.S
+    if min(problem.T, problem.S) <= side or pairs < _FEWEST_PAIRS:
         return Walk(*whole, "it is short")
-    found = _kinds(problem, side)
-    if found is None:
+    offsets = _known_offsets(problem, side)
+    if offsets is None:
         if mask.reads_cells and is_concrete(mask) and not isinstance(problem.query, Tracer):
             return Walk(*whole, "the mask is read cell by cell; under jit, or prepared, it is known before")
         if mask.block_side is None or mask.block_side > side:
             return Walk(*whole, "the mask's arrays are not known here")
         longest = -(-max(problem.T, problem.S) // side)
-        pieces = _pieces(problem, tuning, max(_PIECES[0], 1024 // side), longest)
+        pieces = _pieces(problem.group, tuning, max(_PIECES[0], 1024 // side), longest)
         return Walk(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
+    always = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
+    choose = _choose_once if always else _choose
+    return choose(mask, problem.sizes, offsets, problem.group, whole, tuning)
+
+
+def _choose(
+    mask: Mask,
+    sizes: Sizes,
+    offsets: tuple[Any, Any],
+    group: int,
+    whole: tuple[Blocking, Blocking],
+    tuning: Tuning,
+) -> Walk:
+    """Choose by the kinds of tiles of a mask that is known."""
+    side = tuning.piece_side
+    # To look is to read.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+        found = np.asarray(_classify(mask, offsets, sizes, side))
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
     look = data_cost * np.mean(found[kept] == TileKind.PARTIAL) if kept.any() else 0.0
     forward, backward = (
-        _cheapest(
-            problem, tuning, kept.sum(axis), _whole(found, problem.sizes, side, block, data_cost), costs, look
-        )
+        _cheapest(group, tuning, kept.sum(axis), _whole(found, sizes, side, block, data_cost), costs, look)
         for axis, block, costs in zip((-1, -2), whole, (_FORWARD_COSTS, _BACKWARD_COSTS), strict=True)
     )
-    pairs = kept[..., 0, 0].size * problem.T * problem.S
-    sizes = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, forward[1].pairs)
-    small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in sizes)
+    pairs = kept[..., 0, 0].size * sizes.T * sizes.S
+    shares = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, forward[1].pairs)
+    small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
     chosen = [best for best, _ in (forward, backward)]
     return Walk(
         chosen[0].blocking,
@@ -89,6 +108,9 @@ def choose_walk(problem: Problem) -> Walk:
         f"the mask keeps {small}, {large}",
         min(chosen[0].pairs / pairs, 1.0),
     )
+
+
+_choose_once = functools.lru_cache(maxsize=64)(_choose)
 
 
 @dataclass(frozen=True)
@@ -111,7 +133,7 @@ def _whole(fine: np.ndarray, sizes: Sizes, side: int, block: Blocking, data_cost
 
 
 def _cheapest(
-    problem: Problem,
+    group: int,
     tuning: Tuning,
     counts: np.ndarray,
     whole: _Candidate,
@@ -125,13 +147,13 @@ def _cheapest(
     best = dataclasses.replace(whole, cost=whole.cost * _GAIN)
     ordered = -np.sort(-counts, -1)
     for number in _PIECES:
-        blocking = _pieces(problem, tuning, number, ordered.shape[-1])
+        blocking = _pieces(group, tuning, number, ordered.shape[-1])
         short = -ordered.shape[-1] % blocking.blocks
         padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
         most = padded.reshape((*padded.shape[:-1], -1, blocking.blocks)).max(-1)
         steps = float((-(-most // number)).sum())
         pairs = steps * number * blocking.blocks * tuning.piece_side**2
-        cost = pairs * (_cost(problem.group * 128, number * tuning.piece_side, costs) + look)
+        cost = pairs * (_cost(group * 128, number * tuning.piece_side, costs) + look)
         if cost < best.cost:
             best = _Candidate(blocking, pairs, cost)
     return best, whole
@@ -143,41 +165,29 @@ def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
     return 1 + (costs[known] - 1) * min(1.0, 128 / rows)
 
 
-def _pieces(problem: Problem, tuning: Tuning, number: int, count: int) -> Blocking:
+def _pieces(group: int, tuning: Tuning, number: int, count: int) -> Blocking:
     """Return so many pieces for as many of `count` blocks as a step may compute."""
-    cells = problem.group * tuning.piece_side**2 * number
+    cells = group * tuning.piece_side**2 * number
     blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS, count)
     return Blocking(tuning.piece_side, tuning.piece_side, 1, blocks, number)
 
 
-def _kinds(problem: Problem, side: int) -> np.ndarray | None:
-    """Return the kinds of tiles of this side; None where the mask is not known yet."""
+def _known_offsets(problem: Problem, side: int) -> tuple[Any, Any] | None:
+    """Return the offsets to look at the mask with; None where it is not known yet."""
     mask, sizes = problem.mask, problem.sizes
     assert mask is not None
+    closed = mask
     if mask.reads_cells:
         # To look at all cells once is worth it while a program is made, not in every call.
         if not isinstance(problem.query, Tracer):
             return None
         # A function that closes over traced arrays is not known, though the mask shows none.
         closed = mask.closure_convert(problem.grid())
-    else:
-        closed = mask
     if not is_concrete(closed) or -(-sizes.T // side) * -(-sizes.S // side) > _MOST_TILES:
         return None
     offsets = (problem.query_offset, problem.key_offset)
-    if not is_concrete(offsets):
-        offsets = (sizes.S - sizes.T, None)  # for an estimate: the last query sits with the last key
-    known = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
-    return (_classify_once if known else _classify_now)(mask, sizes, offsets, side)
-
-
-def _classify_now(mask: Mask, sizes: Sizes, offsets: tuple[Any, Any], side: int) -> np.ndarray:
-    # To look is to read.
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
-        return np.asarray(_classify(mask, offsets, sizes, side))
-
-
-_classify_once = functools.lru_cache(maxsize=64)(_classify_now)
+    # For an estimate where they are not known: the last query sits with the last key.
+    return offsets if is_concrete(offsets) else (sizes.S - sizes.T, None)
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "side"))
