@@ -13,6 +13,7 @@ from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
+from regard.engine.flash import walk
 from regard.engine.flash.tiles import Blocking
 from regard.engine.flash.walk import choose_walk
 from test_tiled import assert_close, assert_same_bits, draw
@@ -48,6 +49,12 @@ def grouped(dtype=jnp.float32):
     return draw((2, 4, T, 5), (2, 2, S, 5), (2, 2, S, 3), dtype=dtype)
 
 
+def prefer_pieces(monkeypatch):
+    """Let pieces be chosen whatever they promise."""
+    walk._choose_once.cache_clear()
+    monkeypatch.setattr(walk, "_GAIN", 1e9)
+
+
 def keep_of(mask):
     return np.broadcast_to(mask.dense(T, S, query_offset=S - T, leading_axes=2), (2, 4, T, S))
 
@@ -68,8 +75,9 @@ def outcome(backend, arrays, cotangent, aux=(), **options):
 @pytest.mark.parametrize(
     "name", [name if name == "stored" else pytest.param(name, marks=pytest.mark.slow) for name in MASKS]
 )
-def test_calls_in_pieces_are_those_of_the_definition(name):
+def test_calls_in_pieces_are_those_of_the_definition(name, monkeypatch):
     arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS[name]
+    prefer_pieces(monkeypatch)
     assert walk_of(*arrays[:2], mask, query_offset=S - T).forward.pieces, name
     keep = keep_of(mask)
     inputs = [np.asarray(array, np.float64) for array in arrays]
@@ -290,6 +298,8 @@ from jax.sharding import AxisType, NamedSharding
 import jax, jax.numpy as jnp, numpy as np
 from collectives import count_kinds
 from regard import explain, masks
+from regard.engine.flash import walk
+walk._GAIN, walk._FEWEST_PAIRS = 1e9, 0
 P = jax.sharding.PartitionSpec
 arrays = draw((2, 8, 653, 3), (2, 4, 653, 3), (2, 4, 653, 5))
 stored = np.kron(np.random.default_rng(3).random((2, 1, 6, 6)) < 0.3, np.ones((128, 128), bool))[..., :653, :653]

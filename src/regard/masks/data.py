@@ -7,6 +7,7 @@ import operator
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -116,8 +117,8 @@ def split(array: Array, block: int, axis: int = -1) -> Array:
     length = array.shape[axis]
     count = -(-length // block)
     if count * block != length:
-        widths = [(0, 0)] * array.ndim
-        widths[axis] = (0, count * block - length)
-        array = jnp.pad(array, widths, mode="edge")
+        # Other axes may be divided over devices, where `jnp.pad` would slice them.
+        last = jax.lax.slice_in_dim(array, length - 1, length, axis=axis)
+        array = jnp.concatenate([array, jnp.repeat(last, count * block - length, axis)], axis)
     place = array.ndim + axis
     return array.reshape((*array.shape[:place], count, block, *array.shape[place + 1 :]))
