@@ -86,6 +86,16 @@ def test_shared_prefix(tmp_path):
     assert re.findall(r"(\S+) keys and values", printed) == ["6,144", "133,120"]
 
 
+def test_top_k_blocks(tmp_path):
+    printed = run("top_k_blocks", tmp_path)
+    rows = re.findall(r"loss (\S+)  right answers +(\d+)%  blocks found +(\d+)%", printed)
+    (first, _, _), (last, right, found) = rows[0], rows[-1]
+    assert float(last) < float(first) / 3
+    assert int(right) > 70
+    assert int(found) > 85
+    assert int(re.findall(r"(\d+)% of pairs computed", printed)[0]) < 40
+
+
 def test_every_example_is_tested_and_short():
     tests = Path(__file__).read_text()
     for name in EXAMPLES:
@@ -93,4 +103,4 @@ def test_every_example_is_tested_and_short():
         assert f'run("{name}"' in tests
         assert len(source.splitlines()) < MOST_LINES, name
         assert f"python examples/{name}.py" in (ast.get_docstring(ast.parse(source)) or "")
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
