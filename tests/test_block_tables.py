@@ -263,7 +263,7 @@ def test_a_table_costs_what_it_keeps_where_it_is_not_known_yet():
         lines.append(explain(x, x, x, mask=masks.blocks(table, 64), backend="tiled").walk)
         return x
 
-    call(jnp.zeros((2, 640, 3)), jnp.ones((10, 10), bool))
+    call(jnp.zeros((2, 8, 640, 3)), jnp.ones((10, 10), bool))
     assert lines[0].forward.pieces
     assert str(lines[0]).endswith("the mask keeps blocks of 64")
 
