@@ -51,7 +51,7 @@ def main() -> None:
         weights = add(weights, change)
         if number % 30 == 0:
             print(f"step {number:3}  loss {loss:.2f}  right answers {right:4.0%}  blocks found {found:4.0%}")
-    print(explain(*[jnp.zeros((BLOCKS * SIZE, WIDTH))] * 3, mask=mask).walk)
+    print(explain(*[jnp.zeros((BLOCKS * SIZE, WIDTH))] * 3, mask=mask).computes)
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def test_a_table_costs_what_it_keeps_where_it_is_not_known_yet():
 
     @jax.jit
     def call(x, table):
-        lines.append(explain(x, x, x, mask=masks.blocks(table, 64), backend="tiled").walk)
+        lines.append(explain(x, x, x, mask=masks.blocks(table, 64), backend="tiled").computes)
         return x
 
     call(jnp.zeros((2, 8, 640, 3)), jnp.ones((10, 10), bool))

@@ -358,7 +358,7 @@ def test_the_walk_is_chosen_by_kinds_that_are_known():
     x = jax.ShapeDtypeStruct((2, 4, 1280, 8), jnp.float32)
     table = np.eye(10, dtype=bool)
     stored = masks.from_array(np.kron(table, np.ones((128, 128), bool)))
-    walk = explain(x, x, x, mask=stored.prepare(1280), backend="tiled").walk
-    assert walk.forward.pieces
-    assert walk.computed < 0.3
+    choice = explain(x, x, x, mask=stored.prepare(1280), backend="tiled").computes
+    assert choice.forward.pieces
+    assert choice.computed < 0.3
     assert canonicalize(x, x, x, mask=stored.prepare(1280)).mask.kinds.shape == (10, 10)

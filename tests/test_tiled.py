@@ -541,6 +541,21 @@ def test_listing_tiles_takes_no_quadratic_memory_and_no_wide_indices():
     assert by_query.starts.max() == length  # beyond the end, where a list is over
 
 
+def test_lists_of_a_table_of_small_blocks_stay_small():
+    """Of 1024 x 1024 blocks; what they take is under 64 MiB, the lists themselves included."""
+    length, pieces = 131_072, Blocking(128, 128, blocks=5, pieces=8)
+
+    def lists(table):
+        sizes = posed(*[jax.ShapeDtypeStruct((1, length, 2), jnp.float32)] * 3).sizes
+        codes = classify_tiles(masks.blocks(table, 128), sizes, (0, None), 128, 128)
+        return [
+            list_tiles(one, 128, length, pieces.blocks, pieces.pieces)
+            for one in (codes, jnp.swapaxes(codes, -1, -2))
+        ]
+
+    assert temporary_bytes(lists, (1024, 1024), dtype=jnp.bool_) < 48 * 2**20
+
+
 def test_lengths_whose_product_is_beyond_32_bits_have_a_program():
     arrays = [jax.ShapeDtypeStruct((1, 100_000, 3), jnp.float32)] * 3
     run = functools.partial(attend, mask=masks.causal(), backend="tiled", aux=("lse", "argmax"))

@@ -15,8 +15,8 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash import tile_calls
 from regard.engine.flash.operands import Operands
 from regard.engine.flash.preparation import prepare
+from regard.engine.flash.tile_choice import choose_tiles
 from regard.engine.flash.tiles import Blocking, TileConfig
-from regard.engine.flash.walk import choose_walk
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
@@ -38,8 +38,8 @@ def run(
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
     if forward is None or backward is None:
-        walk = choose_walk(problem)
-        forward, backward = forward or walk.forward, backward or walk.backward
+        choice = choose_tiles(problem)
+        forward, backward = forward or choice.forward, backward or choice.backward
     return _run(problem, forward, backward)
 
 

@@ -14,7 +14,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
 from regard.engine.flash.device_types import NO_MESH
-from regard.engine.flash.walk import Walk, choose_walk
+from regard.engine.flash.tile_choice import TileChoice, choose_tiles
 from regard.masks.grid import is_concrete
 
 TILE = 128
@@ -25,8 +25,8 @@ MOST_TILES = 2048  # along an axis: counting more would take gigabytes
 class TileCensus:
     """The number of square tiles of the score matrix that a mask leaves empty, partly and fully kept.
 
-    It is a measure of the mask; `Explanation.walk` says what is computed. Counted once per distinct leading
-    index of the mask. `side` is 128, or more for very long sequences.
+    It is a measure of the mask; `Explanation.computes` says what is computed. Counted once per distinct
+    leading index of the mask. `side` is 128, or more for very long sequences.
     """
 
     empty: int
@@ -57,9 +57,9 @@ class Explanation:
     refusals: dict[str, str]
     dense_flops: int
     dense_bytes: int
-    walk: Walk | None = None
+    computes: TileChoice | None = None
     """The tiles that the tiled backend computes; None with another backend."""
-    looks: str | None = None
+    mask_work: str | None = None
     """The cost of looking at the mask, before any attention; None where there is none."""
     gathered: tuple[str, ...] = ()
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
@@ -86,10 +86,10 @@ class Explanation:
             )
         elif self.mask:
             lines.append(("tiles", "not counted: the mask's arrays are not known here"))
-        if self.walk is not None:
-            lines.append(("computes", str(self.walk)))
-        if self.looks is not None:
-            lines.append(("mask work", self.looks))
+        if self.computes is not None:
+            lines.append(("computes", str(self.computes)))
+        if self.mask_work is not None:
+            lines.append(("mask work", self.mask_work))
         lines += [
             ("backend", f"{self.backend}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
@@ -125,8 +125,8 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         refusals=choice.refusals,
         dense_flops=2 * pairs * (problem.D + problem.E),
         dense_bytes=pairs * problem.accumulation.itemsize,
-        walk=choose_walk(problem) if choice.name == "tiled" else None,
-        looks=_mask_work(problem) if choice.name == "tiled" else None,
+        computes=choose_tiles(problem) if choice.name == "tiled" else None,
+        mask_work=_mask_work(problem) if choice.name == "tiled" else None,
         gathered=() if active() else _sequence_axes(problem),
     )
 

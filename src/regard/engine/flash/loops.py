@@ -99,7 +99,8 @@ class TileLoop:
     ) -> Carry:
         """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry).
 
-        With pieces, `block` numbers several, `start` is (blocks, pieces), and PARTIAL is said of all or none.
+        With pieces, `block` numbers several, and `start` is (blocks, pieces). In place of whether it is
+        PARTIAL stands 2 where any piece is, else 1 where a list is over, else 0.
         """
 
         def listed(block: Any) -> tuple[Array, Array, Array]:

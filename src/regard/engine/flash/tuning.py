@@ -23,7 +23,8 @@ _LANES = 32  # sizes of tiles that vector units like
 class Tuning:
     """Measured numbers of one kind of device. Scores are counted over all heads and batch rows.
 
-    The defaults come from two CPU cores with AVX-512 (benchmarks/NOTES.md); `regard tune` measures.
+    The defaults come from two CPU cores with AVX-512 (benchmarks/NOTES.md); `regard tune` measures all but
+    those of pieces.
     """
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster

@@ -35,7 +35,7 @@ _GAIN = 0.95  # pieces must promise that much, as costs are estimates
 
 
 @dataclass(frozen=True)
-class Walk:
+class TileChoice:
     """Tiles of the forward and of the backward loop, and why these."""
 
     forward: Blocking
@@ -53,26 +53,28 @@ class Walk:
         return f"{share}{tile}: {self.reason}"
 
 
-def choose_walk(problem: Problem) -> Walk:
+def choose_tiles(problem: Problem) -> TileChoice:
     """Choose the tiles of a call by what its mask keeps."""
     tuning = load_tuning()
     whole, side, mask = tuning.blocking(problem), tuning.piece_side, problem.mask
     if mask is None:
-        return Walk(*whole, "there is no mask", 1.0)
+        return TileChoice(*whole, "there is no mask", 1.0)
     if problem.batch_invariant:
-        return Walk(*whole, "what other rows of the batch keep must not decide")
+        return TileChoice(*whole, "what other rows of the batch keep must not decide")
     pairs = math.prod(problem.leading) * problem.T * problem.S
     if min(problem.T, problem.S) <= side or pairs < _FEWEST_PAIRS:
-        return Walk(*whole, "it is short")
+        return TileChoice(*whole, "it is short")
     offsets = _known_offsets(problem, side)
     if offsets is None:
         if mask.reads_cells and is_concrete(mask) and not isinstance(problem.query, Tracer):
-            return Walk(*whole, "the mask is read cell by cell; under jit, or prepared, it is known before")
+            return TileChoice(
+                *whole, "the mask is read cell by cell; under jit, or prepared, it is known before"
+            )
         if mask.block_side is None or mask.block_side > side:
-            return Walk(*whole, "the mask's arrays are not known here")
+            return TileChoice(*whole, "the mask's arrays are not known here")
         longest = -(-max(problem.T, problem.S) // side)
         pieces = _pieces(problem.group, tuning, max(_PIECES[0], 1024 // side), longest)
-        return Walk(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
+        return TileChoice(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
     always = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
     choose = _choose_once if always else _choose
     return choose(mask, problem.sizes, offsets, problem.group, whole, tuning)
@@ -85,7 +87,7 @@ def _choose(
     group: int,
     whole: tuple[Blocking, Blocking],
     tuning: Tuning,
-) -> Walk:
+) -> TileChoice:
     """Choose by the kinds of tiles of a mask that is known."""
     side = tuning.piece_side
     # To look is to read.
@@ -102,7 +104,7 @@ def _choose(
     shares = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, forward[1].pairs)
     small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
     chosen = [best for best, _ in (forward, backward)]
-    return Walk(
+    return TileChoice(
         chosen[0].blocking,
         chosen[1].blocking,
         f"the mask keeps {small}, {large}",

@@ -13,9 +13,9 @@ from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
-from regard.engine.flash import walk
+from regard.engine.flash import tile_choice
+from regard.engine.flash.tile_choice import choose_tiles
 from regard.engine.flash.tiles import Blocking
-from regard.engine.flash.walk import choose_walk
 from test_tiled import assert_close, assert_same_bits, draw
 
 T, S, SIDE = 653, 659, 128
@@ -32,12 +32,12 @@ MASKS = {
 }
 
 
-def walk_of(query, key, mask, **options):
-    """The walk that is chosen while a program is made."""
+def choice_of(query, key, mask, **options):
+    """The choice that is chosen while a program is made."""
     found = []
 
     def call(query, key):
-        found.append(choose_walk(canonicalize(query, key, key, mask=mask, **options)))
+        found.append(choose_tiles(canonicalize(query, key, key, mask=mask, **options)))
         return query
 
     jax.eval_shape(call, query, key)
@@ -51,8 +51,8 @@ def grouped(dtype=jnp.float32):
 
 def prefer_pieces(monkeypatch):
     """Let pieces be chosen whatever they promise."""
-    walk._choose_once.cache_clear()
-    monkeypatch.setattr(walk, "_GAIN", 1e9)
+    tile_choice._choose_once.cache_clear()
+    monkeypatch.setattr(tile_choice, "_GAIN", 1e9)
 
 
 def keep_of(mask):
@@ -78,7 +78,7 @@ def outcome(backend, arrays, cotangent, aux=(), **options):
 def test_calls_in_pieces_are_those_of_the_definition(name, monkeypatch):
     arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS[name]
     prefer_pieces(monkeypatch)
-    assert walk_of(*arrays[:2], mask, query_offset=S - T).forward.pieces, name
+    assert choice_of(*arrays[:2], mask, query_offset=S - T).forward.pieces, name
     keep = keep_of(mask)
     inputs = [np.asarray(array, np.float64) for array in arrays]
     spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
@@ -209,7 +209,7 @@ def test_nothing_is_computed_where_nothing_is_kept():
             lambda *a, m=mask: jnp.sum(attend(*a, mask=m, backend="tiled")), (0, 1, 2)))(*arrays)  # fmt: skip
         assert value == 0
         assert not any(np.asarray(grad).any() for grad in grads)
-        assert walk_of(*arrays[:2], mask).computed == 0
+        assert choice_of(*arrays[:2], mask).computed == 0
 
 
 # The choice.
@@ -223,18 +223,18 @@ def shapes(queries, keys, key_heads=2):
 def test_the_share_that_is_computed_is_that_of_the_tiles_of_the_loop():
     query, key = shapes(1280, 1280)
     for table in (np.eye(10, dtype=int), np.random.default_rng(0).random((10, 10)) < 0.2):
-        walk = walk_of(query, key, masks.blocks(table, SIDE))
-        block = walk.forward
+        choice = choice_of(query, key, masks.blocks(table, SIDE))
+        block = choice.forward
         assert block.pieces
         assert block.blocks <= 10
         counts = np.sort(np.asarray(table).sum(1))[::-1]
         most = [counts[i : i + block.blocks].max() for i in range(0, 10, block.blocks)]
         steps = sum(-(-count // block.pieces) for count in most)
-        assert walk.computed == pytest.approx(min(steps * block.pieces * block.blocks / 100, 1))
-        assert f"{block.blocks} blocks at once, each against {block.pieces} tiles of 128 x 128" in str(walk)
-    causal = walk_of(query, key, masks.causal())
+        assert choice.computed == pytest.approx(min(steps * block.pieces * block.blocks / 100, 1))
+        assert f"{block.blocks} blocks at once, each against {block.pieces} tiles of 128 x 128" in str(choice)
+    causal = choice_of(query, key, masks.causal())
     assert causal.forward.pieces == causal.backward.pieces == 0
-    assert walk_of(query, key, None).computed == 1
+    assert choice_of(query, key, None).computed == 1
 
 
 def test_the_choice_says_why():
@@ -250,7 +250,7 @@ def test_the_choice_says_why():
             made = (masks.segments(ids, ids), masks.predicate(lambda query, key: ids[query] == ids[key]),
                     masks.blocks(ids[:100].reshape((10, 10)) % 3 == 0, SIDE))  # fmt: skip
             for mask in made:
-                found.append(explain(query, key, key, mask=mask, backend="tiled").walk.reason)
+                found.append(explain(query, key, key, mask=mask, backend="tiled").computes.reason)
             return query
 
         jax.eval_shape(call, *closed)
@@ -258,12 +258,14 @@ def test_the_choice_says_why():
 
     unknown = "the mask's arrays are not known here"
     assert within(query, key, ids) == [unknown, unknown, "the mask keeps blocks of 128"]
-    assert walk_of(query, key, masks.predicate(lambda query, key: ids[query] == ids[key])).computed < 0.5
-    assert walk_of(*small, masks.causal(), query_offset=0).reason == "it is short"
-    assert walk_of(query, key, None).reason == "there is no mask"
-    eager = explain(query, key, key, mask=masks.from_array(np.ones((1280, 1280), bool)), backend="tiled").walk
+    assert choice_of(query, key, masks.predicate(lambda query, key: ids[query] == ids[key])).computed < 0.5
+    assert choice_of(*small, masks.causal(), query_offset=0).reason == "it is short"
+    assert choice_of(query, key, None).reason == "there is no mask"
+    eager = explain(
+        query, key, key, mask=masks.from_array(np.ones((1280, 1280), bool)), backend="tiled"
+    ).computes
     assert "read cell by cell" in eager.reason
-    assert explain(query, key, key, mask=masks.causal(), backend="dense").walk is None
+    assert explain(query, key, key, mask=masks.causal(), backend="dense").computes is None
 
 
 def test_a_choice_in_a_trace_reads_what_is_known_there():
@@ -298,8 +300,8 @@ from jax.sharding import AxisType, NamedSharding
 import jax, jax.numpy as jnp, numpy as np
 from collectives import count_kinds
 from regard import explain, masks
-from regard.engine.flash import walk
-walk._GAIN, walk._FEWEST_PAIRS = 1e9, 0
+from regard.engine.flash import tile_choice
+tile_choice._GAIN, tile_choice._FEWEST_PAIRS = 1e9, 0
 P = jax.sharding.PartitionSpec
 arrays = draw((2, 8, 653, 3), (2, 4, 653, 3), (2, 4, 653, 5))
 stored = np.kron(np.random.default_rng(3).random((2, 1, 6, 6)) < 0.3, np.ones((128, 128), bool))[..., :653, :653]
@@ -308,7 +310,7 @@ pieces = []
 
 def call(mask, *arrays):
     def loss(*arrays):
-        pieces.append(explain(*arrays, mask=mask, backend="tiled").walk.forward.pieces)
+        pieces.append(explain(*arrays, mask=mask, backend="tiled").computes.forward.pieces)
         output = attend(*arrays, mask=mask, backend="tiled")
         return jnp.sum(jnp.sin(output)), output
     return jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
