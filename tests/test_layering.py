@@ -48,7 +48,7 @@ FOLDERS = {
     "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
-    " softmax.score_rows softmax.merging softmax flash.device_types flash.sparsity flash.tiles flash.loops"
+    " softmax.score_rows softmax.merging softmax flash.device_types flash.tiles flash.sparsity flash.loops"
     " flash.tuning flash.tile_choice flash.operands flash.partitioning flash.preparation flash.tile_scores"
     " flash.passes flash.primitives flash.tile_calls flash backends.dense backends.tiled"
     " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu backends"

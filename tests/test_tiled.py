@@ -28,6 +28,8 @@ in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=B
 HUGE = (Blocking(64, 64, 64), Blocking(64, 64, 64))
 # Several blocks at once, each against several tiles of its own list.
 IN_PIECES = (Blocking(2, 3, blocks=2, pieces=2), Blocking(3, 2, blocks=3, pieces=2))
+# One tile of every batch row and head at once.
+AT_ONCE = (Blocking(2, 3, at_once=64), Blocking(3, 2, at_once=64))
 
 
 # Programs this small take longer to optimise than to run.
@@ -64,6 +66,7 @@ TILINGS = {
     "several heads": (Blocking(3, 4, 2), Blocking(4, 5, 3)),
     "larger than the call": HUGE,
     "in pieces": IN_PIECES,
+    "at once": AT_ONCE,
 }
 TILED_CASES = (
     "grouped",
@@ -101,6 +104,8 @@ def expected(name):
         ("bias that drops", "larger than the call"),
         ("grouped", "in pieces"),
         ("bias that drops", "in pieces"),
+        ("causal with offsets by row", "at once"),
+        ("stored by head", "at once"),
     ),
 )
 def test_values_statistics_and_gradients_do_not_depend_on_tiles(name, tiling):
@@ -321,7 +326,7 @@ TRANSFORMS = {
 }
 
 
-TRANSFORMED = {"whole": (Blocking(3, 2, 3), Blocking(2, 4)), "in pieces": IN_PIECES}
+TRANSFORMED = {"whole": (Blocking(3, 2, 3), Blocking(2, 4)), "in pieces": IN_PIECES, "at once": AT_ONCE}
 # Every way in which a derivative is made, and batches of them.
 USUAL = (
     "jvp",
@@ -339,6 +344,7 @@ USUAL = (
         itertools.product(TRANSFORMS, TRANSFORMED),
         *((transform, "whole") for transform in USUAL),
         ("forward over reverse", "in pieces"),
+        ("reverse over reverse", "at once"),
     ),
 )
 def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, tiling, x64):

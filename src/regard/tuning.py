@@ -15,8 +15,9 @@ import jax
 import regard.masks as masks
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.flash.tile_choice import choose_tiles_at_once
 from regard.engine.flash.tiles import Blocking
-from regard.engine.flash.tuning import Tuning
+from regard.engine.flash.tuning import Tuning, default_tuning
 from regard.masks import Mask
 
 Shape = tuple[int, int, int, int]  # batch, heads, length, width
@@ -55,6 +56,9 @@ class Workload:
         """Return the tiles that a tuning comes to."""
         query, key = (jax.ShapeDtypeStruct(shape, "float32") for shape in (self.query, self.key))
         problem = canonicalize(query, key, key, mask=self.mask)
+        if tuning.step_bytes:
+            choice = choose_tiles_at_once(problem, tuning)
+            return choice.forward, choice.backward
         forward, backward = tuning.blocking(problem)
         sizes = (problem.T, problem.S, problem.key_heads)
         return forward.fit(*sizes), backward.fit(*sizes)
@@ -108,6 +112,16 @@ QUICK_GRID = Grid(
     _FULL[:1],
     {"dense_scores": _SCORES[2:9:3], "dense_side": _PLAIN[1:], "dense_rows": _ROWS[1:4:2]},
 )
+
+
+# The tiles of devices whose steps hold all batch rows and heads.
+_AT_ONCE: dict[str, Any] = {"sides": (512, 1024, 2048), "cells": (1 << 23, 1 << 25, 1 << 27)}
+
+
+def choose_grid(*, quick: bool) -> Grid:
+    """Return what to measure on the default device."""
+    grid = QUICK_GRID if quick else FULL_GRID
+    return dataclasses.replace(grid, **_AT_ONCE) if default_tuning().step_bytes else grid
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ def measure_tuning(grid: Grid, rounds: int, progress: Progress) -> Findings:
 
 def choose_tiles(forward: Times, backward: Times) -> Tuning:
     """Choose the side, and the cells of either pass, with the least product of means; defaults win ties."""
-    default = Tuning()
+    default = default_tuning()
 
     def cost(tiles: Tuning) -> tuple[float, int]:
         product = (
@@ -178,7 +192,7 @@ def choose_tiles(forward: Times, backward: Times) -> Tuning:
         return product, sum(one != other for one, other in changes)
 
     choices = [
-        Tuning(tile_side=side, forward_cells=cells, backward_cells=other)
+        dataclasses.replace(default, tile_side=side, forward_cells=cells, backward_cells=other)
         for side, cells in forward
         for same, other in backward
         if same == side
@@ -191,7 +205,7 @@ def choose_full_side(forward: Times, backward: Times, tiles: Tuning) -> int:
 
     def cost(side: int) -> tuple[float, bool]:
         product = forward[side, tiles.forward_cells] * backward[side, tiles.backward_cells]
-        return product, side != Tuning().full_side
+        return product, side != default_tuning().full_side
 
     return min(sorted({side for side, _ in forward}), key=cost)
 
@@ -209,7 +223,9 @@ def _time_tiles(workload: Workload, candidates: Sequence[Tiles], rounds: int) ->
     """Return median seconds of each candidate; those that come to the same tiles are measured once."""
     fitted = {}
     for side, cells in candidates:
-        tuning = Tuning(tile_side=side, full_side=side, forward_cells=cells, backward_cells=cells)
+        tuning = dataclasses.replace(
+            default_tuning(), tile_side=side, full_side=side, forward_cells=cells, backward_cells=cells
+        )
         fitted[side, cells] = workload.fit(tuning)
     calls = {blocking: _compile_tiled(workload, *blocking) for blocking in dict.fromkeys(fitted.values())}
     seconds = interleave(calls, rounds, settle=True)

@@ -41,7 +41,7 @@ class Tune(Command):
         rounds = self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS)
         if self.rounds is not None and self.rounds < 1:
             raise UsageError(f"--rounds must be at least 1, got {self.rounds}")
-        grid = tuning.QUICK_GRID if self.quick else tuning.FULL_GRID
+        grid = tuning.choose_grid(quick=self.quick)
         console.say(f"measuring for {engine_tuning.device_key()}")
         with console.show_steps() as begin:
             findings = tuning.measure_tuning(grid, rounds, begin)
@@ -64,6 +64,8 @@ class Tune(Command):
 
 def _tabulate(findings: Findings) -> Iterator[Table]:
     """Return tables of tiles, thresholds, and the choice beside the defaults."""
+    from regard.engine.flash.tuning import default_tuning
+
     tiles = new_table("tile side", "cells", "forward", "with backward")
     for (side, cells), mean in findings.forward.items():
         tiles.add_row(str(side), f"{cells:,}", f"{mean:.3f}", f"{findings.backward[side, cells]:.3f}")
@@ -73,7 +75,7 @@ def _tabulate(findings: Findings) -> Iterator[Table]:
         for point in measured:
             points.add_row(name, f"{point.size:,}", f"{point.dense_seconds / point.tiled_seconds:.3f}")
     yield points
-    default = type(findings.tuning)()
+    default = default_tuning()
     choice = new_table("setting", "chosen", "default")
     for name, value in dataclasses.asdict(findings.tuning).items():
         choice.add_row(name, f"{value:,}", f"{getattr(default, name):,}")

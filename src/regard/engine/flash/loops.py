@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
-from regard.engine.flash.tiles import Blocking, TileConfig, slice_at
+from regard.engine.flash.tiles import Blocking, TileConfig, Trips, slice_at
 
 Carry = TypeVar("Carry")
 
@@ -31,14 +33,38 @@ class TileLoop:
     blocking: Blocking
     reversible: bool = False
     varying: tuple[str, ...] = ()  # manual mesh axes over which the arrays vary
+    trips: Trips | None = None  # of the blocks at hand, where they are known beforehand
 
     def blocks(
-        self, count: int, body: Callable[[Any, Any, Carry], Carry], carry: Carry, order: Array | None = None
+        self,
+        count: int,
+        body: Callable[[TileLoop, Any, Any, Carry], Carry],
+        carry: Carry,
+        order: Array | None = None,
     ) -> Carry:
-        """Loop over `count` blocks of each leading position: carry = body(leading position, block, carry).
+        """Loop over `count` blocks of each leading position.
 
-        With pieces, `body` gets several blocks as they come in `order`, the last of which may not exist.
+        carry = body(the loop over their tiles, leading position, block, carry). With pieces, `body` gets
+        several blocks as they come in `order`, the last of which may not exist.
         """
+        if not self.blocking.trips:
+            return self._blocks(0, count, functools.partial(body, self), carry, order)
+        first = 0
+        for trips in self.blocking.trips:
+            # A loop whose length the program knows runs without the host, which would look at each count.
+            loop = dataclasses.replace(self, trips=trips)
+            carry = self._blocks(first, trips.blocks, functools.partial(body, loop), carry)
+            first += trips.blocks
+        return carry
+
+    def _blocks(
+        self,
+        start: int,
+        count: int,
+        body: Callable[[Any, Any, Carry], Carry],
+        carry: Carry,
+        order: Array | None = None,
+    ) -> Carry:
         *batch, key_heads = self.config.leading
         sizes = (*batch, key_heads // self.blocking.heads)
         if self.blocking.pieces:
@@ -52,7 +78,7 @@ class TileLoop:
                 leading.append(jax.lax.rem(rest, np.int32(size)))
                 rest = jax.lax.div(rest, np.int32(size))
             leading[0] = leading[0] * self.blocking.heads
-            return body(leading[::-1], block, carry)
+            return body(leading[::-1], block + np.int32(start) if start else block, carry)
 
         return self._scan(math.prod(sizes) * count, step, carry)
 
@@ -114,9 +140,11 @@ class TileLoop:
         starts, full, kept = self.map_blocks(listed, block)
         pieces, count = self.blocking.pieces, starts.shape[-1]
 
-        def step(slot: Any, carry: Carry) -> Carry:
+        def step(slot: Any, carry: Carry, partial: Any = None) -> Carry:
             start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
-            return body(start, slot >= full, carry)
+            if partial is None:  # to look at every mask is cheap where to choose stops the device
+                partial = bool(self.blocking.at_once) or slot >= full
+            return body(start, partial, carry)
 
         def step_of_pieces(slot: Any, carry: Carry) -> Carry:
             first = slot * np.int32(pieces)
@@ -128,7 +156,14 @@ class TileLoop:
         if pieces:
             steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
             return self._steps(count // pieces, steps, step_of_pieces, carry)
-        return self._steps(count, kept, step, carry)
+        if self.trips is None:
+            return self._steps(count, kept, step, carry)
+
+        whole = self.trips.full
+        carry = self._scan(whole, lambda slot, carry: step(slot, carry, False), carry)
+        return self._scan(
+            self.trips.kept - whole, lambda slot, carry: step(slot + np.int32(whole), carry, True), carry
+        )
 
     def _steps(self, count: int, kept: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         if not self.reversible:

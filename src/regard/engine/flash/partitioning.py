@@ -53,6 +53,14 @@ class Leading:
             size if axis is None else self.sizes[axis] for size, axis in zip(shape, axes, strict=True)
         )
 
+    def one_of(self, axis: Axis) -> Leading:
+        """Return the leading axes of one position on an axis; of heads, one key head and its query heads."""
+        if axis == KEY_HEADS:
+            return dataclasses.replace(self, key_heads=1)
+        return dataclasses.replace(
+            self, batch=tuple(1 if at == axis else size for at, size in enumerate(self.batch))
+        )
+
     @property
     def sizes(self) -> dict[Axis, int]:
         """The size of each axis by its name."""

@@ -37,7 +37,7 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
     loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
     has_nonfinite = inputs.has_nonfinite(config)
 
-    def row_block(leading: Any, number: Any, results: Results) -> Results:
+    def row_block(loop: TileLoop, leading: Any, number: Any, results: Results) -> Results:
         first = number * config.forward.queries
         query = loop.map_blocks(
             lambda first: inputs.read_query(TileView(config, config.forward, leading, first)), first
@@ -48,7 +48,7 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
                 view = TileView(config, config.forward, leading, first, start)
                 key, value = inputs.read_keys(view)
                 finished = score_tile(query, key, inputs, context, view, partial)
-                (value,) = zero_unattended(has_nonfinite, finished, -2, value)
+                (value,) = zero_unattended(has_nonfinite, finished, view, -2, value)
                 return running.block(
                     finished.scores, value, surviving(context, view), view.key_numbers(), config.precision
                 )
@@ -124,7 +124,7 @@ def tangent(
             None if results.entropy is None else here.row_vector(results.entropy),
         )
 
-    def row_block(leading: Any, number: Any, found: Results) -> Results:
+    def row_block(loop: TileLoop, leading: Any, number: Any, found: Results) -> Results:
         first = number * config.forward.queries
         rows = loop.map_blocks(lambda first: read(TileView(config, config.forward, leading, first)), first)
 
@@ -142,7 +142,7 @@ def tangent(
             if reversible:
                 key, key_tangent = zero_before_scoring(has_nonfinite, inputs, context, view, key, key_tangent)
             finished = score_tile(query, key, inputs, context, view, partial)
-            value, value_tangent = zero_unattended(has_nonfinite, finished, -2, value, value_tangent)
+            value, value_tangent = zero_unattended(has_nonfinite, finished, view, -2, value, value_tangent)
             logs = finished.scores - row.base[..., None] - row.log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(finished.scores)
@@ -226,7 +226,7 @@ def backward(
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
 
-    def column_block(leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
+    def column_block(loop: TileLoop, leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * config.backward.keys
 
         def view_of(first: Any, start: Any = 0) -> TileView:
@@ -258,7 +258,7 @@ def backward(
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
-            key, value = zero_unattended(has_nonfinite, finished, -1, key, value)
+            key, value = zero_unattended(has_nonfinite, finished, view, -1, key, value)
             logs = finished.scores - base[..., None, :] - view.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
             survivors = surviving(context, view, across=True)

@@ -12,12 +12,11 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.operands import Context, Operands
-from regard.engine.flash.sparsity import TileLists, classify_tiles, list_tiles
+from regard.engine.flash.sparsity import list_both_ways
 from regard.engine.flash.tiles import Blocking, TileConfig, TileView
 from regard.engine.flash.tuning import load_tuning
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
-from regard.masks import TileKind
 from regard.masks.grid import Grid
 from regard.masks.runs import Span
 
@@ -115,7 +114,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
-    by_query, by_key = _lists(problem, config)
+    by_query, by_key = list_both_ways(mask, problem.sizes, offsets, config.forward, config.backward)
     return Context(
         forward_mask,
         backward_mask,
@@ -130,20 +129,3 @@ def _context(problem: Problem, config: TileConfig) -> Context:
 def _first(blocking: Blocking) -> Any:
     """Return where some tile, or some pieces, might start."""
     return np.zeros(blocking.pieces, np.int32) if blocking.pieces else 0
-
-
-def _lists(problem: Problem, config: TileConfig) -> tuple[TileLists, TileLists]:
-    """List the tiles by query, for the forward loop, and by key, for the backward loop."""
-    forward, backward = config.forward, config.backward
-    offsets = (problem.query_offset, problem.key_offset)
-    by_query, by_key = (
-        classify_tiles(problem.mask, problem.sizes, offsets, block.queries, block.keys)
-        for block in (forward, backward)
-    )
-    by_key = jnp.swapaxes(by_key, -1, -2)
-    if problem.S % backward.keys:  # the last block overlaps the one before it
-        by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
-    return (
-        list_tiles(by_query, forward.keys, problem.S, forward.blocks, forward.pieces),
-        list_tiles(by_key, backward.queries, problem.T, backward.blocks, backward.pieces),
-    )

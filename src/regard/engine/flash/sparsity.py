@@ -11,6 +11,7 @@ import numpy as np
 
 from regard.axes import Array, Int
 from regard.engine.call.problem import Sizes
+from regard.engine.flash.tiles import Blocking
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks
 
@@ -28,6 +29,22 @@ class TileLists:
     full: Int[Array, "*b blocks"]  # how many of `starts` are FULL
     kept: Int[Array, "*b blocks"]  # how many are not EMPTY
     order: Int[Array, "*b blocks"] | None = None  # in which blocks are visited; None, as they lie
+
+
+def list_both_ways(
+    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], forward: Blocking, backward: Blocking
+) -> tuple[TileLists, TileLists]:
+    """List the tiles by query, for the forward loop, and by key, for the backward loop."""
+    by_query, by_key = (
+        classify_tiles(mask, sizes, offsets, block.queries, block.keys) for block in (forward, backward)
+    )
+    by_key = jnp.swapaxes(by_key, -1, -2)
+    if sizes.S % backward.keys:  # the last block overlaps the one before it
+        by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
+    return (
+        list_tiles(by_query, forward.keys, sizes.S, forward.blocks, forward.pieces),
+        list_tiles(by_key, backward.queries, sizes.T, backward.blocks, backward.pieces),
+    )
 
 
 def classify_tiles(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash import partitioning, passes, primitives
 from regard.engine.flash.device_types import lower_for_one_device
 from regard.engine.flash.operands import Context, Operands, Results
-from regard.engine.flash.partitioning import Axes, Leading
+from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Axis, Leading
 from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead, result_shapes
 from regard.engine.flash.tiles import TileConfig
 
@@ -90,6 +91,53 @@ class TileSpec(Spec):
         )
         shapes = tuple((wanted, (size, *shape)) for wanted, shape in self.shapes)
         return operands, dataclasses.replace(self, config=config, shapes=shapes)
+
+    def batched(
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]]
+    ) -> Callable[..., list[Array]]:
+        """Return the function of the operands, over as many leading positions at once as a step may hold."""
+        return partial(self._run_at_once, name, function)
+
+    def _run_at_once(
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]], *operands: Array
+    ) -> list[Array]:
+        leading = Leading.of(self.config)
+        blocks = (self.config.forward, self.config.backward)
+        limit = blocks[(self.of or name) == "backward"].at_once
+        axis: Axis = next(
+            (axis for axis in (KEY_HEADS, *reversed(range(len(leading.batch)))) if leading.sizes[axis] > 1),
+            None,
+        )
+
+        def place(axes: Axes) -> int | None:
+            """Return where an array has the axis."""
+            alike = (HEADS, KEY_HEADS) if axis == KEY_HEADS else (axis,)
+            return next((at for at, own in enumerate(axes) if own in alike), None)
+
+        results = result_shapes(name, operands, self)
+        ends = [place(axes) for axes in self._axes_of(self.result_names(name), results)]
+        # A gradient that positions share exists once for each until it is summed.
+        pairs = self.config.num_queries * self.config.num_keys
+        large = any(at is None and one.size >= pairs for one, at in zip(results, ends, strict=True))
+        if axis is None or leading.sizes[axis] > limit or large:
+            return function(self, operands)
+        count = leading.sizes[axis]
+        of_one = self._divide(leading.one_of(axis))
+        forward, backward = (
+            dataclasses.replace(block, at_once=max(block.at_once // count, 1)) for block in blocks
+        )
+        config = dataclasses.replace(of_one.config, forward=forward, backward=backward)
+        of_one = dataclasses.replace(of_one, config=config)
+        places = [place(axes) for axes in self._axes(name, operands)]
+        split = [
+            array if at is None else array.reshape((*array.shape[:at], count, -1, *array.shape[at + 1 :]))
+            for array, at in zip(operands, places, strict=True)
+        ]
+        found = jax.vmap(of_one.batched(name, function), places)(*split)
+        return [
+            array.sum(0) if at is None else jnp.moveaxis(array, 0, at).reshape(one.shape)
+            for array, at, one in zip(found, ends, results, strict=True)
+        ]
 
     def _evaluate_divided(self, name: str, *operands: Any) -> list[Array]:
         return partitioning.divide(

@@ -16,8 +16,8 @@ from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem, Sizes
 from regard.engine.flash.device_types import NO_MESH
-from regard.engine.flash.sparsity import classify_tiles
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways
+from regard.engine.flash.tiles import Blocking, Trips
 from regard.engine.flash.tuning import Tuning, load_tuning
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete
@@ -32,6 +32,8 @@ _FEWEST_PAIRS = 1 << 21  # below, to choose takes a tenth of the call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
+_STEP_CELLS = 1 << 22  # what a step costs before its first score, in scores: a dozen kernels, and three reads
+_MOST_LOOPS = 16  # of a program, over blocks that visit equally many tiles
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class TileChoice:
     reason: str
     computed: float | None = None
     """The share of all pairs that the forward loop computes; None where it is not known."""
+    steps: int | None = None
+    """The number of its steps, one after the other; None where it is not known."""
 
     def __str__(self) -> str:
         block = self.forward
@@ -50,15 +54,20 @@ class TileChoice:
         if block.pieces:
             tile = f"{block.blocks} blocks at once, each against {block.pieces} {tile}"
         share = "" if self.computed is None else f"{self.computed:.0%} of pairs computed, in "
-        return f"{share}{tile}: {self.reason}"
+        steps = "" if self.steps is None else f"{self.steps:,} step{'s' * (self.steps != 1)} of "
+        return f"{share}{steps}{tile}: {self.reason}"
 
 
 def choose_tiles(problem: Problem) -> TileChoice:
     """Choose the tiles of a call by what its mask keeps."""
     tuning = load_tuning()
     whole, side, mask = tuning.blocking(problem), tuning.piece_side, problem.mask
+    if whole[0].at_once:
+        return choose_tiles_at_once(problem, tuning)
     if mask is None:
-        return TileChoice(*whole, "there is no mask", 1.0)
+        sizes, block = problem.sizes, whole[0]
+        tiles = -(-sizes.T // block.queries) * -(-sizes.S // block.keys)
+        return TileChoice(*whole, "there is no mask", 1.0, _steps(sizes, (), tiles, block))
     if problem.batch_invariant:
         return TileChoice(*whole, "what other rows of the batch keep must not decide")
     pairs = math.prod(problem.leading) * problem.T * problem.S
@@ -109,6 +118,7 @@ def _choose(
         chosen[1].blocking,
         f"the mask keeps {small}, {large}",
         min(chosen[0].pairs / pairs, 1.0),
+        _steps(sizes, found.shape[:-2], chosen[0].tiles, chosen[0].blocking),
     )
 
 
@@ -120,6 +130,7 @@ class _Candidate:
     blocking: Blocking
     pairs: float  # computed, over the leading axes of the mask's data
     cost: float
+    tiles: float  # or steps of several pieces, likewise
 
 
 def _whole(fine: np.ndarray, sizes: Sizes, side: int, block: Blocking, data_cost: float) -> _Candidate:
@@ -131,7 +142,16 @@ def _whole(fine: np.ndarray, sizes: Sizes, side: int, block: Blocking, data_cost
             least, most = np.minimum.reduceat(least, starts, axis), np.maximum.reduceat(most, starts, axis)
     area, kept = block.queries * block.keys, most != TileKind.EMPTY
     partial = float((kept & (least != TileKind.FULL)).sum()) * data_cost
-    return _Candidate(block, float(kept.sum()) * area, (float(kept.sum()) + partial) * area)
+    count = float(kept.sum())
+    return _Candidate(block, count * area, (count + partial) * area, count)
+
+
+def _steps(sizes: Sizes, counted: tuple[int, ...], tiles: float, block: Blocking) -> int:
+    """Return the steps for all leading positions, where `tiles` are those of the positions `counted`."""
+    positions = math.prod(sizes.leading[:-1]) * sizes.key_heads
+    alike = math.prod(counted[-1:]) == 1
+    heads = block.fit(sizes.T, sizes.S, sizes.key_heads).heads if alike and not block.pieces else 1
+    return round(tiles * positions / math.prod(counted) / heads)
 
 
 def _cheapest(
@@ -157,7 +177,7 @@ def _cheapest(
         pairs = steps * number * blocking.blocks * tuning.piece_side**2
         cost = pairs * (_cost(group * 128, number * tuning.piece_side, costs) + look)
         if cost < best.cost:
-            best = _Candidate(blocking, pairs, cost)
+            best = _Candidate(blocking, pairs, cost, steps)
     return best, whole
 
 
@@ -190,6 +210,74 @@ def _known_offsets(problem: Problem, side: int) -> tuple[Any, Any] | None:
     offsets = (problem.query_offset, problem.key_offset)
     # For an estimate where they are not known: the last query sits with the last key.
     return offsets if is_concrete(offsets) else (sizes.S - sizes.T, None)
+
+
+def choose_tiles_at_once(problem: Problem, tuning: Tuning) -> TileChoice:
+    """Choose tiles of all leading positions, and count them where the mask is known to the program."""
+    mask, sizes, blocks = problem.mask, problem.sizes, tuning.blocking(problem)
+    reason = "as many rows of the batch and heads at once as memory holds"
+    always = not jax.tree.leaves(mask)
+    # A program that is made for these arrays may count them; one that is kept for others must not.
+    made_here = not isinstance(problem.query, jax.Array) or isinstance(problem.query, Tracer)
+    offsets = (problem.query_offset, problem.key_offset)
+    known = all(isinstance(offset, int | None) for offset in offsets) and (always or made_here)
+    if mask is not None and not (known and _known_offsets(problem, min(blocks[0].queries, blocks[0].keys))):
+        return TileChoice(*blocks, f"{reason}; how many tiles the mask keeps is seen in every step")
+    count = _count_once if always else _count
+    found: list[tuple[Blocking, int]] = []
+    for block, axis in zip(blocks, (0, 1), strict=True):
+        candidates = []
+        while True:
+            trips = count(mask, sizes, (0, None) if mask is None else offsets, block)[axis]
+            steps = sum(one.blocks * one.kept for one in trips) * _loops(problem, block.at_once)
+            cells = min(block.at_once, math.prod(sizes.leading)) * block.queries * block.keys
+            candidates.append((steps * (cells + _STEP_CELLS), steps, dataclasses.replace(block, trips=trips)))
+            smaller = tuning.halve(problem, block)
+            if smaller == block:
+                break
+            block = smaller
+        _, steps, best = min(candidates, key=lambda candidate: candidate[0])
+        found.append((best, steps))
+    (forward, steps), (backward, _) = found
+    tiles = sum(one.blocks * one.kept for one in forward.trips)
+    computed = min(tiles * forward.queries * forward.keys / (problem.T * problem.S), 1.0)
+    return TileChoice(forward, backward, reason, computed, steps)
+
+
+def _count(
+    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], block: Blocking
+) -> tuple[tuple[Trips, ...], tuple[Trips, ...]]:
+    """Return the trips by query and by key."""
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+        by_query, by_key = _list_both_ways(mask, offsets, sizes, block)
+        return _merge(by_query), _merge(by_key)
+
+
+_count_once = functools.lru_cache(maxsize=256)(_count)
+
+
+def _merge(lists: TileLists) -> tuple[Trips, ...]:
+    """Return the trips of blocks, as if some visited as many tiles as their neighbours."""
+    full, kept = np.asarray(lists.full), np.asarray(lists.kept)
+    full, kept = full.reshape((-1, full.shape[-1])).min(0), kept.reshape((-1, kept.shape[-1])).max(0)
+    changes = 1 + np.flatnonzero(np.diff(full) | np.diff(kept))
+    if len(changes) >= _MOST_LOOPS:
+        changes = np.unique(np.linspace(0, len(full), _MOST_LOOPS + 1).astype(int)[1:-1])
+    groups = zip(np.split(full, changes), np.split(kept, changes), strict=True)
+    return tuple(Trips(len(least), int(least.min()), int(most.max())) for least, most in groups)
+
+
+def _loops(problem: Problem, at_once: int) -> int:
+    """Return over how many leading positions is looped where so many go together."""
+    axes = [*problem.leading[:-1], problem.key_heads]
+    while axes and axes[-1] <= at_once:
+        at_once //= axes.pop()
+    return math.prod(axes)
+
+
+@functools.partial(jax.jit, static_argnames=("sizes", "block"))
+def _list_both_ways(mask: Mask | None, offsets: tuple[Any, Any], sizes: Sizes, block: Blocking) -> Any:
+    return list_both_ways(mask, sizes, offsets, block, block)
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "side"))

@@ -71,10 +71,10 @@ def score_tile(
 
     def remove_where_partial(scores: Array) -> Array:
         own = view.own_pieces(across=across)
-        if own is None and not config.masked:
+        if own is None and (not config.masked or partial is False):
             return scores
         if own is None:
-            return jax.lax.cond(partial, remove, lambda scores: scores, scores)
+            return remove(scores) if partial is True else jax.lax.cond(partial, remove, lambda s: s, scores)
         # Of several pieces, of which some may hold what is another piece's, or nobody's.
         ways = (lambda scores: scores, lambda scores: jnp.where(own, scores, -jnp.inf), remove)
         return jax.lax.switch(partial, ways, scores)
@@ -106,7 +106,7 @@ def _keep(inputs: Operands, context: Context, view: TileView, *, across: bool) -
 
 
 def zero_unattended(
-    has_nonfinite: Array | None, finished: TileScores, query_axis: int, *tiles: Array | None
+    has_nonfinite: Array | None, finished: TileScores, view: TileView, query_axis: int, *tiles: Array | None
 ) -> tuple[Any, ...]:
     """Zero keys or values of a tile that none of its queries, which lie on `query_axis`, may attend to.
 
@@ -120,7 +120,7 @@ def zero_unattended(
         asked = (finished.masked.max(query_axis) != -jnp.inf)[..., None]
         return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
 
-    return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)
+    return _if(has_nonfinite, view, zero, *tiles)
 
 
 def zero_before_scoring(
@@ -139,6 +139,12 @@ def zero_before_scoring(
         asked = _keep(inputs, context, view, across=across).any(-2)[..., None]
         return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
 
+    return _if(has_nonfinite, view, zero, *tiles)
+
+
+def _if(has_nonfinite: Array, view: TileView, zero: Any, *tiles: Array | None) -> tuple[Any, ...]:
+    if view.blocking.at_once:  # to choose would stop the device, and what is zeroed is multiplied by 0
+        return zero(*tiles)
     return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)
 
 

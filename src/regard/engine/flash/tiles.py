@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,20 @@ from regard.scores.cells import Block
 Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit
 
 
+class Trips(NamedTuple):
+    """The number of tiles that each of some consecutive blocks visits, of which the first are FULL."""
+
+    blocks: int
+    full: int
+    kept: int
+
+
 @dataclass(frozen=True)
 class Blocking:
     """The size of a tile, and how many a step of the loop computes.
 
-    Either tiles of several heads go together or, with `pieces`, tiles of several blocks, each against several
-    tiles of its own list, read from wherever they lie.
+    Tiles of several heads go together or, with `pieces`, tiles of several blocks, each against several tiles
+    of its own list, read from wherever they lie; or, with `at_once`, one tile of every batch row and head.
     """
 
     queries: int
@@ -39,6 +47,13 @@ class Blocking:
     heads: int = 1
     blocks: int = 1
     pieces: int = 0  # 0: one tile after the other
+    at_once: int = 0  # leading positions that a step may hold; 0: they are looped over
+    trips: tuple[Trips, ...] = ()  # with `at_once`, where they are known beforehand: of all blocks, in order
+
+    @property
+    def overruns(self) -> bool:
+        """Tell whether tiles may be visited that a list does not hold; they start beyond the end."""
+        return bool(self.pieces or self.at_once)
 
     def fit(self, num_queries: int, num_keys: int, key_heads: int) -> Blocking:
         """Return a blocking no larger than the arrays, whose heads divide theirs."""
@@ -107,11 +122,17 @@ class TileView:
 
     @property
     def row_span(self) -> Run:
-        return _place(self.first_query, self.blocking.queries, self.config.num_queries)
+        return self._place(self.first_query, self.blocking.queries, self.config.num_queries)
 
     @property
     def column_span(self) -> Run:
-        return _place(self.first_key, self.blocking.keys, self.config.num_keys)
+        return self._place(self.first_key, self.blocking.keys, self.config.num_keys)
+
+    def _place(self, first: Any, block: int, length: int) -> Run:
+        if jnp.ndim(first):
+            return Pieces(jnp.minimum(first, length - block), block)
+        inside = length % block == 0 and not self.blocking.at_once
+        return Span(first if inside else jnp.minimum(first, length - block), block)
 
     # Tiles out of arrays.
 
@@ -137,9 +158,8 @@ class TileView:
 
     def own_rows(self) -> Array | bool:
         """Return which rows (G * queries) belong to this tile."""
-        # Of several pieces some may lie beyond the end, whatever the sizes.
-        single = jnp.ndim(self.first_query) == 0
-        if single and self._is_whole(self.config.num_queries, self.blocking.queries):
+        # Where lists are overrun some lie beyond the end, whatever the sizes.
+        if not self.blocking.overruns and self._is_whole(self.config.num_queries, self.blocking.queries):
             return True
         own = _own(self.row_span, self.first_query, self.blocking.queries)
         return jnp.broadcast_to(own, (self.config.group, own.size)).reshape(-1)
@@ -173,7 +193,7 @@ class TileView:
         rank = self.config.call_axes
         grid = self.grid(offsets)
         keep = None if mask is None else mask.slice_batch(self._take, rank).keep(grid)
-        if keep is None or self.config.num_keys % self.blocking.keys or self.blocking.pieces:
+        if keep is None or self.config.num_keys % self.blocking.keys or self.blocking.overruns:
             own = _own(self.column_span, self.first_key, self.blocking.keys).reshape(grid.key_index.shape)
             keep = own if keep is None else own & keep
         return self.over_scores(keep.reshape((keep.shape[-3] if rank else 1, *keep.shape[-2:])))
@@ -342,12 +362,6 @@ class TileView:
         if add:
             tile = tile + slice_at(array, starts, tile.shape)
         return jax.lax.dynamic_update_slice(array, tile, starts, allow_negative_indices=False)
-
-
-def _place(first: Any, block: int, length: int) -> Run:
-    if jnp.ndim(first):
-        return Pieces(jnp.minimum(first, length - block), block)
-    return Span(first if length % block == 0 else jnp.minimum(first, length - block), block)
 
 
 def _own(run: Run, first: Any, block: int) -> Array:

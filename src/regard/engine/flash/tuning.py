@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.tiles import Blocking
 
 _LANES = 32  # sizes of tiles that vector units like
+_LEAST_SIDE = 128  # of tiles of several leading positions
+_LIVE_SCORES = 4  # arrays of the size of a step's scores that are there at once
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Measured numbers of one kind of device. Scores are counted over all heads and batch rows.
+    """Numbers of one kind of device, by default of a CPU. Scores are counted over all heads and batch rows.
 
-    The defaults come from two CPU cores with AVX-512 (benchmarks/NOTES.md); `regard tune` measures all but
-    those of pieces.
+    `regard tune` measures all but those of pieces and of memory.
     """
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster
@@ -36,6 +38,7 @@ class Tuning:
     backward_cells: int = 1 << 19
     piece_side: int = 128  # queries and keys of a piece, where masks keep little of each tile
     piece_cells: int = 5 << 17  # scores of a step that computes several pieces
+    step_bytes: int = 0  # memory of a step that holds all batch rows and heads; 0: they are looped over
 
     def favours_dense(self, problem: Problem) -> str | None:
         """Return why the definition is faster than tiles, or None."""
@@ -57,6 +60,9 @@ class Tuning:
         """Return the tiles of the forward and of the backward loop."""
         plain = problem.mask is None and problem.bias is None and not problem.low_precision
         side = self.full_side if plain else self.tile_side
+        if self.step_bytes and not problem.batch_invariant:
+            cells = self.forward_cells, self.backward_cells
+            return self._at_once(problem, side, cells[0]), self._at_once(problem, side, cells[1])
         queries, keys = _divide(problem.T, side // problem.group), _divide(problem.S, side)
         cells = problem.group * queries * keys
         forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
@@ -66,12 +72,66 @@ class Tuning:
             lower, backward = _divide(problem.T, side // problem.group // 2), 2 * backward
         return Blocking(queries, keys, forward), Blocking(lower, keys, backward)
 
+    def _at_once(self, problem: Problem, side: int, cells: int) -> Blocking:
+        """Return the largest tile up to `side` that fits a step of all leading positions."""
+        rows = math.prod(problem.leading)
+        while side > _LEAST_SIDE and rows * min(side, problem.T) * min(side, problem.S) > cells:
+            side //= 2
+        block = self._of_side(problem, side)
+        if block.queries == problem.T:  # few queries meet more keys
+            longer = cells // (rows * block.queries) // _LANES * _LANES
+            block = self._of_side(problem, side, max(longer, block.keys))
+        return block
+
+    def _of_side(self, problem: Problem, queries: int, keys: int = 0) -> Blocking:
+        queries, keys = _divide(problem.T, queries), _divide(problem.S, keys or queries)
+        tile = problem.group * queries * keys * _LIVE_SCORES * problem.accumulation.itemsize
+        return Blocking(queries, keys, at_once=max(self.step_bytes // tile, 1))
+
+    def halve(self, problem: Problem, block: Blocking) -> Blocking:
+        """Return the tile of half the sides, for all leading positions; the same where it is small."""
+        if max(block.queries, block.keys) // 2 < _LEAST_SIDE:
+            return block
+        sides = (side if side < 2 * _LEAST_SIDE else side // 2 for side in (block.queries, block.keys))
+        return self._of_side(problem, *sides)
+
 
 def _divide(length: int, side: int) -> int:
     """Divide a length into as few tiles as `side` allows, and return the least size that does so."""
     length, side = max(length, 1), max(side, 1)
     size = -(-length // -(-length // side))
     return min(-(-size // _LANES) * _LANES, length, side)
+
+
+# Where nothing was measured; with what each comes from.
+DEFAULTS = {
+    "cpu": (Tuning(), "measured on two cores with AVX-512 (benchmarks/NOTES.md)"),
+    **dict.fromkeys(
+        ("gpu", "tpu"),
+        (
+            Tuning(
+                dense_scores=1 << 24,
+                dense_side=512,
+                dense_rows=32,
+                tile_side=2048,
+                full_side=2048,
+                forward_cells=1 << 25,
+                backward_cells=1 << 25,
+                step_bytes=1 << 30,
+            ),
+            "reasoned, not measured: steps large enough to fill the device (benchmarks/NOTES.md)",
+        ),
+    ),
+}
+_MEMORY_SHARE = 16  # of the device's memory, one part is for a step
+
+
+def default_tuning() -> Tuning:
+    """Return what holds for the default device where nothing was measured."""
+    device = jax.devices()[0]
+    default, _ = DEFAULTS.get(device.platform, DEFAULTS["gpu"])
+    memory = (device.memory_stats() or {}).get("bytes_limit", 0) if default.step_bytes else 0
+    return dataclasses.replace(default, step_bytes=memory // _MEMORY_SHARE) if memory else default
 
 
 def cache_file() -> Path:
@@ -97,12 +157,12 @@ def read_tuning(path: Path) -> Tuning:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Tuning()
+        return default_tuning()
     except (OSError, UnicodeDecodeError) as error:
         return _ignore(path, error)
     try:
         entry = json.loads(text).get(device_key())
-        return Tuning() if entry is None else _checked(entry)
+        return default_tuning() if entry is None else _checked(entry)
     except (ValueError, TypeError, AttributeError) as error:
         return _ignore(path, error)
 
@@ -128,7 +188,7 @@ def _checked(entry: Any) -> Tuning:
         raise ValueError(f"expected an object with {', '.join(sorted(known))}; got {str(entry)[:80]}")
     if any(type(value) is not int or not 0 <= value < 2**40 for value in entry.values()):
         raise ValueError(f"expected whole numbers that are not negative; got {str(entry)[:80]}")
-    found = Tuning(**entry)
+    found = dataclasses.replace(default_tuning(), **entry)
     for side in ("tile_side", "full_side", "piece_side"):
         if getattr(found, side) < 1:
             raise ValueError(f"{side}: expected at least 1, got {getattr(found, side)}")
@@ -138,4 +198,4 @@ def _checked(entry: Any) -> Tuning:
 def _ignore(path: Path, error: Exception) -> Tuning:
     message = f"{path} is ignored: {type(error).__name__}: {error}; `regard tune` writes it anew"
     warnings.warn(message, stacklevel=2)
-    return Tuning()
+    return default_tuning()
