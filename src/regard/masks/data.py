@@ -53,25 +53,25 @@ def integers(name: str, value: Any, *, least: int | None = None, clamp: bool = F
     """Return an int32 array; NumPy stays NumPy, so that what is known while tracing stays known.
 
     Numbers beyond int32 are refused where they are known; with `clamp` the nearest that it holds takes their
-    place.
-    Numbers below `least` are refused where the host has them.
+    place. Numbers below `least` are refused where the host has them.
     """
-    array = read_array(value)
+    array: Any = read_array(value)
     if array.dtype == object and all(isinstance(number, int) for number in array.flat):
         array = np.asarray(np.clip(array, np.iinfo(np.int64).min, np.iinfo(np.int64).max), np.int64)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     if isinstance(array, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(array.shape, np.int32)
-    if least is not None and isinstance(array, np.ndarray | np.generic) and np.any(array < least):
+    on_host = not isinstance(array, jax.Array)
+    if least is not None and on_host and np.any(array < least):
         raise ValueError(f"{name}: expected integers of at least {least}, got {array.min()}")
     if jnp.iinfo(array.dtype).max > LARGEST:
         lowest = max(-LARGEST - 1, int(jnp.iinfo(array.dtype).min))
         if clamp:
             array = array.clip(lowest, LARGEST)
-        elif is_concrete(array):
+        elif on_host or (is_concrete(array) and array.is_fully_addressable):
             with jax.transfer_guard_device_to_host("allow"):
-                numbers = np.asarray(array)
+                numbers: Any = np.asarray(array)
             beyond = numbers[(numbers < lowest) | (numbers > LARGEST)]
             if beyond.size:
                 raise ValueError(f"{name}: expected integers that int32 holds, got {beyond[0]}")
@@ -80,10 +80,10 @@ def integers(name: str, value: Any, *, least: int | None = None, clamp: bool = F
 
 def check_boolean(name: str, value: Any) -> Any:
     """Return a boolean array: True where the one given is nonzero."""
-    array = read_array(value)
-    if isinstance(array, jax.ShapeDtypeStruct) and jnp.issubdtype(array.dtype, jnp.integer):
-        return jax.ShapeDtypeStruct(array.shape, bool)
+    array: Any = read_array(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(array.shape, bool)
         return array.astype(bool)
     if array.dtype != bool:
         raise TypeError(

@@ -137,7 +137,8 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
         check_broadcast("mask", array.shape, leading, num_queries, num_keys)
         shape = (*(1,) * (2 - array.ndim), *array.shape)
         is_shape = isinstance(array, jax.ShapeDtypeStruct)
-        mask = from_array(jax.ShapeDtypeStruct(shape, bool) if is_shape else array.reshape(shape))
+        kept: Any = jax.ShapeDtypeStruct(shape, bool) if is_shape else array.reshape(shape)
+        mask = from_array(kept)
     mask.check(leading, num_queries, num_keys)
     return mask.number_leading(leading)
 
@@ -199,9 +200,7 @@ def _check_rate(rate: Any, rng: Any) -> float:
     if rate and rng is None:
         raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
     if rate:
-        typed = isinstance(rng, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(
-            rng.dtype, jax.dtypes.prng_key
-        )
+        typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
         if not (typed and rng.ndim == 0) and not (np.ndim(rng) == 1 and rng.dtype == np.uint32):
             raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
     return rate
