@@ -232,7 +232,8 @@ class Prepared(Mask, operation="prepare"):
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
-        if (num_queries, num_keys) != (self.num_queries, self.num_keys):
+        # Elsewhere than in a call it answers for other sizes, too.
+        if leading is not None and (num_queries, num_keys) != (self.num_queries, self.num_keys):
             raise ValueError(
                 f"mask: expected a call with T = {self.num_queries} and S = {self.num_keys}, which it was"
                 f" prepared for; got T = {num_queries}, S = {num_keys}"
