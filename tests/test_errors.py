@@ -166,7 +166,9 @@ class Foreign:
 
 def test_arrays_of_other_libraries_are_taken():
     keep = np.tril(np.ones((5, 11), bool), 6)
-    np.testing.assert_array_equal(attend(Q, K, V, mask=Foreign(keep)), attend(Q, K, V, mask=keep))
+    output = attend(Q, K, V + 1, mask=keep)
+    for given in (Foreign(keep), nnx.Variable(jnp.asarray(keep))):
+        np.testing.assert_array_equal(attend(Q, K, V + 1, mask=given), output)
     assert masks.valid_keys(Foreign([1, 0])) == masks.valid_keys([True, False])
     assert masks.lengths(Foreign([1, 2])) == masks.lengths([1, 2])
     assert masks.segments(Foreign([3, 4])) == masks.segments([3, 4])

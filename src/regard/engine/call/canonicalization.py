@@ -129,7 +129,7 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
     if mask is None:
         return None
     if not isinstance(mask, Mask):
-        if isinstance(mask, str) or callable(mask):
+        if isinstance(mask, str) or (callable(mask) and not hasattr(mask, "dtype")):
             hint = suggest_call("masks", mask)
             hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
             raise TypeError(f"mask: expected a masks.Mask or a boolean array, got {_name(mask)}{hint}")
