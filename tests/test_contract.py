@@ -272,6 +272,43 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
         np.testing.assert_array_equal(dirty, clean)
 
 
+LARGE = {
+    "temperature": scores.temperature(0.7),
+    "softcap": scores.softcap(1e12),
+    "several": [scores.softcap(1e12), scores.temperature(0.7)],
+    "modifier": scores.modifier(lambda s, b, h, q, k: s * 1.1),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_finite_scores_without_a_mask_choose_their_largest(name):
+    """A score's last product, fused with the difference to the peak, would not be rounded as the peak is."""
+    rng = np.random.default_rng(1)
+    query, key = (jnp.asarray(rng.normal(size=(2, 3, 37, 17)) * 1e5, jnp.float32) for _ in range(2))
+    value = jnp.asarray(rng.normal(size=(2, 3, 37, 5)), jnp.float32)
+    for x in (query, query[..., :1, :]):
+        run = functools.partial(attend, x, key, value, score=LARGE[name], query_offset=0, aux=("argmax",))
+        output, aux = run(backend="dense")
+        chosen = np.take_along_axis(np.asarray(value), np.asarray(aux["argmax"])[..., None], -2)
+        np.testing.assert_allclose(output, chosen, rtol=1e-5)
+        np.testing.assert_allclose(run(backend="tiled")[0], chosen, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_the_largest_of_scores_with_nan_is_nan_and_no_empty_row(backend):
+    rng = np.random.default_rng(3)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 7, 5)), jnp.float32) for _ in range(3))
+    for mask in (None, masks.causal() & masks.sliding_window(2)):
+        bad = key.at[:, :, 3].set(jnp.nan)
+        _, aux = attend(query, bad, value, mask=mask, aux=("max_score", "argmax"), backend=backend)
+        met = np.ones(7, bool) if mask is None else np.asarray(mask.dense(7))[:, 3]
+        np.testing.assert_array_equal(np.isnan(aux["max_score"]), np.broadcast_to(met, (2, 3, 7)))
+        np.testing.assert_array_equal(np.asarray(aux["argmax"])[:, :, met], 0)
+        _, clean = attend(query, key, value, mask=mask, aux=("max_score", "argmax"), backend=backend)
+        np.testing.assert_array_equal(aux["argmax"][:, :, ~met], clean["argmax"][:, :, ~met])
+        np.testing.assert_array_equal(aux["max_score"][:, :, ~met], clean["max_score"][:, :, ~met])
+
+
 @contract
 def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     query, key, value, _ = Case().arrays()

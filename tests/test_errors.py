@@ -1,13 +1,16 @@
 """What a wrong call is told: the argument, what was expected, what came, how to fix it."""
 
 import inspect
+import operator
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
+from flax import nnx
 
-from regard import attend, explain, masks, scores
+from regard import attend, explain, inspection, layers, masks, models, scores
 from regard.engine.call.options import DEFAULTS
 
 Q, K, V = jnp.zeros((2, 3, 5, 7)), jnp.zeros((2, 3, 11, 7)), jnp.zeros((2, 3, 11, 13))
@@ -39,7 +42,16 @@ WRONG = {
     "mask per batch": (ValueError, r"For one mask per batch row, add head axes: mask\[:, None\]", {"mask": array(2, 5, 11, dtype=bool)}),
     "mask per key": (ValueError, r"use masks\.valid_keys\(mask\)", {"mask": array(2, 11, dtype=bool)}),
     "mask rank": (ValueError, "mask: expected an array that broadcasts", {"mask": array(1, 2, 3, 5, 11, dtype=bool)}),
-    "mask text": (TypeError, "mask: expected a boolean or integer array", {"mask": "causal"}),
+    "mask text": (TypeError, r"mask: expected a masks\.Mask or a boolean array, got 'causal'; did you mean masks\.causal\(\)\?", {"mask": "causal"}),
+    "mask misspelt": (TypeError, r"got 'sliding window\(7\)'; did you mean masks\.sliding_window\(before\)\?", {"mask": "sliding window(7)"}),
+    "mask in words": (TypeError, r"mask: expected a masks\.Mask .*read text by masks\.parse", {"mask": "k <= q"}),
+    "mask not called": (TypeError, r"mask: .* got causal; did you mean masks\.causal\(\)\?", {"mask": masks.causal}),
+    "mask of a function": (TypeError, r"mask: .*wrap a function of positions by masks\.predicate", {"mask": lambda query, key: key <= query}),
+    "score not called": (TypeError, r"score: expected a scores\.Score .*did you mean scores\.softcap\(cap\)\?", {"score": scores.softcap}),
+    "score among several not called": (TypeError, r"did you mean scores\.alibi\(\)\?", {"score": [scores.softcap(3.0), scores.alibi]}),
+    "score text": (TypeError, r"score: .* got str; did you mean scores\.temperature\(value\)\?", {"score": "temperature"}),
+    "score of a function": (TypeError, r"score: .* got function; wrap a function as scores\.modifier", {"score": lambda score: score}),
+    "no heads": (ValueError, r"expected at least one head, on axis -3; got query \(2, 0, 5, 7\)", {"query": array(2, 0, 5, 7)}),
     "lengths": (ValueError, r"lengths: expected leading axes that match the first leading axes of query, \(2, 3\); got \(4,\)", {"mask": masks.lengths([1, 2, 3, 4])}),
     "lengths of more axes": (ValueError, r"lengths: expected leading axes that match the first leading axes of query, \(2, 3\); got \(2, 3, 1\)", {"mask": masks.lengths(np.ones((2, 3, 1), int))}),
     "segments": (ValueError, "segments query_ids: expected 5 entries on the last axis, one per query; got 6", {"mask": masks.segments(np.zeros(6, int), np.zeros(11, int))}),
@@ -49,6 +61,12 @@ WRONG = {
     "offset needed": (ValueError, "query_offset: expected where the queries sit, because T = 5 queries differ from S = 11", {"mask": masks.causal()}),
     "offset per head": (ValueError, r"query_offset: expected one integer, or one per first leading axis of query \(2,\)", {"query_offset": np.zeros(3, int)}),
     "offset float": (TypeError, "query_offset: expected integers, got float64", {"query_offset": 1.5}),
+    "offset beyond int32": (ValueError, "query_offset: expected positions below 2147483647, .* up to 4294967297", {"mask": masks.causal(), "query_offset": 2**32 - 3}),
+    "offset of NumPy beyond int32": (ValueError, "query_offset: expected integers that int32 holds, got 4294967293", {"mask": masks.causal(), "query_offset": np.int64(2**32 - 3)}),
+    "offset whose last row is beyond int32": (ValueError, "key_offset: expected positions below 2147483647", {"mask": masks.causal(), "query_offset": 0, "key_offset": np.array([0, 2**31 - 11])}),
+    "offset far below 0": (ValueError, "query_offset: expected integers that int32 holds, got -2147483649", {"query_offset": -(2**31) - 1}),
+    "positions beyond int32": (ValueError, "query_positions: expected integers that int32 holds, got 8589934592", {"query_positions": [0, 1, 2, 3, 2**33]}),
+    "positions beyond int64": (ValueError, "query_positions: expected integers that int32 holds", {"query_positions": [0, 1, 2, 3, 2**70]}),
     "bias bool": (TypeError, "bias: expected a floating-point array, got bool; pass boolean and 0/1 masks as `mask=`", {"bias": array(5, 11, dtype=bool)}),
     "bias shape": (ValueError, r"bias: expected an array that broadcasts .* got shape \(11, 5\)", {"bias": array(11, 5)}),
     "scale": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\)", {"scale": array(3)}),
@@ -78,6 +96,86 @@ def test_a_wrong_call_is_told_what_is_wrong(name):
     if isinstance(query, jax.Array) and isinstance(value, jax.Array):
         with pytest.raises(kind, match=f"(?s){message}"):
             jax.jit(lambda q, k, v: attend(q, k, v, **arguments))(query, key, value)
+
+
+def capture_nothing(*shape):
+    with inspection.capture():
+        attend(array(*shape), array(*shape), array(*shape))
+
+
+PACKED = masks.segments([1, 1, 2])
+SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 1, "vocab_size": 13}
+CONFIG = models.TransformerConfig(**SIZES)
+
+MISTAKES = {
+    "an array beside a mask": (TypeError, r"&: .* got ndarray & Causal; .*masks\.from_array", lambda: np.ones((3, 3), bool) & masks.causal()),
+    "a mask beside an array": (TypeError, r"\|: .* got Causal \| ndarray; .*masks\.from_array", lambda: masks.causal() | np.ones((3, 3), bool)),
+    "an array of JAX beside a mask": (TypeError, r"\|: .* got ArrayImpl \| Causal; ", lambda: array(3, 3, dtype=bool) | masks.causal()),
+    "a mask not called, right": (TypeError, r"got Causal & function; did you mean masks\.sliding_window\(before\)\?", lambda: masks.causal() & masks.sliding_window),
+    "a mask not called, left": (TypeError, r"got function & SlidingWindow; did you mean masks\.causal\(\)\?", lambda: masks.causal & masks.sliding_window(2)),
+    **{f"masks under {name}": (TypeError, r"joined by & .* and \| .*not by arithmetic.* masks\.causal\(\) & masks\.sliding_window", lambda join=join: join(masks.causal(), masks.sliding_window(2)))
+       for name, join in (("+", operator.add), ("-", operator.sub), ("*", operator.mul))},
+    "an array plus a mask": (TypeError, "not by arithmetic", lambda: np.ones((3, 3)) + masks.causal()),
+    "a negative prefix": (ValueError, "length: expected integers of at least 0, got -1", lambda: masks.prefix(-1)),
+    "negative lengths": (ValueError, "key_lengths: expected integers of at least 0, got -2", lambda: masks.lengths([3, -2])),
+    "dense of more": (ValueError, "segments: expected 8 entries on the last axis, one per key; got 3", lambda: PACKED.dense(8)),
+    "picture of more": (ValueError, "segments: expected 6 entries on the last axis", lambda: PACKED.picture(6)),
+    "tiles of more": (ValueError, "segments: expected 6 entries on the last axis", lambda: PACKED.tiles(6)),
+    "prepared for more": (ValueError, "segments: expected 6 entries on the last axis", lambda: (masks.causal() & PACKED).prepare(6)),
+    "dense of an array": (ValueError, r"mask: expected an array that broadcasts to .* \(8, 8\), got shape \(3, 3\)", lambda: masks.from_array(np.eye(3, dtype=bool)).dense(8)),
+    "dense of a table": (ValueError, "blocks table: expected 4 rows, one for each 2 of 8; got 2", lambda: masks.blocks([[1, 0], [0, 1]], 2).dense(8)),
+    "ids beyond int32": (ValueError, "key_ids: expected integers that int32 holds, got 8589934592", lambda: masks.segments([1], np.array([2**33]))),
+    "a start beyond int32": (ValueError, "start: expected integers that int32 holds", lambda: masks.tree([-1], start=2**31)),
+    "a text twice beyond int32": (ValueError, "length: expected positions below 2147483647", lambda: masks.block_diffusion(2**30, 4)),
+    "patches beyond int32": (ValueError, "shape, start: expected positions below 2147483647", lambda: masks.neighbourhood((2**16, 2**15), 3)),
+    "columns beyond int32": (ValueError, "num_columns: expected positions below 2147483647", lambda: masks.chosen_blocks([[0]], 2, 2**40)),
+    "dense beyond int32": (ValueError, "query_offset: expected positions below 2147483647", lambda: masks.causal().dense(3, query_offset=2**31 - 3)),
+    "a predicate of one": (TypeError, r"fn: expected fn\(query, key\), fn\(batch, head, query, key\).* got .*\(a\)", lambda: masks.predicate(lambda a: a > 0)),
+    "a predicate of three": (TypeError, r"fn: expected fn\(query, key\).* got .*\(a, b, c\)", lambda: masks.predicate(lambda a, b, c: a > b)),
+    "a modifier of two": (TypeError, r"fn: expected fn\(score, batch, head, query_position, key_position\), got .*\(s, q\); ", lambda: scores.modifier(lambda s, q: s)),
+    "a modifier of six": (TypeError, r"fn: expected fn\(score, batch, head, query_position, key_position\), got ", lambda: scores.modifier(lambda s, b, h, q, k, more: s)),
+    "positions of another name": (ValueError, r"positions: .* got 'rope' \(did you mean rotary\?\)", lambda: models.TransformerConfig(**SIZES, positions="rope")),
+    "an activation of another name": (ValueError, r"activation: .* got 'swish' \(did you mean silu\?\)", lambda: layers.FeedForward(6, 11, activation="swish", rngs=nnx.Rngs(0))),
+    "a seed for a model": (TypeError, r"rngs: expected random streams, got int; pass nnx\.Rngs\(7\)", lambda: models.Decoder(CONFIG, rngs=7)),
+    "a seed for a layer": (TypeError, r"rngs: .* got int; pass nnx\.Rngs\(0\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=0)),
+    "a key for a layer": (TypeError, r"rngs: .*pass nnx\.Rngs\(0\)", lambda: layers.FeedForward(6, 11, rngs=jax.random.key(0))),
+    "nothing to capture": (ValueError, r"query: expected at least one example .*leading axes \(0, 3\)", lambda: capture_nothing(0, 3, 5, 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_elsewhere_is_told_what_is_wrong(name, monkeypatch):
+    kind, message, make = MISTAKES[name]
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users have it
+    with pytest.raises(kind, match=f"(?s){message}"):
+        make()
+
+
+class Foreign:
+    """An array of another library: its dtype is not NumPy's."""
+
+    dtype = "other.bool"
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+        self.shape, self.ndim = self.array.shape, self.array.ndim
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+def test_arrays_of_other_libraries_are_taken():
+    keep = np.tril(np.ones((5, 11), bool), 6)
+    output = attend(Q, K, V + 1, mask=keep)
+    for given in (Foreign(keep), nnx.Variable(jnp.asarray(keep))):
+        np.testing.assert_array_equal(attend(Q, K, V + 1, mask=given), output)
+    assert masks.valid_keys(Foreign([1, 0])) == masks.valid_keys([True, False])
+    assert masks.lengths(Foreign([1, 2])) == masks.lengths([1, 2])
+    assert masks.segments(Foreign([3, 4])) == masks.segments([3, 4])
+    assert repr(scores.alibi(slopes=Foreign([0.5, 0.25]))) == "alibi(slopes=[0.5, 0.25])"
+    offset = {"mask": masks.causal(), "query_offset": Foreign([6, 2])}
+    moved = attend(Q, K, V + 1, **offset)
+    np.testing.assert_array_equal(moved, attend(Q, K, V + 1, **offset | {"query_offset": np.array([6, 2])}))
 
 
 def test_a_mask_that_fits_two_axes_is_refused_rather_than_guessed():
@@ -172,6 +270,14 @@ def test_explain_reads_shapes_alone():
     assert "not counted" in traced[1]
     empty = explain(shape(2, 3, 0, 7), shape(2, 3, 11, 7), V, mask=masks.causal(), query_offset=0)
     assert "0 empty, 0 partial, 0 full of 128 x 128; 0% hold work" in str(empty)
+    x = shape(2, 3, 5, 7)
+    for given in (shape(5, 5), jax.ShapeDtypeStruct((2, 1, 5, 5), "int32")):
+        kept = jax.ShapeDtypeStruct(given.shape, bool if given.dtype == jnp.bfloat16 else given.dtype)
+        assert "from_array(<bool[" in str(explain(x, x, x, mask=kept))
+    many = jax.ShapeDtypeStruct((2,), np.int64)
+    assert explain(x, x, x, mask=masks.lengths(many), query_offset=many).mask == "lengths(<int32[2]>)"
+    options = {"scale": jax.ShapeDtypeStruct((), "float32"), "rows": many, "aux": ("weights",)}
+    assert explain(x, x, x, dropout_rate=0.5, rng=jax.eval_shape(jax.random.key, 0), **options).backend
     metric = scores.bilinear(jnp.zeros((5, 7), jnp.bfloat16))
     assert explain(shape(2, 3, 11, 5), K, V, score=metric).shapes["output"] == (2, 3, 11, 13)
 

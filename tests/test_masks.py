@@ -1,6 +1,7 @@
 """The mask algebra: meaning, tiles against cells, notation, conventions."""
 
 import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mask_expressions import expressions
-from regard import masks
+from regard import attend, masks
+from regard.engine.dispatch.registry import COMPLETE
 from regard.masks import TileKind
 
 
@@ -356,6 +358,60 @@ def test_mistakes_are_explained():
         jax.jit(lambda m: m.picture(3))(masks.lengths([1]))
 
 
+# Numbers that int32 does not hold
+
+MORE = 2**32 + 2  # 2, where it wraps
+BEYOND = {
+    "lengths": (lambda: masks.lengths(sys.maxsize), lambda q, k: True),
+    "lengths per row": (lambda: masks.lengths([MORE, 2**40]), lambda q, k: True),
+    "lengths beyond int64": (lambda: masks.lengths(2**70), lambda q, k: True),
+    "unsigned lengths": (lambda: masks.lengths(jnp.asarray([2**31 + 2, 5], np.uint32)), lambda q, k: True),
+    "prefix": (lambda: masks.prefix(MORE), lambda q, k: True),
+    "window": (lambda: masks.sliding_window(MORE), lambda q, k: k <= q),
+    "window after": (lambda: masks.sliding_window(1, MORE), lambda q, k: k >= q - 1),
+    "chunked": (lambda: masks.chunked(MORE), lambda q, k: True),
+    "dilated": (lambda: masks.dilated(MORE), lambda q, k: q == k),
+    "global tokens": (lambda: masks.global_tokens(MORE), lambda q, k: True),
+    "streaming": (lambda: masks.streaming(1, MORE), lambda q, k: k <= q),
+    "block diffusion": (lambda: masks.block_diffusion(5, MORE), lambda q, k: True),
+    "neighbourhood": (lambda: masks.neighbourhood((5,), MORE), lambda q, k: True),
+    "blocks": (lambda: masks.blocks([[1]], (MORE, 2**40)), lambda q, k: True),
+    "chosen blocks": (lambda: masks.chosen_blocks([[MORE, 1]], 5, 2, counts=[MORE]), lambda q, k: k >= 5),
+}
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["int32", "int64"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_beyond_int32_mean_what_they_say(name, wide):
+    make, rule = BEYOND[name]
+    query, key = (np.random.default_rng(5).normal(size=(2, length, 3)).astype("float32") for length in (5, 7))
+    key = key if name == "chosen blocks" else key[:, :5]
+    truth = by_hand(rule, 5, key.shape[1])
+    with jax.enable_x64(wide):
+        mask = make()
+        for row in cells(mask, *truth.shape, query_offset=0).reshape((-1, *truth.shape)):
+            np.testing.assert_array_equal(row, truth)
+        options = {"mask": mask, "query_offset": 0, "aux": ("weights",)}
+        for backend in COMPLETE:
+            weights = attend(query, key, key, backend=backend, **options)[1]["weights"]
+            np.testing.assert_array_equal(weights > 0, np.broadcast_to(truth, (2, *truth.shape)))
+
+
+def test_traced_numbers_beyond_int32_mean_what_they_say(x64):
+    kept = jax.jit(lambda n: masks.lengths(n).dense(3))(jnp.asarray([MORE, 2, -(2**40)]))
+    np.testing.assert_array_equal(kept[:, 0].sum(-1), [3, 2, 0])
+    with pytest.raises(ValueError, match=f"query_ids: expected integers that int32 holds, got {MORE}"):
+        masks.segments(jnp.asarray([MORE, 1]))
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_the_last_positions_that_int32_holds_are_positions(backend):
+    x = np.random.default_rng(5).normal(size=(2, 5, 3)).astype("float32")
+    mask, last = masks.causal() & masks.sliding_window(2), 2**31 - 6
+    moved = attend(x, x, x, mask=mask, query_offset=last, key_offset=last, backend=backend)
+    np.testing.assert_array_equal(moved, attend(x, x, x, mask=mask, backend=backend))
+
+
 # Pictures
 
 
@@ -375,7 +431,14 @@ def test_pictures_mark_each_pair_or_each_block_of_pairs():
         "2 queries x 65 keys, one mark per 1 x 3   █ all may attend  ▒ some  · none",
         *["█" + " ·" * 21] * 2,
     ]
-    assert masks.lengths([1, 0]).picture(2).splitlines()[1] == "0 ■ ·"
+    rows = masks.lengths([1, 0]).picture(2).splitlines()
+    assert rows == ["2 queries x 2 keys   ■ may attend  · may not   leading index 0 of 2", "0 ■ ·", "1 ■ ·"]
+    assert (
+        masks.from_array(np.ones((3, 1, 65, 65), bool))
+        .picture(65)
+        .splitlines()[0]
+        .endswith("· none   leading index 0 of 3, 1")
+    )
     assert masks.causal().picture(0).splitlines() == ["0 queries x 0 keys   ■ may attend  · may not"]
 
 

@@ -670,6 +670,59 @@ def test_scores_print_as_the_code_that_makes_them():
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
+def test_a_relative_bias_moves_by_an_offset_per_row_where_rows_are_heads(backend, x64):
+    query, key, value = (np.asarray(array[0, :K]) for array in draw())
+    offsets, entries = np.array([0, 11, 40]), table()[:, :K]
+    options = {"score": scores.relative_bias(entries, max_distance=9), "key_offset": offsets - 3}
+    output = attend(query, key, value, query_offset=offsets[::-1], backend=backend, **options)
+    position = offsets[::-1, None] + np.arange(T), offsets[:, None] - 3 + np.arange(S)
+    distance = position[1][:, None] - position[0][:, :, None]
+    rows = np.vectorize(lambda d: bucket_by_hand(d, True, BUCKETS, 9))(distance)
+    logits = query @ np.swapaxes(key, -1, -2) / np.sqrt(D) + entries[rows, np.arange(K)[:, None, None]]
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    truth = weights / weights.sum(-1, keepdims=True) @ value
+    np.testing.assert_allclose(output, truth, rtol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0)])
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_a_relative_bias_of_no_pairs_has_a_gradient_of_0(lengths, backend):
+    query, key = (jnp.ones((3, length, D)) for length in lengths)
+
+    def total(entries):
+        options = {"score": scores.relative_bias(entries), "query_offset": np.array([0, 2, 5])}
+        return attend(query, key, key, **options, backend=backend).sum()
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((BUCKETS, 3))), 0)
+
+
+@pytest.mark.parametrize("make", [scores.softcap, scores.temperature, lambda c: scores.alibi(slopes=[c] * H)])
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_numbers_of_python_keep_their_digits_in_float64(make, backend, x64):
+    arrays = draw()
+    run = functools.partial(attend, *arrays, query_offset=OFFSET, backend=backend)
+    wide = (
+        make(jnp.float64(0.3))
+        if make in (scores.softcap, scores.temperature)
+        else scores.alibi(slopes=jnp.full(H, 0.3))
+    )
+    np.testing.assert_allclose(run(score=make(0.3)), run(score=wide), rtol=1e-14)
+    assert "0.3" in repr(make(0.3))
+    assert "0.30" not in repr(make(0.3))
+    narrow = [array.astype(jnp.float32) for array in arrays]
+    assert attend(*narrow, score=make(0.3), query_offset=OFFSET, backend=backend).dtype == jnp.float32
+
+
+def test_lists_of_tables_and_metrics_are_float64_where_calls_are(x64):
+    for made, name in (
+        (scores.relative_bias([[0.3, 1]] * 4), "table"),
+        (scores.bilinear([[0.3, 1]]), "metric"),
+    ):
+        leaf = getattr(made, name)
+        assert (leaf.dtype, leaf[0, 0]) == (np.float64, 0.3)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_one_unbatched_head_finds_its_largest_score(backend):
     """Rank 2: positions have no axis for heads to broadcast against."""
     query, key, _ = (np.asarray(array[0, 0]) for array in draw(np.float32))

@@ -1,4 +1,4 @@
-"""Dropout with a checked rate, no random state at rate 0, and an error where its random stream is missing."""
+"""Random streams, checked; dropout with a checked rate and no random state at rate 0."""
 
 from typing import Any
 
@@ -7,6 +7,13 @@ import numpy as np
 from flax import nnx
 
 STREAM = "dropout"
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raise unless a layer is given random streams to start from."""
+    if not isinstance(rngs, nnx.Rngs):
+        seed = rngs if isinstance(rngs, int) else 0
+        raise TypeError(f"rngs: expected random streams, got {type(rngs).__name__}; pass nnx.Rngs({seed})")
 
 
 def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_rate") -> nnx.Dropout:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from regard.axes import ArrayLike, Hidden
 from regard.layers.choices import check_choice
-from regard.layers.dropout import build_dropout
+from regard.layers.dropout import build_dropout, check_rngs
 from regard.layers.multi_head import check_features, check_sizes
 
 ACTIVATIONS = {
@@ -71,6 +71,7 @@ class FeedForward(nnx.Module):
     ):
         check_sizes({"d_model": d_model, "d_ff": d_ff})
         check_choice("activation", activation, ACTIVATIONS)
+        check_rngs(rngs)
         self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
         linear = functools.partial(
             nnx.Linear,

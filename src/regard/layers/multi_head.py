@@ -14,7 +14,7 @@ from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.hooks import called_by
-from regard.layers.dropout import build_dropout, draw_dropout
+from regard.layers.dropout import build_dropout, check_rngs, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
@@ -121,6 +121,7 @@ class MultiHeadAttention(nnx.Module):
         sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
         check_sizes({**sizes, "head_dim": head_dim, "memory_width": memory_width})
         check_heads(d_model, num_heads, num_key_heads, head_dim)
+        check_rngs(rngs)
         head_dim = d_model // num_heads if head_dim is None else head_dim
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision

@@ -66,7 +66,7 @@ class Combination(Mask):
     def number_leading(self, leading: tuple[int, ...]) -> Mask:
         return self._map(lambda mask: mask.number_leading(leading))
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         for mask in self.operands:
             mask.check(leading, num_queries, num_keys)
 
@@ -231,8 +231,9 @@ class Prepared(Mask, operation="prepare"):
             )
         return self
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        if (num_queries, num_keys) != (self.num_queries, self.num_keys):
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
+        # Elsewhere than in a call it answers for other sizes, too.
+        if leading is not None and (num_queries, num_keys) != (self.num_queries, self.num_keys):
             raise ValueError(
                 f"mask: expected a call with T = {self.num_queries} and S = {self.num_keys}, which it was"
                 f" prepared for; got T = {num_queries}, S = {num_keys}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.masks.data import check_rows, check_width, integers
+import numpy as np
+
+from regard.masks.data import check_reach, check_rows, check_width, integers
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
 
@@ -12,13 +14,13 @@ from regard.masks.offsets import TokenPositions, positions_of
 def settle_positions(
     side: str, offset: Offset, positions: Any, length: int, leading: tuple[int, ...] | None = None
 ) -> Offset:
-    """Return the one of offset and positions that is given, positions checked; `side` is query or key.
+    """Return the one of offset and positions that is given, checked; `side` is query or key.
 
     `leading` are the call's leading axes; None where nobody knows them.
     """
-    if positions is None:
-        return offset
     name, other = f"{side}_positions", f"{side}_offset"
+    if positions is None:
+        return None if offset is None else _check_offset(other, offset, length)
     if offset is not None:
         raise ValueError(
             f"{other}, {name}: expected one of the two, because each says where the rows of {side} sit; got"
@@ -34,6 +36,16 @@ def settle_positions(
     if leading is not None:
         check_rows(name, array.shape[:-1], leading)
     return TokenPositions(array)
+
+
+def _check_offset(name: str, offset: Offset, length: int) -> Offset:
+    """Return an offset by which all of `length` rows sit where int32 reaches."""
+    if not isinstance(offset, int | TokenPositions):
+        offset = integers(name, offset)
+    if isinstance(offset, int | np.ndarray | np.generic) and np.size(offset):
+        check_reach(name, int(np.max(offset)) + length)
+        integers(name, offset)
+    return offset
 
 
 def place_queries(
@@ -73,6 +85,7 @@ def place_mask(
     query = settle_positions("query", offsets[0], positions[0], num_queries)
     key = settle_positions("key", offsets[1], positions[1], num_keys)
     query = place_queries(num_queries, num_keys, query, mask.reads_positions, key)
+    mask.check(None, num_queries, num_keys)
     mask.check_positions(query, key)
     needed = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
     if leading_axes is not None and leading_axes < needed:

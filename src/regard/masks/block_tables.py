@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
-from regard.masks.data import check_boolean, check_rows, integers, literal, whole_number
+from regard.masks.data import check_boolean, check_reach, check_rows, integers, literal, whole_number
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.stored import FromArray, Stored
@@ -55,7 +55,7 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     if kept.ndim < 2:
         raise TypeError(f"table: expected at least the axes (rows, columns), got shape {tuple(kept.shape)}")
     sides = size if isinstance(size, tuple) else (size, size)
-    queries, keys = (whole_number("size", side, 1) for side in sides)
+    queries, keys = (whole_number("size", side, 1, clamp=True) for side in sides)
     return BlockTable(kept, queries, keys)
 
 
@@ -88,11 +88,12 @@ def chosen_blocks(
     Reference: Yuan et al., "Native Sparse Attention", 2025, section 3.3; Lu et al., "MoBA", 2025.
     """
     columns = whole_number("num_columns", num_columns, 1)
-    used = jnp.asarray(_block_numbers(indices, columns))
+    check_reach("num_columns", columns)
+    used = jnp.asarray(integers("indices", indices, clamp=True))
     if used.ndim < 2:
         raise TypeError(f"indices: expected at least the axes (rows, k), got shape {used.shape}")
     if counts is not None:
-        used = _first_ones(used, jnp.asarray(integers("counts", counts)))
+        used = _first_ones(used, jnp.asarray(integers("counts", counts, clamp=True)))
     if used.shape[-1] == 0:
         return blocks(jnp.zeros((*used.shape[:-1], columns), bool), size)
     # One comparison per number and column: as large as the table, and no scatter.
@@ -105,15 +106,6 @@ def chosen_blocks(
         1, used.shape[-1], lambda place, kept: kept | listed(place), listed(np.int32(0))
     )
     return blocks(table, size)
-
-
-def _block_numbers(indices: ArrayLike, columns: int) -> Any:
-    """Return int32 numbers; what int32 does not hold is no block's number."""
-    given: Any = indices if hasattr(indices, "dtype") else np.asarray(indices)
-    numbers = integers("indices", given)
-    if np.iinfo(given.dtype).max <= np.iinfo(np.int32).max:
-        return numbers
-    return jnp.where((given >= 0) & (given < columns), numbers, -1)
 
 
 def _first_ones(numbers: Array, counts: Array) -> Array:
@@ -168,7 +160,7 @@ class BlockTable(Stored):
             every = join_touched(jnp.logical_and, every, ends, tile, side, axis)
         return tile_kind(empty=~some, full=every)
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         *own, rows, columns = np.shape(self.table)
         check_rows("blocks table", tuple(own), leading)
         for axis, count, side, length in (

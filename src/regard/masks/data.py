@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import operator
 import re
+import sys
 from typing import Any
 
 import jax
@@ -14,30 +17,73 @@ import numpy as np
 from regard.axes import Array
 from regard.masks.grid import is_concrete
 
+LARGEST = np.iinfo(np.int32).max  # positions lie below: as a bound, it is none
 
-def whole_number(name: str, value: Any, least: int) -> int:
-    """Return a size that is known before tracing."""
+
+def whole_number(name: str, value: Any, least: int, *, clamp: bool = False) -> int:
+    """Return a size that is known before tracing; `clamp` where beyond `LARGEST` all sizes mean the same."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an integer known before tracing, got {value!r}") from None
     if number < least or isinstance(value, bool):
         raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
-    return number
+    return min(number, LARGEST) if clamp else number
 
 
-def integers(name: str, value: Any) -> Any:
-    """Return an int32 array; NumPy stays NumPy, so that what is known while tracing stays known."""
-    array: Any = value if hasattr(value, "dtype") else np.asarray(value)
+def check_reach(name: str, end: int) -> None:
+    """Raise where positions that end before this one are too many for int32."""
+    if end > LARGEST:
+        raise ValueError(
+            f"{name}: expected positions below {LARGEST}, which int32 holds; got up to {end - 1}"
+        )
+
+
+def read_array(value: Any, dtype: Any = None) -> Any:
+    """Return arrays of NumPy and JAX, and shapes, as they are, other libraries' and lists through NumPy.
+
+    Numbers and lists, which have no dtype of their own, take this one.
+    """
+    if isinstance(value, jax.Array) or isinstance(getattr(value, "dtype", None), np.dtype):
+        return value
+    return np.asarray(value, None if hasattr(value, "dtype") else dtype)
+
+
+def integers(name: str, value: Any, *, least: int | None = None, clamp: bool = False) -> Any:
+    """Return an int32 array; NumPy stays NumPy, so that what is known while tracing stays known.
+
+    Numbers beyond int32 are refused where they are known; with `clamp` the nearest that it holds takes their
+    place. Numbers below `least` are refused where the host has them.
+    """
+    array: Any = read_array(value)
+    if array.dtype == object and all(isinstance(number, int) for number in array.flat):
+        array = np.asarray(np.clip(array, np.iinfo(np.int64).min, np.iinfo(np.int64).max), np.int64)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape, np.int32)
+    on_host = not isinstance(array, jax.Array)
+    if least is not None and on_host and np.any(array < least):
+        raise ValueError(f"{name}: expected integers of at least {least}, got {array.min()}")
+    if jnp.iinfo(array.dtype).max > LARGEST:
+        lowest = max(-LARGEST - 1, int(jnp.iinfo(array.dtype).min))
+        if clamp:
+            array = array.clip(lowest, LARGEST)
+        elif on_host or (is_concrete(array) and array.is_fully_addressable):
+            with jax.transfer_guard_device_to_host("allow"):
+                numbers: Any = np.asarray(array)
+            beyond = numbers[(numbers < lowest) | (numbers > LARGEST)]
+            if beyond.size:
+                raise ValueError(f"{name}: expected integers that int32 holds, got {beyond[0]}")
     return array if array.dtype == np.int32 else array.astype(np.int32)
 
 
 def check_boolean(name: str, value: Any) -> Any:
     """Return a boolean array: True where the one given is nonzero."""
-    array: Any = value if hasattr(value, "dtype") else np.asarray(value)
+    array: Any = read_array(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(array.shape, bool)
         return array.astype(bool)
     if array.dtype != bool:
         raise TypeError(
@@ -45,6 +91,22 @@ def check_boolean(name: str, value: Any) -> Any:
             " pass additive masks as `bias=`"
         )
     return array
+
+
+def suggest_call(package: str, value: Any) -> str:
+    """Return a hint where a function of a package, or its name, stands in place of what it makes; else ""."""
+    module = sys.modules[f"regard.{package}"]
+    made = {name: getattr(module, name) for name in module.__all__ if name.islower()}
+    if isinstance(value, str):
+        found = difflib.get_close_matches(value.partition("(")[0], made, n=1)
+    else:
+        found = [name for name, function in made.items() if function is value]
+    if not found:
+        return ""
+    needed = [
+        one for one in inspect.signature(made[found[0]]).parameters.values() if one.default is one.empty
+    ]
+    return f"; did you mean {package}.{found[0]}({', '.join(one.name for one in needed)})?"
 
 
 def literal(array: Any) -> str:
@@ -65,8 +127,10 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=.)(?=[A-Z])", "_", name).lower()
 
 
-def check_rows(name: str, shape: tuple[int, ...], leading: tuple[int, ...]) -> None:
-    """Raise where per-row data does not align with the first leading axes of query."""
+def check_rows(name: str, shape: tuple[int, ...], leading: tuple[int, ...] | None) -> None:
+    """Raise where per-row data does not align with the first leading axes of query, if they are known."""
+    if leading is None:
+        return
     fits = len(shape) <= len(leading) and all(n in (1, m) for n, m in zip(shape, leading, strict=False))
     if not fits:
         raise ValueError(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.masks.data import whole_number
+from regard.masks.data import check_reach, whole_number
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
 from regard.records import record, static
@@ -32,7 +32,7 @@ def block_diffusion(length: int, size: int) -> Mask:
 
     Raises:
         TypeError: an argument that is not an integer.
-        ValueError: an argument below 1.
+        ValueError: an argument below 1, or a row longer than int32 counts.
 
     Example:
         >>> from regard import masks
@@ -49,7 +49,9 @@ def block_diffusion(length: int, size: int) -> Mask:
 
     Reference: Arriola et al., "Block Diffusion", 2025, section 3.2.
     """
-    return BlockDiffusion(whole_number("length", length, 1), whole_number("size", size, 1))
+    length = whole_number("length", length, 1)
+    check_reach("length", 2 * length)
+    return BlockDiffusion(length, whole_number("size", size, 1, clamp=True))
 
 
 @record

@@ -26,7 +26,9 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
     Args:
         query_ids: integer array `(batch, ..., T)`, aligned with the first leading axes of query; may be
-            traced. Ids need no order: a segment may come back after another.
+            traced. Ids need no order: a segment may come back after another. Padding is a segment as any
+            other: tokens with its id see each other and are seen by none else. `& valid_keys(ids != pad)`
+            makes empty rows of them.
         key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *key*, and a
             query reads that of the key where it sits, at position `query_offset + t` or
             `query_positions[t]`. With `key_positions` both are needed.
@@ -36,6 +38,7 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
     Raises:
         TypeError: ids that are not integers, or scalars.
+        ValueError: ids that int32 does not hold; `np.unique(ids, return_inverse=True)` numbers them anew.
 
     Example:
         >>> from regard import masks

@@ -29,6 +29,7 @@ def prefix(length: ArrayLike) -> Mask:
 
     Raises:
         TypeError: lengths that are not integers.
+        ValueError: a negative number or NumPy array; JAX arrays are not looked at, and keep nothing there.
 
     Example:
         >>> from regard import masks
@@ -37,7 +38,7 @@ def prefix(length: ArrayLike) -> Mask:
 
     Reference: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
     """
-    return Prefix(integers("length", length))
+    return Prefix(integers("length", length, least=0, clamp=True))
 
 
 def lengths(key_lengths: ArrayLike) -> Mask:
@@ -56,13 +57,14 @@ def lengths(key_lengths: ArrayLike) -> Mask:
 
     Raises:
         TypeError: lengths that are not integers.
+        ValueError: negative lengths, as in `prefix`.
 
     Example:
         >>> from regard import masks
         >>> masks.lengths([1, 3]).dense(1, 3).astype(int).tolist()
         [[[1, 0, 0]], [[1, 1, 1]]]
     """
-    return Lengths(integers("key_lengths", key_lengths))
+    return Lengths(integers("key_lengths", key_lengths, least=0, clamp=True))
 
 
 def valid_keys(valid: ArrayLike) -> Mask:

@@ -12,7 +12,7 @@ import numpy as np
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.masks.alignment import place_mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import spell_record, whole_number
+from regard.masks.data import spell_record, suggest_call, whole_number
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
 from regard.masks.picture import draw_mask
 from regard.masks.tile_kinds import classify_cells
@@ -122,8 +122,11 @@ class Mask:
         del leading
         return self
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        """Raise ValueError where the mask's data does not fit a call with these sizes."""
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
+        """Raise ValueError where the mask's data does not fit a call with these sizes.
+
+        `leading` is None where nobody knows them, as in `dense`.
+        """
 
     def check_positions(self, query: Offset, key: Offset) -> None:
         """Raise ValueError where the mask has no meaning for rows that sit there."""
@@ -274,7 +277,7 @@ class Mask:
     ) -> str:
         """Draw the mask for the terminal; beyond 64 queries or keys, one mark stands for a tile.
 
-        Masks with per-row data are drawn for their first row.
+        Masks with per-row data are drawn for their first row, and the legend says so.
 
         Args:
             num_queries, num_keys, query_offset, query_positions, key_positions: as in `dense`.
@@ -299,19 +302,28 @@ class Mask:
         return draw_mask(self, num_queries, num_keys, query, key)
 
     def __and__(self, other: Mask) -> Mask:
-        return self._operations["&"](self, _operand("&", self, other))
+        return _join("&", self, other)
 
     def __or__(self, other: Mask) -> Mask:
-        return self._operations["|"](self, _operand("|", self, other))
+        return _join("|", self, other)
 
     def __invert__(self) -> Mask:
         return self._operations["~"](self)
 
     def __rand__(self, other: Any) -> Mask:
-        return _operand("&", other, other)
+        return _join("&", other, self)
 
     def __ror__(self, other: Any) -> Mask:
-        return _operand("|", other, other)
+        return _join("|", other, self)
+
+    def _refuse_arithmetic(self, other: Any) -> NoReturn:
+        del other
+        raise TypeError(
+            "masks are joined by & (both keep the pair) and | (one of them does) and turned by ~, not by"
+            " arithmetic; for causal + window write masks.causal() & masks.sliding_window(before)"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
@@ -335,11 +347,13 @@ class Mask:
         return hash(jax.tree.structure(self))
 
 
-def _operand(symbol: str, left: Any, right: Any) -> Mask:
-    """Return the right operand, or say how to bring an array into the algebra."""
-    if isinstance(right, Mask):
-        return right
-    raise TypeError(
-        f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol} {type(right).__name__};"
-        " wrap a boolean array as masks.from_array(array)"
-    )
+def _join(symbol: str, left: Any, right: Any) -> Mask:
+    """Join two masks, or say how to bring what is none into the algebra."""
+    for operand in (left, right):
+        if not isinstance(operand, Mask):
+            hint = suggest_call("masks", operand) or "; wrap a boolean array as masks.from_array(array)"
+            raise TypeError(
+                f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol}"
+                f" {type(right).__name__}{hint}"
+            )
+    return Mask._operations[symbol](left, right)

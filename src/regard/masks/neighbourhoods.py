@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.masks.bounds import Bounds
-from regard.masks.data import whole_number
+from regard.masks.data import check_reach, whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask
 from regard.masks.positional import FEW_NEIGHBOURS
@@ -41,7 +41,8 @@ def neighbourhood(shape: Sequence[int], radius: int | Sequence[int], start: int 
 
     Raises:
         TypeError: sizes that are not integers.
-        ValueError: no axis, a size below its least, or a radius whose length is not that of shape.
+        ValueError: no axis, a size below its least, more patches than int32 counts, or a radius whose length
+            is not that of shape.
 
     Example:
         >>> from regard import masks
@@ -63,8 +64,10 @@ def neighbourhood(shape: Sequence[int], radius: int | Sequence[int], start: int 
     radii = tuple(radius) if isinstance(radius, Sequence) else (radius,) * len(sizes)
     if len(radii) != len(sizes):
         raise ValueError(f"radius: expected an integer or {len(sizes)} of them, as shape has, got {radius!r}")
-    radii = tuple(whole_number("radius", each, 0) for each in radii)
-    return Neighbourhood(sizes, radii, whole_number("start", start, 0))
+    radii = tuple(whole_number("radius", each, 0, clamp=True) for each in radii)
+    start = whole_number("start", start, 0)
+    check_reach("shape, start", start + math.prod(sizes))
+    return Neighbourhood(sizes, radii, start)
 
 
 @record

@@ -20,28 +20,35 @@ def draw_mask(mask: Any, num_queries: int, num_keys: int, offset: Offset, key_of
     """Draw a mask, its first row where it has several."""
     offsets = {"query_offset": offset, "key_offset": key_offset}
     if max(num_queries, num_keys) <= LARGEST_EXACT:
-        cells = np.asarray(mask.dense(num_queries, num_keys, **offsets))
-        cells = cells[(0,) * (cells.ndim - 2)]
+        cells, note = _take_first(mask.dense(num_queries, num_keys, **offsets))
         where, rows = positions_of(offset), Span(None, num_queries)
         position = where.at(rows.members[:, None], rows, -2, where.leading_axes)
-        return draw_cells(cells, np.ravel(position)[:num_queries].tolist())
+        return draw_cells(cells, np.ravel(position)[:num_queries].tolist(), note)
     block = (-(-num_queries // 32) or 1, -(-num_keys // 32) or 1)
-    codes = np.asarray(mask.tiles(num_queries, num_keys, query_block=block[0], key_block=block[1], **offsets))
-    return draw_tiles(codes[(0,) * (codes.ndim - 2)], (num_queries, num_keys), block)
+    codes = mask.tiles(num_queries, num_keys, query_block=block[0], key_block=block[1], **offsets)
+    codes, note = _take_first(codes)
+    return draw_tiles(codes, (num_queries, num_keys), block, note)
 
 
-def draw_cells(keep: np.ndarray, positions: Sequence[int]) -> str:
+def _take_first(drawn: Any) -> tuple[np.ndarray, str]:
+    """Return the first of many matrices, and a note of which it is."""
+    *leading, _, _ = drawn.shape
+    note = f"   leading index 0 of {', '.join(map(str, leading))}" if max(leading, default=1) > 1 else ""
+    return np.asarray(drawn)[(0,) * len(leading)], note
+
+
+def draw_cells(keep: np.ndarray, positions: Sequence[int], note: str = "") -> str:
     """Draw one character a cell, query positions at the left."""
     width = max((len(str(position)) for position in positions), default=1)
     lines = [
         f"{position:>{width}} {' '.join(CELLS[cells.astype(int)])}".rstrip()
         for position, cells in zip(positions, keep, strict=True)
     ]
-    return "\n".join([f"{len(keep)} queries x {keep.shape[1]} keys   ■ may attend  · may not", *lines])
+    return "\n".join([f"{len(keep)} queries x {keep.shape[1]} keys   ■ may attend  · may not{note}", *lines])
 
 
-def draw_tiles(kinds: np.ndarray, shape: tuple[int, int], block: tuple[int, int]) -> str:
+def draw_tiles(kinds: np.ndarray, shape: tuple[int, int], block: tuple[int, int], note: str = "") -> str:
     """Draw one character a tile."""
     legend = f"{shape[0]} queries x {shape[1]} keys, one mark per {block[0]} x {block[1]}"
     marks = "█ all may attend  ▒ some  · none"
-    return "\n".join([f"{legend}   {marks}", *(" ".join(TILES[row]) for row in kinds)])
+    return "\n".join([f"{legend}   {marks}{note}", *(" ".join(TILES[row]) for row in kinds)])

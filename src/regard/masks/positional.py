@@ -56,8 +56,8 @@ def sliding_window(before: int | None, after: int | None = 0) -> Mask:
 
     Reference: Beltagy et al., "Longformer", 2020, section 3.1.
     """
-    before = None if before is None else whole_number("before", before, 0)
-    after = None if after is None else whole_number("after", after, 0)
+    before = None if before is None else whole_number("before", before, 0, clamp=True)
+    after = None if after is None else whole_number("after", after, 0, clamp=True)
     return SlidingWindow(before, after)
 
 
@@ -81,7 +81,7 @@ def chunked(size: int) -> Mask:
         >>> masks.chunked(2).dense(3).astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
-    return Chunked(whole_number("size", size, 1))
+    return Chunked(whole_number("size", size, 1, clamp=True))
 
 
 def dilated(stride: int) -> Mask:
@@ -106,7 +106,7 @@ def dilated(stride: int) -> Mask:
 
     Reference: Child et al., "Generating Long Sequences with Sparse Transformers", 2019, section 4.2.
     """
-    return Dilated(whole_number("stride", stride, 1))
+    return Dilated(whole_number("stride", stride, 1, clamp=True))
 
 
 def global_tokens(count: int) -> Mask:
@@ -131,7 +131,7 @@ def global_tokens(count: int) -> Mask:
 
     Reference: Beltagy et al., "Longformer", 2020, section 3.1.
     """
-    return GlobalTokens(whole_number("count", count, 0))
+    return GlobalTokens(whole_number("count", count, 0, clamp=True))
 
 
 def _distances(blocks: Blocks) -> tuple[Array, Array]:

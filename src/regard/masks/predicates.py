@@ -147,7 +147,7 @@ class Predicate(Mask):
         del grid
         return self
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         for name, numbers in (("batch rows", self.batch), ("heads", self.head)):
             check_rows(f"predicate, numbered by the {name} of a call", np.shape(numbers), leading)
 

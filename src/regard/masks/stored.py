@@ -43,7 +43,7 @@ class Stored(Mask):
         takes = {"query": grid.take_rows, "key": grid.take_columns}
         return self._map(lambda data, end: takes[end](jnp.asarray(data)) if end in takes else data)
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         maker = getattr(self.maker, "__name__", "mask")
         for name, end in self.ends.items():
             shape = np.shape(getattr(self, name))
@@ -127,5 +127,7 @@ class FromArray(Mask):
                 some, every = split(some, block, axis).any(axis), split(every, block, axis).all(axis)
         return tile_kind(empty=~some, full=every)
 
-    def check(self, leading: tuple[int, ...], num_queries: int, num_keys: int) -> None:
-        check_broadcast("mask", np.shape(self.array), leading, num_queries, num_keys, wrapped=True)
+    def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
+        shape = np.shape(self.array)
+        leading = shape[:-2] if leading is None else leading
+        check_broadcast("mask", shape, leading, num_queries, num_keys, wrapped=True)

@@ -11,7 +11,7 @@ from flax import nnx
 
 import regard.positions as positions
 from regard.axes import Array, ArrayLike, Float
-from regard.layers.dropout import build_dropout
+from regard.layers.dropout import build_dropout, check_rngs
 from regard.layers.residual import build_norm
 from regard.masks.data import integers
 from regard.masks.grid import is_concrete
@@ -52,6 +52,7 @@ class TokenEmbedding(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        check_rngs(rngs)
         self.config = config
         # What is read times sqrt(d_model) starts smaller by as much; the rest starts as in BERT and GPT-2.
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0

@@ -92,7 +92,10 @@ class Block:
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         if table.shape[1] > 1:
             table = self._take_heads(table, 1)
-        if not self.grid.is_consecutive:
+        shape = jax.eval_shape(lambda: self.grid.key_position - self.grid.query_position).shape
+        # Where heads are the only leading axis, it is theirs that an offset per row goes by.
+        by_head = max(shape[-3:-2], default=1) > 1
+        if by_head or not self.grid.is_consecutive:
             distance = self.grid.key_position - self.grid.query_position
             return scores + self.over_scores(_entries_of_pairs(table, bucket(distance)))
         rows, columns = self.grid.rows, self.grid.columns

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Function, Row, Symbol, Terms, product
-from regard.masks.data import literal
+from regard.masks.data import literal, read_array
 from regard.records import record, static
 from regard.scores.cells import Cells
 from regard.scores.score import Score, check_heads, parameter, per_head_symbol
@@ -56,7 +56,7 @@ def _slopes(count: int) -> np.ndarray:
     below = 1 << (count.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
     between = [2.0 ** (-8 * (i + 1) / (2 * below)) for i in range(0, 2 * below, 2)]
-    return np.asarray((slopes + between)[:count], np.float32)
+    return np.asarray((slopes + between)[:count])
 
 
 @record
@@ -125,7 +125,7 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
     Reference: Raffel et al., "Exploring the Limits of Transfer Learning" (T5), 2020, section 2.1, and its
     code, which evaluates the logarithm in float32; bucket borders here are exact.
     """
-    array: Any = table if hasattr(table, "dtype") else np.asarray(table, np.float32)
+    array = read_array(table, float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"table: expected a floating-point array (buckets, H), got {array.dtype}")
     sides = 2 if bidirectional else 1

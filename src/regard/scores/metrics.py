@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike
+from regard.masks.data import read_array
 from regard.records import record
 from regard.scores.score import Score
 
@@ -42,7 +43,7 @@ def bilinear(metric: ArrayLike) -> Score:
     Reference: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015,
     section 3.1, where it is called general.
     """
-    array: Any = metric if hasattr(metric, "dtype") else np.asarray(metric, np.float32)
+    array = read_array(metric, float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"metric: expected a floating-point array, got {array.dtype}")
     if array.ndim not in (2, 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -139,7 +140,8 @@ def modifier(fn: Modify) -> Score:
         A score.
 
     Raises:
-        TypeError: something that cannot be called, or (when evaluated) an answer that is not one score.
+        TypeError: something that cannot be called with the five, or (when evaluated) an answer that is not
+            one score.
 
     Example:
         >>> from regard import scores
@@ -154,6 +156,18 @@ def modifier(fn: Modify) -> Score:
         raise TypeError(
             f"fn: expected a function of (score, batch, head, query_position, key_position), got {fn!r}"
         )
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of functions that are not Python's
+        return Modifier(fn)
+    try:
+        signature.bind(*range(5))
+    except TypeError:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise TypeError(
+            "fn: expected fn(score, batch, head, query_position, key_position), got"
+            f" {name}{signature}; bind others with functools.partial"
+        ) from None
     return Modifier(fn)
 
 

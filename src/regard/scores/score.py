@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.formulas import Formula, Function, Symbol, Terms
-from regard.masks.data import snake_case, spell_record
+from regard.masks.data import read_array, snake_case, spell_record, suggest_call
 from regard.masks.grid import is_concrete
 from regard.records import record
 from regard.scores.cells import Cells
@@ -131,9 +131,10 @@ def compose(score: Score | Sequence[Score] | None) -> Chain | None:
         flat = [score]  # type: ignore[list-item]
     for part in flat:
         if not isinstance(part, Score):
+            hint = suggest_call("scores", score if isinstance(score, str) else part)
             raise TypeError(
-                f"score: expected a scores.Score or a sequence of them, got {type(part).__name__}; wrap a"
-                " function as scores.modifier(fn)"
+                f"score: expected a scores.Score or a sequence of them, got {type(part).__name__}"
+                f"{hint or '; wrap a function as scores.modifier(fn)'}"
             )
     return Chain(tuple(flat)) if flat else None
 
@@ -153,11 +154,9 @@ def split_product(score: Chain | None) -> tuple[Any, Chain | None]:
 
 def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
     """Return a parameter as an array: a number, or one per head."""
-    array: Any = value if hasattr(value, "dtype") else np.asarray(value)
-    if jnp.issubdtype(array.dtype, jnp.integer) or (
-        array.dtype == np.float64 and not hasattr(value, "dtype")
-    ):
-        array = array.astype(np.float32)
+    array = read_array(value)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected a number or one per head, got {array.dtype}")
     if array.ndim > 1:

@@ -68,7 +68,10 @@ def _attend(
     # A score function may remove keys, too.
     certain = keep is None and problem.score is None and problem.S
     alive = None if certain else peak != -jnp.inf
-    shifted = scores - (peak if alive is None else jnp.where(alive, peak, 0))
+    base = peak if alive is None else jnp.where(alive, peak, 0)
+    # Without a mask, a product that a score may end with is fused with the difference, and not rounded.
+    fused = keep is None and problem.score is not None and not problem.score.adds
+    shifted = _lower(scores, base) if fused else scores - base
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)
     total = total if alive is None else jnp.where(alive, total, 1)
@@ -87,7 +90,7 @@ def _attend(
     rows = {
         "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
         "max_score": lambda: _largest_score(scores, alive),
-        "argmax": lambda: jnp.where(alive, _argmax(scores), -1),
+        "argmax": lambda: jnp.where(alive, jnp.where(jnp.isnan(peak), 0, _argmax(scores)), -1),
         "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
     }
     matrices = {"weights": lambda: weights / total, "scores": lambda: scores}
@@ -105,6 +108,15 @@ def _attend(
             aux[name] = take_chosen_rows(problem, problem.spread(matrices[name](), problem.T, problem.S))
     output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
     return checkpoint_name(output, OUTPUT), aux
+
+
+@jax.custom_jvp
+def _lower(scores: Array, peak: Array) -> Array:
+    """Return scores - peak, exactly 0 at the peak, however the scores are rounded in the difference."""
+    return jnp.where(scores == peak, peak - peak, scores - peak)
+
+
+_lower.defjvps(lambda tangent, *_: tangent, None)
 
 
 def score_matrix(problem: Problem) -> Array:

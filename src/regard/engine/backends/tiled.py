@@ -53,7 +53,7 @@ def _run(problem: Problem, forward: Blocking, backward: Blocking) -> tuple[Array
         # A gradient that is NaN where there is no key ends here, as with the definition.
         "lse": lambda: jnp.where(peak == -jnp.inf, -jnp.inf, peak + results.log_total),
         "max_score": lambda: _largest(problem, inputs, config, peak, results.argmax),
-        "argmax": lambda: results.argmax,
+        "argmax": lambda: jnp.where(jnp.isnan(peak), 0, results.argmax),
         "entropy": lambda: results.entropy,
     }
     matrices = {
@@ -95,7 +95,7 @@ def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
 
 def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array, argmax: Any) -> Array:
     """Compute the largest score again, differentiable through its first occurrence."""
-    alive = argmax >= 0
+    alive = peak != -jnp.inf
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
     # Along axes that arrays share, so that what is divided over devices stays so.

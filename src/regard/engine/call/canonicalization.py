@@ -13,7 +13,7 @@ from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.alignment import place_queries, settle_positions
-from regard.masks.data import check_boolean, check_broadcast
+from regard.masks.data import check_boolean, check_broadcast, integers, suggest_call
 from regard.masks.grid import is_concrete
 from regard.scores.score import Score, compose, split_product
 
@@ -114,6 +114,8 @@ def _check_shapes(query: Any, key: Any, value: Any) -> tuple[int, ...]:
         raise ValueError(f"query: expected a head width D of at least 1, got {shapes}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"value: expected one row per key, S = {key.shape[-2]}, on axis -2; got {shapes}")
+    if 0 in (array.shape[-3] for array in (query, key, value) if array.ndim > 2):
+        raise ValueError(f"query, key, value: expected at least one head, on axis -3; got {shapes}")
     try:
         return broadcast_leading(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except ValueError as error:
@@ -127,14 +129,22 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
     if mask is None:
         return None
     if not isinstance(mask, Mask):
-        try:
-            array = check_boolean("mask", mask)
-        except TypeError as error:
-            raise TypeError(str(error)) from None
+        if isinstance(mask, str) or (callable(mask) and not hasattr(mask, "dtype")):
+            hint = suggest_call("masks", mask)
+            hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
+            raise TypeError(f"mask: expected a masks.Mask or a boolean array, got {_name(mask)}{hint}")
+        array = check_boolean("mask", mask)
         check_broadcast("mask", array.shape, leading, num_queries, num_keys)
-        mask = from_array(array.reshape((*(1,) * (2 - array.ndim), *array.shape)))
+        shape = (*(1,) * (2 - array.ndim), *array.shape)
+        is_shape = isinstance(array, jax.ShapeDtypeStruct)
+        kept: Any = jax.ShapeDtypeStruct(shape, bool) if is_shape else array.reshape(shape)
+        mask = from_array(kept)
     mask.check(leading, num_queries, num_keys)
     return mask.number_leading(leading)
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))
 
 
 def _check_scale(scale: Any, *arrays: Any) -> Any:
@@ -143,6 +153,8 @@ def _check_scale(scale: Any, *arrays: Any) -> Any:
         return np.asarray(1 / np.sqrt(arrays[0].shape[-1]), dtype)
     if np.ndim(scale) != 0 or isinstance(scale, bool | str):
         raise ValueError(f"scale: expected one number or None for 1/sqrt(D), got {_describe(scale)}")
+    if isinstance(scale, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((), dtype)
     if isinstance(scale, jax.Array):
         return scale.astype(dtype)
     return np.asarray(scale, dtype)
@@ -166,15 +178,14 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
         try:
             return operator.index(offset)
         except TypeError:
-            offset = np.asarray(offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {offset.dtype}")
+            pass
+    offset = integers(name, offset)
     if offset.shape not in ((), leading[:1]):
         raise ValueError(
             f"{name}: expected one integer, or one per first leading axis of query {leading[:1]};"
             f" got shape {tuple(offset.shape)}"
         )
-    return offset if offset.dtype == np.int32 else offset.astype(np.int32)
+    return offset
 
 
 def _check_rate(rate: Any, rng: Any) -> float:
@@ -189,7 +200,7 @@ def _check_rate(rate: Any, rng: Any) -> float:
     if rate and rng is None:
         raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
     if rate:
-        typed = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+        typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
         if not (typed and rng.ndim == 0) and not (np.ndim(rng) == 1 and rng.dtype == np.uint32):
             raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
     return rate
@@ -215,6 +226,8 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
     array: Any = index if hasattr(index, "dtype") else np.asarray(index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape, np.int32)
     if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
         raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
     return array.astype(np.int32)

@@ -28,6 +28,11 @@ def take_example(problem: Problem, example: int) -> Problem:
     query_offset and key_offset, and masks, scores, bias and sinks of this example alone.
     """
     count = count_examples(problem)
+    if 0 in problem.leading:
+        raise ValueError(
+            "query: expected at least one example and one head to keep a call of, got leading axes"
+            f" {problem.leading}"
+        )
     if not 0 <= example < count:
         raise ValueError(f"example: expected one of the {count} of the call, 0..{count - 1}; got {example}")
     batch = problem.leading[:-1]
