@@ -51,6 +51,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "mathml",
+    "formulas",
+    "notebooks",
     "public_names",
     "pictures",
 ]

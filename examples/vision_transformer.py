@@ -43,7 +43,7 @@ def step(model, optimizer, patches, kinds):
     return value
 
 
-def main() -> None:
+def train() -> Classifier:
     config = TransformerConfig(
         **SIZES, class_token=True, positions="learned", max_length=1 + (SIDE // PATCH) ** 2
     )
@@ -53,6 +53,11 @@ def main() -> None:
         value = step(model, optimizer, *draw(rng, 64)[:2])
         if number % 50 == 0:
             print(f"step {number:3}  loss {value:.3f}")
+    return model
+
+
+def main() -> None:
+    model = train()
     patches, kinds, shown = draw(np.random.default_rng(1), 512)
     logits, seen = model(jnp.asarray(patches), aux=("weights",))
     right = (logits.argmax(-1) == kinds).mean()
