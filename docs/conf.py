@@ -51,7 +51,6 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "mathml",
-    "formulas",
     "notebooks",
     "public_names",
     "pictures",

@@ -1,16 +1,11 @@
-"""Formulas of docstrings and of the theory page, which are written in plain text, as MathML.
+"""Formulas that docstrings and the theory page write in plain text, as MathML.
 
-Names get their indices (`Q^{ia}`, `query_td`), sums their sign, roots their bar. What stands between spaces is
-a formula of its own, so that a long line breaks like a sentence. What cannot be read stays as it is written.
+Names get their indices (`Q^{ia}`, `query_td`), sums their sign, roots their bar. What stands between spaces
+is a formula by itself, so that a long line breaks like a sentence.
 """
 
 import re
 from html import escape
-from typing import Any
-
-from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.transforms.post_transforms import SphinxPostTransform
 
 # Names may hold words, and end with the letters of indices: query_position_t.
 TOKEN = re.compile(r"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|[A-Za-z]+(?:_[a-z]{4,})*'*|<=|>=|!=|->|<-|:=|\S")
@@ -176,26 +171,3 @@ def typeset(text: str) -> str:
         joined = "".join(f"<span>{' '.join(map(typeset_word, part))}</span>" for part in parts)
         lines.append(f'<div style="margin-left: {indent / 2:g}em">{joined}</div>')
     return f'<div class="formula">{"".join(lines)}</div>'
-
-
-class Formulas(SphinxPostTransform):
-    """Put formulas in place of the blocks that are some."""
-
-    default_priority = 30
-
-    def run(self, **kwargs: Any) -> None:
-        for node in list(self.document.findall(nodes.literal_block)):
-            of_theory = self.env.docname == "theory" and node.get("language", "none") in ("none", "default")
-            if "formula" not in node["classes"] and not of_theory:
-                continue
-            try:
-                drawn = typeset(node.astext())
-            except UnreadableError:
-                continue
-            node.replace_self(nodes.raw("", drawn, format="html"))
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the transform."""
-    app.add_post_transform(Formulas)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

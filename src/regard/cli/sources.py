@@ -1,4 +1,4 @@
-"""What commands read: runs, and what lies in their place."""
+"""Runs that commands read, and what lies in their place."""
 
 from pathlib import Path
 
