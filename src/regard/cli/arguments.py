@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
+import regard
 from regard.cli import MISUSED, commands
 from regard.cli.declaration import Command, choice
 
@@ -60,8 +61,8 @@ def parse_arguments(words: Sequence[str]) -> Command:
 
 def describe_versions() -> str:
     """Return the versions that decide what runs, in a line."""
-    found = (f"{name} {importlib.metadata.version(name)}" for name in ("regard", "jax"))
-    return ", ".join((*found, f"Python {sys.version.split()[0]}"))
+    jax_version = importlib.metadata.version("jax")  # without loading it
+    return f"regard {regard.__version__}, jax {jax_version}, Python {sys.version.split()[0]}"
 
 
 def _read(kind: Any, program: str, description: str | None, words: list[str]) -> Any:
