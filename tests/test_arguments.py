@@ -124,7 +124,10 @@ def test_the_first_interrupt_leaves_while_python_waits_for_a_compiler():
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.2)
     process.send_signal(2)
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, errors) == (130, "\ninterrupted before the first step; nothing is lost\n")
 
 
