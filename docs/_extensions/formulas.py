@@ -15,7 +15,7 @@ LETTERS |= {"theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "
 LETTERS |= {"tau": "τ", "phi": "φ", "omega": "ω", "partial": "∂"}
 BIG = {"sum": "∑", "prod": "∏"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-WORD = re.compile(r"[A-Za-z'-]{2,}[,.;:]?")
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]+[,.;:]?")
 FUNCTIONS = {
     "log",
     "exp",
@@ -106,14 +106,14 @@ class Reader:
         if token[0].isdigit():
             return f"<mn>{token}</mn>"
         if re.fullmatch(r"d[A-Z]", token):
-            return f"<mi>d</mi><mi>{token[1]}</mi>"
+            return f"<mrow><mi>d</mi><mi>{token[1]}</mi></mrow>"
         if self.is_index and token.isalpha() and len(token) < 4 and token not in {*LETTERS, *FUNCTIONS}:
             return "".join(f"<mi>{letter}</mi>" for letter in token)
         if token[0].isalpha():
             return f"<mi>{LETTERS.get(token, token)}</mi>"
         if token in PAIRS:
             inside = self.row(PAIRS[token])
-            return SIGN(token) + inside + SIGN(self.take(PAIRS[token]))
+            return f"<mrow>{SIGN(token)}{inside}{SIGN(self.take(PAIRS[token]))}</mrow>"
         if token in "_^":
             raise UnreadableError(f"an index without a name: {token}")
         return SIGN(escape(SIGNS.get(token, token)))
