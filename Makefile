@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained bench gpu-check clean
+.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained bench gpu-check dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -65,6 +65,16 @@ gpu-check:
 	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
 	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py -k cudnn
 	$(ON_GPU) $(PYTHON) -m benchmarks.gpu_rates $(RATES)
+
+# The source archive and the wheel, in build/dist: their metadata is checked, and what README says of the wheel, in an
+# environment of its own, away from the checkout. Nothing is sent anywhere.
+dist:
+	rm -rf build/dist
+	$(PYTHON) -m venv --clear build/dist-tools
+	build/dist-tools/bin/python -m pip --disable-pip-version-check install --quiet 'hatchling>=1.25' 'twine>=6'
+	build/dist-tools/bin/python -m hatchling build -d build/dist
+	build/dist-tools/bin/python -m twine check --strict build/dist/*
+	$(PYTHON) tests/wheel.py build/dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'

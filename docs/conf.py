@@ -51,6 +51,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "mathml",
+    "notebooks",
     "public_names",
     "pictures",
 ]

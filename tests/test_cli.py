@@ -17,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from regard.cli import commands, main
+from regard.cli.arguments import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline
+from regard.loading import remedy
 from regard.training import checkpoints, runs, tasks
 from small_runs import (
     Compiled,
@@ -108,7 +110,7 @@ def test_every_verb_has_a_summary_and_a_runnable_example(capsys):
     assert len(examples) == 10
     for example in examples:
         words = shlex.split(example)
-        parsed = commands.parse_arguments(words[1:])
+        parsed = parse_arguments(words[1:])
         assert type(parsed).__name__.lower() == words[1]
 
 
@@ -161,7 +163,7 @@ def test_every_setting_is_explained_with_its_default(capsys, task):
 
 
 def test_flags_reach_the_settings():
-    command = commands.parse_arguments(
+    command = parse_arguments(
         [
             "train",
             "--seed",
@@ -188,12 +190,11 @@ def test_flags_reach_the_settings():
     [
         (["train", "copy", "--sed", "3"], ["--sed", "--seed"]),
         (["train", "copy", "--learning-rat", "3"], ["--learning-rate"]),
-        (["train", "coppy"], ["threshold, copy, reverse, digits"]),
-        (["trian"], ["demo, train, generate, plot, inspect, view, explain, plan, tune, doctor"]),
+        (["train"], ["threshold, copy, reverse, digits"]),
         (["train", "copy", "--steps", "many"], ["--steps", "many"]),
         (["train", "copy", "--norm", "both"], ["norm", "pre", "post"]),
-        (["train", "copy", "--d-model", "7"], ["num_heads must divide d_model, got", "d_model=7"]),
-        (["train", "digits", "--held-out-fraction", "1"], ["held_out_fraction must be in (0, 1)"]),
+        (["train", "copy", "--d-model", "7"], ["--num-heads must divide --d-model, got", "--d-model=7"]),
+        (["train", "digits", "--held-out-fraction", "1"], ["--held-out-fraction must be in (0, 1)"]),
         (["explain"], ["--shape"]),
         ([], ["demo, train, generate, plot, inspect, view, explain, plan, tune, doctor"]),
     ],
@@ -293,7 +294,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
     arguments = [*arguments, "--files", str(folder), "--out", str(tmp_path / "run")]
-    begin(tmp_path / "run", tasks.shrink(commands.parse_arguments(arguments).task))
+    begin(tmp_path / "run", tasks.shrink(parse_arguments(arguments).task))
     (folder / "3.txt").write_text("other words\n")
     before = snapshot(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 2
@@ -517,7 +518,22 @@ def test_plot_needs_runs(tmp_path, capsys):
     assert main(["plot"]) == 2
     assert "at least one run" in capsys.readouterr().err
     assert main(["plot", str(tmp_path / "nowhere")]) == 2
-    assert "is not a Regard run" in capsys.readouterr().err
+    assert "nowhere; give a run of `regard train`" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_named_with_the_runs_inside(finished, tmp_path, capsys):
+    directory, _ = finished
+    for verb in ("plot", "view"):
+        assert main([verb, str(directory.parent)]) == 2
+        assert f"{directory.parent} is not a run, but holds some; give one of them: {directory}" in (
+            capsys.readouterr().err.replace("\n", " ")
+        )
+        (tmp_path / "notes").mkdir(exist_ok=True)
+        assert main([verb, str(tmp_path / "notes")]) == 2
+        assert "notes is not a run; give one of `regard train`" in capsys.readouterr().err
+    (tmp_path / "notes.md").write_text("notes")
+    assert main(["plot", str(tmp_path / "notes.md")]) == 2
+    assert "notes.md is a file; give the folder of a run" in capsys.readouterr().err
 
 
 def test_explain_says_which_backend_and_how_much_work(capsys):
@@ -528,6 +544,19 @@ def test_explain_says_which_backend_and_how_much_work(capsys):
     assert "931 empty, 62 partial, 31 full" in text
     assert "query bfloat16" in text
     assert "tiled" in text
+
+
+def test_explain_and_plot_speak_json(plotted, capsys):
+    assert main(["explain", "--shape", "1,3,5", "--mask", "causal()", "--json"]) == 0
+    captured = capsys.readouterr()
+    (said,) = map(json.loads, captured.out.splitlines())
+    assert (said["event"], said["backend"], said["mask"]) == ("explanation", "dense", "causal()")
+    assert (said["tiles"]["partial"], said["shapes"]["query"]) == (1, [1, 3, 5])
+    assert "all pairs" in captured.err
+    assert main(["plot", str(plotted[1]), "--format", "svg", "--json"]) == 0
+    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["event"] for line in written} == {"written"}
+    assert str(plotted[1] / "figures" / "curves.svg") in [line["path"] for line in written]
 
 
 def test_explain_draws_the_mask(capsys):
@@ -575,7 +604,8 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
     assert f"jax {real('jax')}" in text
     assert re.search(r"devices +0: cpu", text)
     assert re.search(r"backend +dense: serves", text)
-    assert "matplotlib not installed; for figures: pip install 'regard[look]'" in text
+    assert f"matplotlib not installed; for figures: {remedy('look')}" in text
+    assert "pip install 'regard[look]' (in a checkout: pip install '.[look]')" in text
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["packages"]["jax"] == real("jax")
@@ -606,5 +636,5 @@ def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line):
     command = [sys.executable, "-c", code, *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"error: this needs {package}, which is not installed: pip install 'regard[all]'\n"
+    assert done.stderr == f"error: this needs {package}, which is not installed: {remedy('all')}\n"
     assert list(tmp_path.iterdir()) == []

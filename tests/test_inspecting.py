@@ -119,3 +119,20 @@ def test_what_is_not_there_is_refused(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("mine")
     code, _, errors = run(capsys, folder, "--text", TEXT, "--out", tmp_path / "file")
     assert (code, (tmp_path / "file").read_text()) == (2, "mine")
+
+
+def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("# A file")
+    (tmp_path / "kept.regard").write_text("a trace")
+    for words, message in (
+        (
+            [tmp_path / "README.md"],
+            "README.md is a file; give the folder of a run, or of a Hugging Face model",
+        ),
+        ([tmp_path / "kept.regard"], "what is kept in a file is shown by: regard view"),
+        ([tmp_path / "nowhere"], "there is no"),
+        ([folder, "--save", tmp_path], "is a folder; give a file in it"),
+    ):
+        code, _, errors = run(capsys, *words, "--out", tmp_path / "out")
+        assert (code, message in errors) == (2, True), errors
+    assert not (tmp_path / "out").exists()

@@ -78,10 +78,10 @@ FOLDERS = {
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
-    "cli": "console declaration spelling text_models displays interruption overview pictures"
+    "cli": "console declaration spelling text_models interruption displays overview pictures sources"
     " commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
-    " training supervision inspecting demonstration generating",
+    " arguments training supervision inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mesh_cases import pretend
-from regard.cli import commands, main, supervision
+from regard.cli import main, supervision
+from regard.cli.arguments import parse_arguments
 from regard.training import runs
 from regard.training.membership import Membership
 
@@ -85,7 +86,7 @@ def wait_for(path, process):
 def test_an_end_by_a_signal_is_put_into_words(tmp_path):
     flags = ["--coordinator", "a:1", "--process=1", "--processes", "2"]
     words = ["train", "copy", "--out", str(tmp_path / "my run"), *flags, "--seed", "3"]
-    command, membership = commands.parse_arguments(words), Membership("a:1", 2, 1)
+    command, membership = parse_arguments(words), Membership("a:1", 2, 1)
     explain = lambda number, joined: supervision._explain_end(number, joined, command, words, membership)
     assert "process 1 of 2 did not find the others at a:1" in explain(signal.SIGABRT, False)
     lost = explain(signal.SIGABRT, True)

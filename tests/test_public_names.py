@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import regard
+from regard.loading import remedy
 from test_docstrings import MODULES, list_objects
 
 PACKAGES = [
@@ -81,7 +82,7 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_a_missing_extra_is_named(package, statement, extra):
     done = run_python(WITHOUT.format(package) + statement)
     assert done.returncode == 1
-    assert f"needs {package}, which is not installed: pip install 'regard[{extra}]'" in done.stderr
+    assert f"needs {package}, which is not installed: {remedy(extra)}" in done.stderr
 
 
 def test_help_and_star_do_without_extras():

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import jax
 
+from wheel import read_blocks
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_the_examples_print_what_is_shown(tmp_path, monkeypatch):
     """One after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.S)
+    examples = read_blocks(README)
     assert len(examples) == README.count("```python") == 5
     names = {}
     for code, shown in examples:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import economy
-from regard.cli import commands, main
+from regard.cli import main
+from regard.cli.arguments import parse_arguments
 
 PAGE = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
 
@@ -36,7 +37,7 @@ def test_it_has_commands():
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_its_commands_are_understood(words):
-    assert type(commands.parse_arguments(words[1:])).__name__.lower() == words[1]
+    assert type(parse_arguments(words[1:])).__name__.lower() == words[1]
 
 
 def test_its_plan_is_what_the_command_prints(capsys):

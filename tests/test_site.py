@@ -3,6 +3,9 @@
 What needs the site is skipped where `make docs` has not built it; `make docs-check` builds it first.
 """
 
+import importlib
+import inspect
+import json
 import os
 import re
 import subprocess
@@ -10,6 +13,7 @@ import sys
 
 import pytest
 
+import regard
 from site_pages import ROOT, SITE, Page, find_broken, is_elsewhere, read_inventory, read_site
 from test_docstrings import NAMES
 from test_tutorial_account import resolve
@@ -38,7 +42,7 @@ def find_name(name):
 
 
 def cells(text):
-    return re.findall(r"^```\{code-cell\} python\n(.*?)^```", text, re.S | re.M)
+    return re.findall(r"^```\{code-cell\} python\n(?::tags: .*\n)?(.*?)^```", text, re.S | re.M)
 
 
 # The text.
@@ -83,13 +87,73 @@ def test_every_cell_is_python(page):
         assert [line for line in lines if len(line) > 92] == [], "wider than the page"
 
 
-def test_the_reference_lists_the_modules_of_its_pages():
-    """Each module has one page; none is forgotten on the other side."""
+def load_extension(name):
     sys.path.insert(0, str(DOCS / "_extensions"))
     try:
-        from names import MODULES
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+def test_navigation_speaks_to_those_who_know_nothing_of_us():
+    titles = [re.search(r"^# (.+)$", text, re.M)[1] for text in TEXTS.values() if "\n# " in f"\n{text}"]
+    assert len(titles) > 30
+    assert [title for title in titles if re.search(r"seeds|[Dd]ocument \d|session", title)] == []
+
+
+def test_formulas_are_typeset():
+    formulas = load_extension("formulas")
+    drawn = formulas.typeset("S^{hij} = scale sum_a Q^{hia} K^{hja}")
+    assert "<munder><mo>∑</mo>" in drawn
+    assert "<msup><mi>S</mi><mrow><mi>h</mi><mi>i</mi><mi>j</mi></mrow></msup>" in drawn
+    assert " scale " in drawn
+    drawn = formulas.typeset("query_position_t <= sqrt(1 + e^(-x / T))  dL/dQ")
+    assert "<msub><mi>query_position</mi><mrow><mi>t</mi></mrow></msub>" in drawn
+    assert re.search(r"<msqrt>.*<msup><mi>e</mi>.*</msqrt>", drawn)
+    assert "≤" in drawn
+    assert drawn.count("<span>") == 2
+    drawn = formulas.typeset("F = -T f(x)^2 = dV_jb")
+    assert '<mo stretchy="false">−</mo><mi>T</mi>' in drawn
+    assert "<msub><mrow><mi>d</mi><mi>V</mi></mrow><mrow><mi>j</mi><mi>b</mi></mrow></msub>" in drawn
+    assert re.search(r"<msup><mrow>.*\)</mo></mrow><mrow><mn>2</mn></mrow></msup>", drawn)
+    for text in ("a_", "f(x^{2", "_b"):
+        with pytest.raises(formulas.UnreadableError):
+            formulas.typeset(text)
+
+
+def test_formulas_of_the_reference_can_be_read():
+    pytest.importorskip("sphinx")
+    formulas, docstrings = load_extension("formulas"), load_extension("docstrings")
+    unread, read = [], 0
+    for name, value in NAMES.items():
+        for paragraph in (inspect.getdoc(value) or "").split("\n\n")[1:]:
+            if docstrings.SECTION.match(paragraph):
+                break
+            if docstrings.is_formula(paragraph.split("\n")):
+                read += 1
+                try:
+                    formulas.typeset(paragraph)
+                except formulas.UnreadableError:
+                    unread.append(name)
+    assert (unread, read > 60) == ([], True)
+
+
+def test_the_workflow_calls_targets_of_make():
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    targets = {
+        word for line in re.findall(r"run: make (.+)", workflow) for word in line.split() if word.islower()
+    }
+    assert targets == {"setup", "lint", "types", "test", "dist", "docs-check"}
+    assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {regard.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_reference_lists_the_modules_of_its_pages():
+    """Each module has one page; none is forgotten on the other side."""
+    MODULES = load_extension("names").MODULES
     shown = re.findall(
         r"public:: (\S+)\n```", "".join(TEXTS[name] for name in TEXTS if name.startswith("api/"))
     )
@@ -199,6 +263,46 @@ def test_the_explorer_lives_in_a_page(browser, site, page):
     visit.press("]")
     assert frame.evaluate("__regard.state().c") == 1
     visit.check()
+    browser.close(visit)
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_is_a_notebook_too(site, page):
+    """With the same cells in the same order, after one that says what it needs."""
+    path = (SITE / page).with_suffix(".ipynb")
+    book = json.loads(path.read_text())
+    (needs, *code) = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert "pip install '.[all]'" in needs
+    assert [cell.strip() for cell in code] == [cell.strip() for cell in cells(TEXTS[page])]
+    assert book["metadata"]["kernelspec"]["name"] == "python3"
+    assert path.resolve().name in (SITE / page).with_suffix(".html").read_text()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1200])
+def test_no_page_is_wider_than_the_window(browser, site, width):
+    visit = visit_page(browser, "index.html", viewport={"width": width, "height": 800})
+    wide = {}
+    for path in site:
+        query = "?q=sliding_window" if path.name == "search.html" else ""
+        visit.page.goto(path.as_uri() + query)
+        found = visit.evaluate("document.documentElement.scrollWidth")
+        if found > width:
+            wide[path.name] = found
+    assert wide == {}
+    browser.close(visit)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("page", ["theory.html", "api/theory.html", "api/attend.html"])
+def test_formulas_are_drawn_and_whole(browser, site, page):
+    visit = visit_page(browser, page, viewport={"width": 1200, "height": 800})
+    formulas = visit.evaluate(
+        "[...document.querySelectorAll('.formula')].map((block) => [block.querySelectorAll('math').length,"
+        " block.scrollWidth - block.clientWidth])"
+    )
+    assert len(formulas) >= (1 if page == "api/attend.html" else 5)
+    assert all(drawn > 1 and cut <= 1 for drawn, cut in formulas), formulas
     browser.close(visit)
 
 

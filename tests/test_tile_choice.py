@@ -346,3 +346,17 @@ print(count_kinds(found.as_text()))
 def test_pieces_are_divided_over_devices_and_nothing_is_sent(axes, manual):
     code = f"from jax.sharding import AxisType\nAXES, MANUAL = AxisType.{axes}, {manual}\n{DIVIDED}"
     assert on_eight_devices(code).strip() == "{}"
+
+
+def test_tiles_are_chosen_in_a_shard_map_that_is_not_jitted():
+    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("b")
+    arrays = draw((2, 1367, 3), (2, 1367, 3), (2, 1367, 5))
+
+    def call(*arrays):
+        assert explain(*arrays, mask=masks.causal()).tiles.empty
+        return attend(*arrays, mask=masks.causal())
+
+    tile_choice._choose_once.cache_clear()
+    found = jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)(*arrays)
+    np.testing.assert_array_equal(found, call(*arrays))

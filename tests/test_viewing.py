@@ -358,7 +358,7 @@ def test_ports_that_cannot_be_are_refused(kept, capsys):
     assert "port: expected a number in 0..65535" in capsys.readouterr().err
     with serve(inspection.load(kept / "copy.regard")) as page:
         assert main(["view", str(kept / "copy.regard"), "--port", str(page.port)]) == 2
-    assert "in use" in capsys.readouterr().err
+        assert f"--port {page.port} is in use; leave --port out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

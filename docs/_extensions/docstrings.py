@@ -52,7 +52,8 @@ def translate(lines: list[str]) -> list[str]:
         if not paragraph:
             return
         if not told and text and is_formula(paragraph):
-            text.extend([".. code-block:: text", "", *(f"    {line}" for line in paragraph)])
+            text.extend([".. code-block:: text", "   :class: formula", ""])
+            text.extend(f"    {line}" for line in paragraph)
         else:
             joined = "\n".join(paragraph)
             # A span of code may go over the end of a line.

@@ -4,7 +4,9 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from formulas import UnreadableError, typeset
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
 
 def write_inline(writer: Any, node: nodes.math) -> None:
@@ -19,7 +21,25 @@ def write_block(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+class Formulas(SphinxPostTransform):
+    """Formulas in place of the blocks that are some; one that cannot be read stays as it is written."""
+
+    default_priority = 30
+
+    def run(self, **kwargs: Any) -> None:
+        for node in list(self.document.findall(nodes.literal_block)):
+            of_theory = self.env.docname == "theory" and node.get("language", "none") in ("none", "default")
+            if "formula" not in node["classes"] and not of_theory:
+                continue
+            try:
+                drawn = typeset(node.astext())
+            except UnreadableError:
+                continue
+            node.replace_self(nodes.raw("", drawn, format="html"))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the renderer."""
+    """Register the renderer and the transform."""
+    app.add_post_transform(Formulas)
     app.add_html_math_renderer("mathml", (write_inline, None), (write_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

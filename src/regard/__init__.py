@@ -16,7 +16,8 @@ says what a call would do:
 - `layers`, `models`, `training`: Flax NNX modules, whole Transformers, a loop that resumes
 - `interop`: the calls and files of jax.nn, Flax, PyTorch, ONNX and Hugging Face
 
-Names load on first use. Layers, models, training and figures need extras: `pip install 'regard[all]'`.
+Names load on first use. Layers, models, training and figures need extras: `pip install 'regard[all]'`,
+in a checkout `pip install '.[all]'`.
 """
 
 from typing import TYPE_CHECKING

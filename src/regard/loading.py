@@ -6,6 +6,11 @@ from importlib import import_module
 from typing import Any
 
 
+def remedy(extra: str) -> str:
+    """Return the command that installs an extra, and its form in a checkout."""
+    return f"pip install 'regard[{extra}]' (in a checkout: pip install '.[{extra}]')"
+
+
 def defer(
     package: str, extra: str, names: Sequence[str], /, **homes: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -31,7 +36,7 @@ def defer(
             if missing == "regard":
                 raise
             raise ModuleNotFoundError(
-                f"{package}.{name} needs {missing}, which is not installed: pip install 'regard[{extra}]'",
+                f"{package}.{name} needs {missing}, which is not installed: {remedy(extra)}",
                 name=missing,
             ) from error
         if name in home_of:

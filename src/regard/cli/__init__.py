@@ -4,12 +4,30 @@ Only tyro, rich and plain settings load before the arguments are understood, so 
 answer at once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
 """
 
+import codecs
+import io
+import os
 import sys
 from collections.abc import Sequence
+
+from regard.loading import remedy
 
 OK, MISUSED, INTERRUPTED = 0, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
 EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib", "safetensors", "tokenizers")
+# What is written where a terminal or a file has ASCII alone; a question mark stands for the rest.
+PLAIN = {"■": "#", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"} | dict(
+    zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)
+)
+
+
+def write_plain(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an encoding lacks by some that it has."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("plain", write_plain)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,13 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arrays ...
         0
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="plain")
     try:
         return _run(arguments)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        sys.stderr.write(f"error: this needs {package}, which is not installed: pip install 'regard[all]'\n")
+        sys.stderr.write(f"error: this needs {package}, which is not installed: {remedy('all')}\n")
         return MISUSED
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; Python would complain once more while shutting down.
@@ -46,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Understand the arguments, then run the command; expected errors become messages."""
-    from regard.cli.commands import parse_arguments
+    if os.environ.get("NO_COLOR"):
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # read when tyro is imported
+    from regard.cli.arguments import parse_arguments
     from regard.cli.console import Console, UsageError
 
     words = sys.argv[1:] if arguments is None else arguments

@@ -37,9 +37,11 @@ class Command:
 
     Attributes:
         RUNS: module and function that run it, for a command that has no `run` of its own.
+        CHOICES: its subcommands by name, for each field that holds one.
     """
 
     RUNS: ClassVar[str]
+    CHOICES: ClassVar[Mapping[str, Mapping[str, type]]] = {}
     output: Any = Output()
 
     def load(self) -> Callable[..., int]:

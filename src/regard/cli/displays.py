@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import jax
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +17,7 @@ from rich.progress import (
 )
 
 from regard.cli.console import Console
+from regard.cli.interruption import leave_at_once
 from regard.training.loop import Progress as Listener
 from regard.training.metrics import LEADING, arrange, replace_nonfinite
 
@@ -34,7 +36,9 @@ class Display(Listener):
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        # Nothing is done before the first step; later, what was done since the last checkpoint would be lost.
+        with leave_at_once() if what == "train step" and jax.process_count() == 1 else nullcontext():
+            yield
         seconds = time.perf_counter() - start
         self._console.say(f"{self._prefix}compiled {what} in {seconds:.1f} s")
         self._emit("compiled", what=what, seconds=round(seconds, 3))

@@ -96,8 +96,21 @@ def _check_arguments(command: Inspect) -> None:
         raise UsageError(f"{command.out} is a file; give another --out")
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
+    if command.save is not None and command.save.is_dir():
+        raise UsageError(
+            f"--save: {command.save} is a folder; give a file in it, such as {command.save / 'trace.regard'}"
+        )
     if command.save is not None and not command.save.parent.is_dir():
         raise UsageError(f"--save: there is no folder {command.save.parent}")
+    if command.model is not None and not command.model.is_dir():
+        is_file = command.model.is_file()
+        there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
+        seen = (
+            f"; what is kept in a file is shown by: regard view {command.model}"
+            if is_file and command.model.suffix == ".regard"
+            else ""
+        )
+        raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
 
 
 def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path | None) -> int:

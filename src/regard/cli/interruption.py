@@ -1,4 +1,4 @@
-"""Ctrl-C while training: the first asks for a checkpoint, the second leaves at once."""
+"""Ctrl-C while training: the first asks for a checkpoint, the second leaves; before any step, the first."""
 
 import os
 import signal
@@ -52,3 +52,32 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
 
     with handle_signals(handle, signal.SIGINT):
         yield lambda: is_requested
+
+
+@contextmanager
+def leave_at_once() -> Iterator[None]:
+    """Leave at the first interrupt while a block runs, even if a compiler keeps Python from hearing of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+
+    def watch() -> None:
+        while number := os.read(heard, 1):
+            if number[0] == signal.SIGINT:
+                os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
+                os.write(sys.stderr.fileno(), b"\ninterrupted before the first step; nothing is lost\n")
+                os._exit(INTERRUPTED)
+
+    watching = threading.Thread(target=watch, name="regard-interrupts", daemon=True)
+    watching.start()
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    try:
+        with handle_signals(lambda number, frame: None, signal.SIGINT):
+            yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(told)
+        watching.join()
+        os.close(heard)

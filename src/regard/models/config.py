@@ -25,7 +25,9 @@ class TransformerConfig:
     """Sizes and choices of a Transformer; the same record builds every model here.
 
     The defaults are those of a plain pre-norm Transformer; `regard.models.PRESETS` has those of BERT, GPT-2,
-    Llama, Mistral, Qwen, Gemma 2, T5 and ViT.
+    Llama, Mistral, Qwen, Gemma 2, T5 and ViT. Each field is explained below its line in the source, and in
+    the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`, and
+    may have a `class_token` and learned `positions`.
 
     Raises:
         ValueError: sizes that do not fit together, rates outside [0, 1), unknown choices.
@@ -49,7 +51,7 @@ class TransformerConfig:
     input_width: int | None = None
     """Inputs are real vectors of this width; give either this or vocab_size."""
     max_length: int = 512
-    """Longest input of learned positions; the other kinds have no limit."""
+    """Longest input of learned positions, a class token included; the other kinds have no limit."""
 
     num_key_heads: int | None = None
     """Key heads, a divisor of num_heads; None means num_heads, 1 is multi-query."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import jax
 import numpy as np
+from jax.core import eval_context
 from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem
@@ -24,7 +24,7 @@ _SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, 
 @contextlib.contextmanager
 def _at_once() -> Iterator[None]:
     """Compute with what is known, whatever the mesh around the call."""
-    with jax.ensure_compile_time_eval(), use_abstract_mesh(NO_MESH):
+    with eval_context(), use_abstract_mesh(NO_MESH):
         yield
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from regard.loading import remedy
+
 NUM_BYTES = 256
 
 
@@ -148,5 +150,5 @@ def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError("BPE needs tokenizers: pip install 'regard[train]'") from error
+        raise ImportError(f"BPE needs tokenizers: {remedy('train')}") from error
     return tokenizers

@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.cli.console import Console
 from regard.cli.declaration import Command
+from regard.loading import remedy
 
 PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
 # What each optional package gives, and the extra that installs it.
@@ -65,7 +66,7 @@ class Doctor(Command):
 def collect_facts() -> dict[str, Any]:
     """Collect everything that is said, as plain values."""
     optional = {
-        name: {"version": _find_version(name), "gives": gives, "install": f"pip install 'regard[{extra}]'"}
+        name: {"version": _find_version(name), "gives": gives, "install": remedy(extra)}
         for name, (gives, extra) in OPTIONAL.items()
     }
     return {

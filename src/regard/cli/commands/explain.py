@@ -1,10 +1,11 @@
 """`regard explain`: the dispatcher's answer for shapes alone."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.declaration import Command, option
+from regard.cli.declaration import Command, Output, option
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Explain(Command):
     """Ask for one backend."""
     picture: bool = False
     """Draw the mask too."""
+    output: Output = Output()
 
     def run(self, console: Console) -> int:
         """Print which backend serves a call and why; return 1 when none does."""
@@ -48,6 +50,8 @@ class Explain(Command):
                 mask = masks.parse(self.mask) if self.mask else None
                 report = explain(query, key, value, mask=mask, query_offset=offset, backend=self.backend)
                 console.say(str(report))
+                computes = report.computes and str(report.computes)
+                console.emit("explanation", **dataclasses.asdict(report) | {"computes": computes})
                 if self.picture and mask is not None:
                     console.say(mask.picture(shape[-2], key_shape[-2], query_offset=offset))
         except NotImplementedError as error:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tyro
 
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.declaration import Command
+from regard.cli.declaration import Command, Output
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,24 @@ class Plot(Command):
     """Run directories."""
     format: Literal["png", "svg", "pdf"] = "png"
     """Kind of files to write, into RUN/figures."""
+    output: Output = Output()
 
     def run(self, console: Console) -> int:
         """Draw every run into its figures folder, and a comparison when there are several."""
         from regard.cli import pictures
+        from regard.cli.sources import demand_run
         from regard.inspection.figures import training_curves
         from regard.training import metrics, runs
 
         def save(drawn: Iterator[Any], directory: Path) -> None:
             for path in pictures.save_pictures(drawn, directory / "figures", self.format):
                 console.say(str(path))
+                console.emit("written", path=str(path))
 
         if not self.runs:
             raise UsageError("plot needs at least one run directory, such as: regard plot out/copy")
+        for directory in self.runs:
+            demand_run(directory)
         with expected_errors():
             loaded = [(directory, *runs.load_run(directory)) for directory in self.runs]
             for _, task, _ in loaded:

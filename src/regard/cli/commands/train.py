@@ -24,6 +24,7 @@ class Train(Command):
     """
 
     RUNS = "regard.cli.supervision:supervise_training"
+    CHOICES = {"task": TASKS}  # noqa: RUF012
 
     task: Annotated[TaskChoice, tyro.conf.arg(name="")]
     """Task to learn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -49,7 +50,13 @@ class View(Command):
             if other is not None:
                 console.note("beside", repr(other))
             console.say("preparing the page ...")
-            page = serve(trace, compare=other, port=self.port, training=training)
+            try:
+                page = serve(trace, compare=other, port=self.port, training=training)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                message = f"--port {self.port} is in use; leave --port out for one that is free"
+                raise UsageError(message) from error
         with page:
             try:
                 console.emit("serving", url=page.url, port=page.port)
@@ -70,15 +77,12 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
         UsageError: for anything else.
     """
     from regard import inspection
+    from regard.cli.sources import demand_run
     from regard.training import runs
     from regard.training.history import training_document
 
     if path.is_dir():
-        if not runs.is_run(path):
-            raise UsageError(
-                f"{path} is not a run; give one of `regard train`, or a file: regard inspect {path} --save"
-                f" {path.name or 'trace'}.regard"
-            )
+        demand_run(path, f", or a file: regard inspect {path} --save {path.name or 'trace'}.regard")
         task, model = runs.load_run(path)
         return task.watch(model), training_document(path)
     if not path.exists():

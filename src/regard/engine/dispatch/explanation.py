@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem
@@ -161,7 +161,7 @@ def _census(problem: Problem) -> TileCensus | None:
     if not is_concrete(problem.mask.closure_convert(problem.grid())):
         return None
     # To count is to read; inside a trace, too.
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+    with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         codes, side = classify_tiles(problem)
     empty, partial, full = (int((codes == code).sum()) for code in range(3))
     return TileCensus(empty, partial, full, side)

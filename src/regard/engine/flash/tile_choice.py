@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem, Sizes
@@ -100,7 +100,7 @@ def _choose(
     """Choose by the kinds of tiles of a mask that is known."""
     side = tuning.piece_side
     # To look is to read.
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+    with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         found = np.asarray(_classify(mask, offsets, sizes, side))
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))

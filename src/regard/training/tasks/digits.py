@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from regard.loading import remedy
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
 from regard.training.settings import FRACTION, Cadence, Goal, Optimization, Sizes, at_least
@@ -131,7 +132,7 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install 'regard[train]'") from error
+        raise ImportError(f"the digits come with scikit-learn: {remedy('train')}") from error
     digits: Any = load_digits()
     return (digits.images / BRIGHTEST).astype(np.float32), digits.target.astype(np.int32)
 

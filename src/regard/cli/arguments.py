@@ -1,0 +1,128 @@
+"""The words of a command line: the command, the task, and what is near a word that is neither."""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.metadata
+import io
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import tyro
+
+import regard
+from regard.cli import MISUSED, commands
+from regard.cli.declaration import Command, choice
+
+_STYLE = (
+    tyro.conf.CascadeSubcommandArgs,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.FlagCreatePairsOff,
+)
+_HELP = ("--help", "-h")
+# Names of settings in a sentence about them: with an underscore, before "must", or before their value.
+_NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
+
+
+def parse_arguments(words: Sequence[str]) -> Command:
+    """Turn words into a command.
+
+    Raises:
+        SystemExit: 0 after printing help or versions, 2 after printing what was not understood and what is
+            near it.
+    """
+    words = list(words)
+    named = {command.__name__.lower(): command for command in commands.COMMANDS}
+    if words[:1] == ["--version"]:
+        sys.stdout.write(f"{describe_versions()}\n")
+        raise SystemExit(0)
+    if not words or words[0] in _HELP:
+        line = dataclasses.make_dataclass("Line", [("run", Annotated[choice(named), tyro.conf.arg(name="")])])
+        return _read(line, "regard", "Attention for JAX: exact, composable, inspectable.", words)
+    command = _choose("regard", "command", words[0], named)
+    program, words, description = f"regard {words[0]}", words[1:], None
+    for name, kinds in command.CHOICES.items():
+        place = _find_word(command, words)
+        if place is not None:
+            word = words.pop(place)
+            kind = _choose(program, name, word, kinds)
+            only = [(name, Annotated[kind, tyro.conf.arg(name="")])]
+            command = dataclasses.make_dataclass(command.__name__, only, bases=(command,), frozen=True)
+            program, description = f"{program} {word}", kind.__doc__
+    parsed = _read(command, program, description, words)
+    for flag in _lists(parsed):
+        if flag in words:
+            _refuse(program, f"{flag} needs at least one value")
+    return parsed
+
+
+def describe_versions() -> str:
+    """Return the versions that decide what runs, in a line."""
+    jax_version = importlib.metadata.version("jax")  # without loading it
+    return f"regard {regard.__version__}, jax {jax_version}, Python {sys.version.split()[0]}"
+
+
+def _read(kind: Any, program: str, description: str | None, words: list[str]) -> Any:
+    """Let tyro read the words; settings that do not fit together are named by their flags."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(kind, prog=program, description=description, args=words, config=_STYLE)
+    except AttributeError as error:
+        if error.name != "TypeCheckError":
+            raise
+        _refuse(
+            program,
+            "tyro needs typeguard 4 or newer, which another package took back: pip install 'typeguard>=4'",
+        )
+    except ValueError as error:
+        _refuse(program, _name_flags(error))
+    except SystemExit as end:
+        wrong = end.__context__  # of settings in a group, whose name tyro would print
+        if isinstance(wrong, Exception) and isinstance(getattr(wrong, "arg", None), str):
+            _refuse(program, _name_flags(wrong.__context__))
+        sys.stderr.write(printed.getvalue())
+        raise
+
+
+def _name_flags(error: BaseException | None) -> str:
+    """Return what is wrong with settings, with the flags' names in place of the settings'."""
+    return _NAMES.sub(lambda name: "--" + name[0].replace("_", "-"), str(error))
+
+
+def _choose(program: str, kind: str, word: str, named: Mapping[str, Any]) -> Any:
+    """Return what a word names; else say what is near it."""
+    if word not in named:
+        near = difflib.get_close_matches(word, named, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(named)}"
+        _refuse(program, f"there is no {kind} {word!r}; {hint}")
+    return named[word]
+
+
+def _find_word(command: Any, words: Sequence[str]) -> int | None:
+    """Return the place of the first word that is neither a flag nor the value of one."""
+    fields = (*dataclasses.fields(command), *dataclasses.fields(type(command.output)))
+    switches = {f"--{field.name}" for field in fields if field.default is False}
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        alone = words[place] in (*switches, *_HELP) or "=" in words[place]
+        place += 1 if alone else 2
+    return place if place < len(words) else None
+
+
+def _lists(record: Any) -> Iterator[str]:
+    """Yield the flags of a record that take several values and got none."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _lists(value)
+        elif value == ():
+            yield "--" + field.name.replace("_", "-")
+
+
+def _refuse(program: str, message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n       for help: {program} --help\n")
+    raise SystemExit(MISUSED)

@@ -1,0 +1,28 @@
+"""Runs that commands read, and what lies in their place."""
+
+from pathlib import Path
+
+from regard.cli.console import UsageError
+from regard.training import runs
+
+
+def demand_run(path: Path, remedy: str = "") -> None:
+    """Demand a run; where there is none, name the runs inside.
+
+    Args:
+        path: what was given.
+        remedy: what else would do.
+
+    Raises:
+        UsageError: no folder, or one that holds no run.
+    """
+    if not path.exists():
+        raise UsageError(f"there is no {path}; give a run of `regard train`{remedy}")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file; give the folder of a run of `regard train`")
+    if runs.is_run(path):
+        return
+    inside = ", ".join(str(folder) for folder in sorted(path.iterdir()) if runs.is_run(folder))
+    if inside:
+        raise UsageError(f"{path} is not a run, but holds some; give one of them: {inside}")
+    raise UsageError(f"{path} is not a run; give one of `regard train`{remedy}")

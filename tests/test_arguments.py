@@ -1,0 +1,154 @@
+"""The words of a command line: versions, what is near a wrong word, colours, ASCII, interrupts."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from regard.cli import arguments, displays, interruption, main
+from regard.cli.arguments import parse_arguments
+from regard.cli.console import Console
+
+RUN = "import sys; from regard.cli import main; sys.exit(main())"
+
+
+def refuse(capsys, *words):
+    """What is printed about words that are not understood."""
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    captured = capsys.readouterr()
+    assert (end.value.code, captured.out) == (2, "")
+    return captured.err
+
+
+def test_the_version_is_that_of_regard_and_of_jax(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert re.fullmatch(
+        rf"regard \d\S+, jax {re.escape(jax.__version__)}, Python 3\S+\n", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "program"),
+    [
+        ("trian", "there is no command 'trian'; did you mean train?", "regard"),
+        ("xyz", "there is no command 'xyz'; there are demo, train, generate", "regard"),
+        ("train coppy", "there is no task 'coppy'; did you mean copy?", "regard train"),
+        ("train --smoke --out copy revers", "did you mean reverse?", "regard train"),
+        ("train copy --steps 0", "--steps must be at least 1, got 0", "regard train copy"),
+        (
+            "train copy --num-heads 3",
+            "--num-heads must divide --d-model, got --num-heads=3",
+            "regard train copy",
+        ),
+        ("train text --smoke --files", "--files needs at least one value", "regard train text"),
+        ("train text --files --smoke", "--files needs at least one value", "regard train text"),
+        ("train copy --stepss 3", "--steps INT", "regard train copy"),
+        ("explain --shpe 3", "--shape N,N,...", "regard explain"),
+    ],
+)
+def test_a_mistake_names_what_is_near_and_the_help_of_its_own_command(capsys, words, message, program):
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", refuse(capsys, *words.split())).split())
+    assert message in text
+    assert re.findall(r"regard[a-z ]* --help", text) == [f"{program} --help"]
+
+
+def test_flags_before_the_task_are_no_tasks():
+    for words in (
+        "--out copy --seed=3 reverse",
+        "reverse --out copy --seed 3",
+        "--out copy --smoke reverse --seed 3",
+    ):
+        command = parse_arguments(["train", *words.split()])
+        assert (command.task.name, str(command.out), command.seed) == ("reverse", "copy", 3)
+
+
+def test_a_typeguard_that_is_too_old_is_named(capsys, monkeypatch):
+    def read(*options, **more):
+        raise AttributeError(name="TypeCheckError")
+
+    monkeypatch.setattr(arguments.tyro, "cli", read)
+    assert "pip install 'typeguard>=4'" in refuse(capsys, "doctor")
+
+
+def test_what_ascii_lacks_is_written_plainly(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["explain", "--shape", "3,5", "--mask", "causal()", "--picture"]) == 0
+    stream.flush()
+    assert b"1 # # .\n" in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize(("colour", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_help_has_no_colours_where_none_are_wanted(colour, colours):
+    pty = pytest.importorskip("pty")
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", RUN, "doctor", "--help"]
+    environment |= {"TERM": "xterm", **colour}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                printed += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"usage:" in printed
+    assert (b"\x1b[" in printed) is colours
+
+
+def test_the_first_interrupt_leaves_while_python_waits_for_a_compiler():
+    """A sleep in C with the signal blocked for Python's handlers stands for it."""
+    code = (
+        "import ctypes, sys\n"
+        "from regard.cli.interruption import leave_at_once\n"
+        "with leave_at_once():\n"
+        "    print('waiting', flush=True)\n"
+        "    wait = ctypes.CDLL(None)\n"
+        "    while True: wait.usleep(200_000_000)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.2)
+    process.send_signal(2)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, "\ninterrupted before the first step; nothing is lost\n")
+
+
+def test_after_it_interrupts_are_as_they_were():
+    with interruption.leave_at_once():
+        pass
+    with interruption.catch_interrupts() as is_interrupted:
+        os.kill(os.getpid(), 2)
+        assert is_interrupted()
+
+
+def test_a_display_leaves_at_once_before_the_first_step_alone(monkeypatch):
+    asked = []
+
+    def leave_at_once():
+        asked.append(True)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(displays, "leave_at_once", leave_at_once)
+    shown = displays.Lines(Console(quiet=True), "copy")
+    with shown.compiling("evaluation"), shown.compiling("heads"):
+        assert not asked
+    with shown.compiling("train step"):
+        assert asked
