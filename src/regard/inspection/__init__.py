@@ -12,10 +12,10 @@ from regard.loading import defer
 if TYPE_CHECKING:
     from regard.inspection import explorer, figures
     from regard.inspection.tokens import Tokens
-    from regard.inspection.traces import Call, Trace, capture, load, record
+    from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
-__all__ = ["Call", "Tokens", "Trace", "capture", "explorer", "figures", "load", "record"]
+__all__ = ["Call", "Tokens", "Trace", "capture", "explorer", "figures", "load", "record", "record_repeats"]
 
 __getattr__, __dir__ = defer(
-    __name__, "look", __all__, tokens="Tokens", traces="Call Trace capture load record"
+    __name__, "look", __all__, tokens="Tokens", traces="Call Trace capture load record record_repeats"
 )
