@@ -96,7 +96,7 @@ PUBLISHED = {
     "regard.positions.sinusoidal": ("Vaswani",),
     "regard.positions.sinusoidal_at": ("Vaswani",),
     "regard.readouts.label": ("Clark", "Olsson"),
-    "regard.inspection.record_repeats": "Olsson",
+    "regard.inspection.record_repeats": ("Olsson",),
     "regard.readouts.read": ("FlashAttention",),
     "regard.scores.alibi": ("Press",),
     "regard.scores.bilinear": ("Luong",),
