@@ -96,6 +96,7 @@ PUBLISHED = {
     "regard.positions.sinusoidal": ("Vaswani",),
     "regard.positions.sinusoidal_at": ("Vaswani",),
     "regard.readouts.label": ("Clark", "Olsson"),
+    "regard.inspection.intervene": ("Meng", "Wang"),
     "regard.inspection.record_repeats": ("Olsson",),
     "regard.readouts.read": ("FlashAttention",),
     "regard.scores.alibi": ("Press",),

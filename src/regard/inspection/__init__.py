@@ -2,7 +2,8 @@
 
 Start from `capture`, which watches a model run and gives a `Trace` of `Call`s: every head's statistics and,
 at any length, exact windows of its weights. `Trace.save` and `load` keep it in a file, `Trace.explore` writes
-a page to look around in. `figures` draws, with the extra `regard[look]`. Names load on first use.
+a page to look around in. `intervene` changes calls while a model runs: heads switched off, or given what
+another run computed. `figures` draws, with the extra `regard[look]`. Names load on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -11,11 +12,29 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.inspection import explorer, figures
+    from regard.inspection.interventions import Change, intervene
     from regard.inspection.tokens import Tokens
     from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
-__all__ = ["Call", "Tokens", "Trace", "capture", "explorer", "figures", "load", "record", "record_repeats"]
+__all__ = [
+    "Call",
+    "Change",
+    "Tokens",
+    "Trace",
+    "capture",
+    "explorer",
+    "figures",
+    "intervene",
+    "load",
+    "record",
+    "record_repeats",
+]
 
 __getattr__, __dir__ = defer(
-    __name__, "look", __all__, tokens="Tokens", traces="Call Trace capture load record record_repeats"
+    __name__,
+    "look",
+    __all__,
+    interventions="Change intervene",
+    tokens="Tokens",
+    traces="Call Trace capture load record record_repeats",
 )
