@@ -96,6 +96,8 @@ PUBLISHED = {
     "regard.positions.sinusoidal": ("Vaswani",),
     "regard.positions.sinusoidal_at": ("Vaswani",),
     "regard.readouts.label": ("Clark", "Olsson"),
+    "regard.inspection.attribute_heads": ("Nanda", "Syed"),
+    "regard.inspection.sweep_heads": ("Michel", "Wang"),
     "regard.inspection.intervene": ("Meng", "Wang"),
     "regard.inspection.record_repeats": ("Olsson",),
     "regard.readouts.read": ("FlashAttention",),

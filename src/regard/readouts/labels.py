@@ -89,6 +89,35 @@ def average(readout: Readout) -> dict[str, Array]:
     return means | {name: found.mean for name, found in _measure(readout).items()}
 
 
+def spread(readout: Readout) -> dict[str, tuple[Array, Array]]:
+    """Compute mean and standard deviation over examples of what `average` says of each head.
+
+    mean_h = sum_n mean_nh / N,  deviation_h = sqrt(sum_n (mean_nh - mean_h)^2 / N)
+
+    Args:
+        readout: of `read`, with leading axes `(*examples, H)`.
+
+    Returns:
+        By name, as in `average`, two arrays `(H,)`. An example without rows that count has the mean 0.
+
+    Raises:
+        ValueError: a readout without examples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import readouts
+        >>> x = jnp.stack([jnp.zeros((1, 3, 3)), 99 * jnp.eye(3)[None]])  # two examples of one head
+        >>> mean, deviation = readouts.spread(readouts.read(x, x))["max_weight"]
+        >>> f"{mean[0]:.3f} +- {deviation[0]:.3f}"
+        '0.667 +- 0.333'
+    """
+    axes = tuple(range(readout.entropy.ndim - 2))
+    if not axes:
+        shape = tuple(readout.entropy.shape[:-1])
+        raise ValueError(f"readout: expected leading axes of examples and heads, got {shape}")
+    return {name: (mean.mean(axes), mean.std(axes)) for name, mean in average(readout).items()}
+
+
 def label(
     readout: Readout, thresholds: Mapping[str, float] | None = None
 ) -> dict[tuple[int, ...], tuple[Label, ...]]:

@@ -29,7 +29,7 @@ Finish = Callable[[Array], Array]  # of a call's output
 Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
-_REWRITERS: ContextVar[tuple[Rewriter, ...]] = ContextVar("rewriters", default=())
+_REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriters", default=())
 # What `jit` traced with changes belongs to one block: the next one has a number of its own, and traces anew.
 _RETRACE = jax.make_user_context()
 _traced_changes = 0
@@ -47,9 +47,12 @@ def watch(callback: Watcher) -> Iterator[None]:
 
 
 @contextmanager
-def rewrite(rewriter: Rewriter) -> Iterator[None]:
-    """Let `rewriter` change every call of `attend` in the block, on this thread; `jit` traces anew in it."""
-    token = _REWRITERS.set((*_REWRITERS.get(), rewriter))
+def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
+    """Let `rewriter` change every call of `attend` in the block, on this thread; `jit` traces anew in it.
+
+    `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
+    """
+    token = _REWRITERS.set((*_REWRITERS.get(), (rewriter, one_by_one)))
     try:
         with _RETRACE(_traced_changes):
             yield
@@ -59,16 +62,16 @@ def rewrite(rewriter: Rewriter) -> Iterator[None]:
 
 def is_rewriting() -> bool:
     """Return whether anyone changes calls now, one by one."""
-    return bool(_REWRITERS.get())
+    return any(one_by_one for _, one_by_one in _REWRITERS.get())
 
 
 def rewritten(problem: Problem) -> tuple[Problem, Finish]:
     """Return the call as it is changed, and what becomes of its output."""
     global _traced_changes
     finishes = []
-    if is_rewriting() and not is_concrete(problem):
+    if _REWRITERS.get() and not is_concrete(problem):
         _traced_changes += 1
-    for rewriter in _REWRITERS.get():
+    for rewriter, _ in _REWRITERS.get():
         problem, finish = rewriter(problem)
         finishes.append(finish)
 

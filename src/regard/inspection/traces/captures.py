@@ -193,12 +193,14 @@ class _Watcher:
             raise ValueError(
                 f"capture: expected calls of attend with values, got {self._traced} inside a trace, where"
                 " arrays have none; call the model itself, outside jax.jit, nnx.jit, jax.grad, jax.vmap,"
-                " jax.lax.scan and jax.checkpoint (nnx.remat)"
+                " jax.lax.scan and jax.checkpoint (nnx.remat); or use inspection.observe(fn), which returns"
+                " the readouts of a function from inside them"
             )
         if not self._calls:
             raise ValueError(
                 "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
-                " nnx.jit compiled before does not call it again: call the model itself, outside jit. Layers"
+                " nnx.jit compiled before does not call it again: call the model itself, outside jit, or use"
+                " inspection.observe(fn), which traces it anew. Layers"
                 " of Flax need attention_fn=regard.interop.flax.attention_fn"
             )
         known, positions = name_owners(model), Positions(model)
