@@ -13,6 +13,7 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.inspection import explorer, figures
+    from regard.inspection.contributions import contribute, read_layers, roll_out, weigh_values
     from regard.inspection.head_effects import attribute_heads, sweep_heads
     from regard.inspection.interventions import Change, intervene
     from regard.inspection.observations import observe
@@ -26,20 +27,25 @@ __all__ = [
     "Trace",
     "attribute_heads",
     "capture",
+    "contribute",
     "explorer",
     "figures",
     "intervene",
     "load",
     "observe",
+    "read_layers",
     "record",
     "record_repeats",
+    "roll_out",
     "sweep_heads",
+    "weigh_values",
 ]
 
 __getattr__, __dir__ = defer(
     __name__,
     "look",
     __all__,
+    contributions="contribute read_layers roll_out weigh_values",
     head_effects="attribute_heads sweep_heads",
     interventions="Change intervene",
     observations="observe",
