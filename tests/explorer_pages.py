@@ -11,8 +11,6 @@ import numpy as np
 
 from regard import attend, inspection, masks, scores
 
-FIRST, LOCAL = 4, 16  # what a readout counts as the first keys, and as near ones
-
 TEXT = """
 When Mary and John went to the shop , John gave a drink to Mary . The cat that sat near the old door of the
 house saw the dog , and the dog saw the cat , but neither moved . When Mary and John went to the shop , John
@@ -68,8 +66,8 @@ class Case:
         found = {
             "entropy": -(all_of_it * logs).sum(-1),
             "max_weight": weights.max(-1, initial=0),
-            "first_mass": weights[:, :FIRST].sum(-1),
-            "local_mass": (weights * (np.abs(away) < LOCAL)).sum(-1),
+            "first_mass": weights[:, : min(max(S // 32, 1), 4)].sum(-1),
+            "local_mass": (weights * (np.abs(away) < min(max(S // 8, 2), 16))).sum(-1),
             "distance": (weights * away).sum(-1) / held,
             "sink_mass": sunk,
         }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from regard import attend, inspection, masks, positions, scores
+from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
 from regard.inspection.traces import captures, examples, owners
@@ -242,7 +242,7 @@ def check_readout(call, weights, largest, case, near):
     positions_apart = (
         call.query_offset + np.arange(call.rows)[:, None] - call.key_offset - np.arange(call.keys)
     )
-    first = (weights * (call.key_offset + np.arange(call.keys) < 4)).sum(-1)
+    first = (weights * (call.key_offset + np.arange(call.keys) < readout.first)).sum(-1)
     np.testing.assert_allclose(readout.first_mass, first, **near)
     own = (weights * (positions_apart == 0)).sum(-1)
     np.testing.assert_allclose(readout.self_mass, own, **near)
@@ -585,14 +585,18 @@ def test_tokens_serve_statistics_and_are_checked():
     weights, readout = call.window()[0], call.readout()
     same = [sum(weights[t, s] for s in range(5) if s != t and words[s] == words[t]) for t in range(5)]
     follows = [sum(weights[t, s] for s in range(1, 5) if words[s - 1] == words[t]) for t in range(5)]
-    np.testing.assert_allclose(readout.same_mass[0], same, atol=1e-6)
+    np.testing.assert_allclose(readout.duplicate_mass[0], same, atol=1e-6)
     np.testing.assert_allclose(readout.induction_mass[0], follows, atol=1e-6)
+    with inspection.capture(tokens=["a", ".", "Ġb", "▁,", "[SEP]"]) as trace:
+        attend(query, key, value, mask=masks.causal())
+    weights, readout = trace.calls[0].window()[0], trace.calls[0].readout()
+    np.testing.assert_allclose(readout.delimiter_mass[0], weights[:, [1, 3, 4]].sum(-1), atol=1e-6)
     with inspection.capture(tokens=inspection.Tokens(words, ids=[0, 1, 2, 3, 4])) as trace:
         attend(query, key, value, mask=masks.causal())
-    np.testing.assert_allclose(trace.calls[0].readout().same_mass, 0)
+    np.testing.assert_allclose(trace.calls[0].readout().duplicate_mass, 0)
     with inspection.capture(tokens=inspection.Tokens(5)) as trace:
         attend(query, key, value, mask=masks.causal())
-    assert trace.calls[0].readout().same_mass is None
+    assert trace.calls[0].readout().duplicate_mass is None
     with (
         pytest.raises(
             ValueError, match="tokens: expected one per position of some call, whose lengths are 5"
@@ -662,3 +666,27 @@ def test_functions_of_some_heads_compile_once():
     found = [examples.take_heads(trace.calls[0].problem, heads).score for heads in ([1, 4], [0, 2])]
     assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
     assert repr(found[0]) == "[modifier(by_batch)]"
+
+
+def test_heads_are_measured_on_tokens_that_repeat():
+    def model(ids):
+        """One head that reads the key after the last time that its token was there."""
+        place = np.arange(ids.shape[1])
+        follows = place - place[:, None] == 10
+        query = jnp.asarray(np.eye(22), jnp.float32)[None, None]
+        key = 30 * jnp.asarray(follows, jnp.float32)[None, None]
+        return attend(query, key, query, mask=masks.causal())
+
+    trace = inspection.record_repeats(model, 1000, length=11, rng=3)
+    call = trace.calls[0]
+    ids = call.key_tokens.ids
+    assert trace.title == "11 random tokens, 2 times"
+    assert call.rows == 22
+    np.testing.assert_array_equal(ids[:11], ids[11:])
+    assert len(set(ids.tolist())) == 11
+    assert ids.max() < 1000
+    (one,) = readouts.label(call.readout())[(0,)]
+    assert one.name == "induction"
+    assert one.rows == 11
+    with pytest.raises(ValueError, match="length: expected an integer of at least 1, got 0"):
+        inspection.record_repeats(model, 5, length=0)

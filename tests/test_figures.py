@@ -1,5 +1,9 @@
 """Attention weights, positions and masks as pictures: artists, scales, inks, ticks, labels and refusals."""
 
+import json
+import subprocess
+from importlib import resources
+
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -7,6 +11,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from javascript import NODE
 from regard import masks
 from regard.inspection import figures
 from regard.inspection.figures import palette
@@ -42,7 +47,7 @@ def test_the_scale_is_fixed_whatever_the_weights(peak):
     (ax,) = drawing.axes
     assert drawing.images[0].get_clim() == (0.0, 1.0)
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("Key position", "Query position", "Head 2")
-    assert drawing.colorbar.ax.get_ylabel() == "Attention weight"
+    assert drawing.colorbar.ax.get_ylabel() == "Attention weight\n(colour: w^0.4)"
     assert drawing.colorbar.vmin == 0.0
     assert drawing.colorbar.vmax == 1.0
 
@@ -154,12 +159,60 @@ def test_labels_are_shown_as_they_are():
     assert drawing.axes[0].xaxis.get_ticklabels()[1].get_rotation() == 45
 
 
-def test_many_labels_are_thinned_and_stay_at_their_positions():
+def test_every_word_is_named_where_it_fits():
+    words = [f"word{index}" for index in range(17)]
+    drawing = figures.head_grid(weights(6, 12, 17), key_labels=words, query_labels=range(12))
+    assert shown_labels(drawing.axes[-1].xaxis) == words
+    assert shown_labels(drawing.axes[0].yaxis) == [str(index) for index in range(12)]
+
+
+@pytest.mark.parametrize("draw", [figures.attention_heatmap, figures.head_grid])
+def test_the_words_that_matter_are_named_where_few_fit(draw):
     names = [f"t{index}" for index in range(101)]
-    (ax,) = figures.attention_heatmap(np.zeros((2, 101)), ax=panel(), key_labels=names).axes
+    matrix = np.full((2, 101), 0.001)
+    matrix[1, [7, 50, 93]] = [0.2, 0.3, 0.2]
+    sheet = Figure(figsize=(4, 3))
+    if draw is figures.attention_heatmap:
+        (ax,) = draw(matrix, ax=sheet.subplots(), key_labels=names).axes
+    else:
+        *_, ax = draw(np.stack([0 * matrix, matrix]), fig=sheet, key_labels=names).axes
     places = ticks(ax.xaxis)
-    assert len(places) <= 40
+    assert {7, 50, 93} <= {*places}
+    assert 10 < len(places) < 101
     assert shown_labels(ax.xaxis) == [names[int(place)] for place in places]
+    # One label is as far from the next as it is high.
+    sheet.draw_without_rendering()
+    pitch = 72 * ax.get_window_extent().width / sheet.dpi / 101
+    assert np.diff(places).min() * pitch >= 0.99 * ax.xaxis.get_ticklabels()[0].get_fontsize()
+
+
+def test_small_weights_are_seen_and_the_bar_says_how():
+    matrix = np.array([[0.0, 0.01, 0.05, 0.94]])
+    power, linear = (figures.attention_heatmap(matrix, ax=panel(), scale=s) for s in ("power", "linear"))
+    (image,) = power.images
+    np.testing.assert_allclose(image.norm(matrix[0]), matrix[0] ** 0.4)
+    shades = [palette.relative_luminance(tuple(rgba[:3])) for rgba in image.to_rgba(matrix)[0]]
+    assert shades[0] - shades[1] > 0.15
+    assert shades == sorted(shades, reverse=True)
+    assert [tick.get_text() for tick in power.colorbar.ax.get_yticklabels()][:3] == ["0", "0.01", "0.05"]
+    np.testing.assert_allclose(linear.images[0].norm(matrix[0]), matrix[0])
+    assert linear.colorbar.ax.get_ylabel() == "Attention weight"
+    with pytest.raises(ValueError, match="scale: expected 'power' or 'linear', got 'log'"):
+        figures.head_grid(matrix[None], scale="log")
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_figures_have_the_colours_of_the_page():
+    page = resources.files("regard.inspection.explorer").joinpath("web", "colours.js")
+    program = f"""
+      const page = await import("file://{page}");
+      console.log(JSON.stringify([[...page.sequential], [...page.diverging]]));
+    """
+    run = [NODE, "--input-type=module", "-e", program]
+    tables = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    for table, colors in zip(tables, (palette.weight_colors(), palette.signed_colors()), strict=True):
+        own = colors(np.arange(256))[:, :3] * 255
+        assert np.abs(own - np.reshape(table, (256, 3))).max() < 2.0
 
 
 @pytest.mark.parametrize(
@@ -260,7 +313,7 @@ def test_a_position_table_is_symmetric_about_zero_with_positions_across():
     (ax,) = drawing.axes
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Position", "Dimension")
     white = drawing.images[0].get_cmap()(0.5)
-    assert min(white[:3]) > 0.95
+    assert min(white[:3]) > 0.93
     assert all(place == round(place) for axis in (ax.xaxis, ax.yaxis) for place in ticks(axis))
 
 

@@ -72,7 +72,8 @@ FOLDERS = {
     " explorer.position_curves explorer.documents explorer.payload explorer.shell"
     " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
     " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
-    " traces.owners traces.sequences traces.captures traces",
+    " traces.owners traces.sequences traces.captures traces interventions"
+    " observations head_effects contributions",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
     " weight_files weight_maps families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from plain import assert_as_exact
 from regard import attend, masks, readouts, scores
 from regard.readouts import accumulators
@@ -17,6 +18,7 @@ from regard.readouts.profiles import bin_of, sum_diagonals
 from regard.readouts.top_k import RunningTopK
 
 D, TOP, FIRST, LOCAL = 7, 5, 3, 4
+DELIMITERS = (1, 4)
 SLOPES = np.array([0.5, 0.0, 0.25, 1.0, 0.125, 2.0])
 
 
@@ -155,17 +157,23 @@ def count(case, dense):
     query_tokens, tokens = case.ids()
     induces = np.zeros((query_tokens.size, tokens.size), bool)
     induces[:, 1:] = tokens[:-1] == query_tokens[:, None]
+    induces = induces & (distance != -1)  # the query's own token comes before that key
     counted = {
         "first_mass": columns < FIRST,
         "local_mass": np.abs(distance) < LOCAL,
         "self_mass": distance == 0,
         "previous_mass": distance == 1,
-        "same_mass": (query_tokens[:, None] == tokens) & (distance != 0),
+        "next_mass": distance == -1,
+        "duplicate_mass": (query_tokens[:, None] == tokens) & (distance != 0),
         "induction_mass": induces,
+        "delimiter_mass": np.isin(tokens, DELIMITERS),
     }
+    order = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
+    matching = [(counted[f"{name}_mass"] & dense.keep).sum(-1) for name in order]
     some = np.maximum(alive.sum(-1), 1).astype(p.dtype)
     total = np.where(alive, p.sum(-1), 1)
     return {name: np.where(cells, p, 0).sum(-1) for name, cells in counted.items()} | {
+        "pattern_keys": np.stack(matching, -1),
         "entropy": np.where(alive, _surprise(p).sum(-1) + _surprise(dense.sunk), 0),
         "distance": (p * distance.astype(p.dtype)).sum(-1) / total,
         "top_weights": -np.sort(-np.pad(p, [(0, 0)] * 3 + [(0, TOP)]), -1)[..., :TOP],
@@ -212,7 +220,7 @@ def read(case, key=None, **more):
     query, own = case.operands()
     key = own if key is None else key
     query_tokens, tokens = case.ids()
-    ids = {"tokens": tokens, "query_tokens": query_tokens} if case.tokens else {}
+    ids = {"tokens": tokens, "query_tokens": query_tokens, "delimiters": DELIMITERS} if case.tokens else {}
     options = case.options() | ids | {"grid": case.grid, "top_k": TOP, "first": FIRST, "local": LOCAL}
     return readouts.read(query, key, **(options | more))
 
@@ -279,8 +287,15 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
     assert blocks.mass.shape[-2:] == (1, 1)
     truths, plains = count(case, exact), count(case, plain)
     for field, wanted in truths.items():
-        if field in ("same_mass", "induction_mass") and not case.tokens:
+        if field in ("duplicate_mass", "induction_mass", "delimiter_mass") and not case.tokens:
             assert getattr(readout, field) is None
+            continue
+        if field == "pattern_keys":
+            known = 8 if case.tokens else 5
+            assert readout.pattern_keys.dtype == jnp.int32
+            assert not readout.pattern_keys[..., known:].any()
+            wanted = wanted[..., :known].reshape((*readout.keys.shape, known))
+            np.testing.assert_array_equal(readout.pattern_keys[..., :known], wanted)
             continue
         assert getattr(readout, field).dtype == case.dtype
         assert_as_exact(getattr(readout, field), wanted, plains[field], field)
@@ -297,7 +312,7 @@ def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local
     monkeypatch.setattr(accumulators, "SIDE", 16)
     case = CASES["causal"]
     found, wanted = read(case, local=1), count(case, weigh(case, np.float64))
-    for field in ("previous_mass", "self_mass"):
+    for field in ("previous_mass", "self_mass", "next_mass"):
         np.testing.assert_allclose(getattr(found, field), wanted[field], rtol=1e-5, atol=1e-6, err_msg=field)
     np.testing.assert_array_equal(found.local_mass, found.self_mass)
 
@@ -536,57 +551,133 @@ def test_bfloat16_is_counted_in_float32():
     np.testing.assert_allclose(readout.key_mass, weights.sum(-2), rtol=1e-5)
 
 
-def heads_by_hand():
-    """Five heads that do one thing each, as a bias of 12 on the cells they like, and the tokens."""
+KINDS = {
+    "self": lambda t, s, same, after, mark: t == s,
+    "previous-token": lambda t, s, same, after, mark: t - s == 1,
+    "next-token": lambda t, s, same, after, mark: s - t == 1,
+    "sink": lambda t, s, same, after, mark: s == 0,
+    "duplicate-token": lambda t, s, same, after, mark: same & (t != s),
+    "induction": lambda t, s, same, after, mark: after & (s - t != 1),
+    "delimiter": lambda t, s, same, after, mark: mark,
+    "local": lambda t, s, same, after, mark: np.abs(t - s) < min(max(t.shape[0] // 8, 2), 16),
+    "uniform": lambda t, s, same, after, mark: np.ones_like(same),
+}
+
+
+def repeated_tokens(T):
+    """A sequence of random tokens, said twice; every fifth is a delimiter."""
+    once = np.random.default_rng(T).permutation(T // 2) + 1
+    once[4::5] = 0
+    return np.resize(once, T)
+
+
+def read_heads(T, names, causal, share=0.9):
+    """Heads that put a share of their weight on one kind of key, in rows that have one."""
+    tokens = repeated_tokens(T)
+    t, s = np.ogrid[:T, :T]
+    keep = s <= t if causal else np.ones((T, T), bool)
+    after = np.zeros((T, T), bool)
+    after[:, 1:] = tokens[None, :-1] == tokens[:, None]
+    places = (t, s, tokens[:, None] == tokens, after, np.broadcast_to(tokens == 0, (T, T)))
+    bias = np.zeros((len(names), T, T), np.float32)
+    for head, name in enumerate(names):
+        likes = KINDS[name](*places) & keep
+        some, others = likes.sum(-1, keepdims=True), (keep & ~likes).sum(-1, keepdims=True)
+        choice = np.maximum(others, 1) / np.maximum(some, 1) * share / (1 - share)
+        bias[head] = np.where(likes & (some > 0), np.log(choice), 0)
+    x = jnp.zeros((len(names), T, 1))
+    mask = masks.causal() if causal else None
+    options = {"tokens": tokens, "delimiters": [0], "grid": 8, "top_k": 1}
+    return readouts.read(x, x, mask=mask, bias=jnp.asarray(bias), **options)
+
+
+@pytest.mark.parametrize(
+    ("T", "causal"),
+    mostly_slow(
+        [(T, causal) for T in (12, 24, 97, 1009, 4096) for causal in (False, True)],
+        *((12, True), (12, False), (24, False), (97, True)),
+    ),
+)
+def test_heads_are_called_what_they_do_and_nothing_else_at_every_length(T, causal):
+    names = [name for name in KINDS if not (causal and name == "next-token")]
+    for some in [names] if T < 500 else [[name] for name in names]:
+        found = readouts.label(read_heads(T, some, causal))
+        for head, name in enumerate(some):
+            (one,) = found[(head,)]
+            assert one.name == name
+            assert one.value >= one.threshold > one.chance
+            assert 0 < one.rows <= T
+
+
+@pytest.mark.parametrize(("T", "causal"), [(12, True), (24, False), (64, True), (257, False)])
+def test_heads_that_know_of_nothing_have_no_label(T, causal):
+    rng = np.random.default_rng(T)
+    count = heads = 0
+    for scale in (1.0, 3.0, 30.0):
+        for vocabulary in (5, 1000):
+            query, key = rng.normal(size=(2, 256 if T < 100 else 32, T, 16)).astype(np.float32)
+            options = {"tokens": rng.integers(0, vocabulary, T), "delimiters": [0], "grid": 8, "top_k": 1}
+            mask = masks.causal() if causal else None
+            found = readouts.label(readouts.read(query * scale, key, mask=mask, **options))
+            count, heads = count + sum(map(bool, found.values())), heads + len(found)
+    assert count <= 0.01 * heads
+
+
+def test_a_next_token_head_is_no_induction_head():
+    x, y = jnp.eye(12) * 30, jnp.roll(jnp.eye(12), 1, axis=0)
+    found = readouts.label(readouts.read(x, y, tokens=jnp.arange(12)))[()]
+    assert [one.name for one in found] == ["next-token"]
+    # Where two tokens alternate, the key that follows the query's token is the previous one.
+    found = readouts.label(readouts.read(x, jnp.roll(y, -2, axis=0), tokens=jnp.arange(12) % 2))[()]
+    assert [one.name for one in found] == ["previous-token"]
+
+
+def test_labels_carry_the_numbers_that_gave_them():
+    readout = read_heads(24, ["induction", "uniform", "previous-token"], causal=True)
+    found, means = readouts.label(readout), readouts.average(readout)
+    (one,) = found[(0,)]
+    # Of the second half, those rows whose token had been followed by something.
+    tokens = repeated_tokens(24)
+    counts = np.array([[j for j in range(1, t + 1) if tokens[j - 1] == tokens[t]] for t in range(24)], object)
+    rows = [t for t in range(24) if 0 < len(counts[t]) < t + 1]
+    assert one.rows == len(rows)
+    np.testing.assert_allclose(one.chance, np.mean([len(counts[t]) / (t + 1) for t in rows]), rtol=1e-6)
+    np.testing.assert_allclose(one.value, 0.9, rtol=1e-6)
+    assert one.value == means["induction"][0]
+    assert str(one) == "induction 0.90"
+    least = one.chance + readouts.LABELS["induction"] * (1 - one.chance)
+    assert one.threshold >= least - 1e-9
+    strict = readouts.label(readout, {"induction": np.inf, "previous-token": 0.95})
+    assert strict[(0,)] == ()
+    assert [one.name for one in strict[(2,)]] == ["local"]
+    exactly = float(means["uniform"][1])
+    assert readouts.label(readout, {"uniform": exactly})[(1,)]
+    above = float(np.nextafter(np.float32(exactly), np.float32(2)))
+    assert not readouts.label(readout, {"uniform": above})[(1,)]
+
+
+def test_few_rows_are_no_evidence():
+    # Two rows read the previous token alone, as one random head in six does.
+    x, y = jnp.eye(3) * 30, jnp.roll(jnp.eye(3), -1, axis=0)
+    assert readouts.label(readouts.read(x, y, mask=masks.causal()))[()] == ()
+
+
+def test_labels_come_with_the_most_certain_first():
     T = 40
-    tokens = np.arange(T) % 20
     t, s = np.indices((T, T))
-    follows = np.zeros((T, T), bool)
-    follows[:, 1:] = tokens[None, :-1] == tokens[:, None]
-    likes = [t - s == 1, s == 0, (tokens[t] == tokens[s]) & (t != s), follows, np.zeros((T, T), bool)]
-    bias = jnp.asarray(np.stack(likes) * 12.0, jnp.float32)
-    x = jnp.zeros((5, T, 3))
-    return readouts.read(x, x, mask=masks.causal(), bias=bias, tokens=tokens, first=1, local=2)
-
-
-def test_labels_tell_heads_apart():
-    readout = heads_by_hand()
-    found = readouts.label(readout)
-    names = [[one.name for one in found[(head,)]] for head in range(5)]
-    assert names[0][0] in ("previous-token", "local")
-    assert {"previous-token", "local"} <= {*names[0]}
-    assert names[1] == ["sink"]
-    assert "same-token" in names[2]
-    assert "induction" in names[3]
-    assert names[4] == ["uniform"]
-    assert not any("previous-token" in given for given in names[1:])
-    means = readouts.average(readout)
-    one = next(one for one in found[(0,)] if one.name == "previous-token")
-    np.testing.assert_allclose(one.value, means["previous-token"][0])
-    assert str(one) == f"previous-token {one.value:.2f}"
-    assert one.threshold == readouts.LABELS["previous-token"][1]
-    strict = readouts.label(readout, {"uniform": np.inf, "sink": 0.01})
-    assert [one.name for one in strict[(4,)]] == ["sink"]
-    np.testing.assert_allclose(means["sink"][4], np.mean(1 / np.arange(1, 41)), rtol=1e-5)
-    np.testing.assert_allclose(means["entropy"][4], np.mean(np.log(np.arange(1, 41))), rtol=1e-5)
-
-
-def test_labels_come_with_the_most_certain_first_and_from_their_threshold_on():
-    readout = heads_by_hand()
-    order = list(readouts.LABELS)
-    for given in readouts.label(readout, dict.fromkeys(order, 0.0)).values():
-        assert {one.name for one in given} == {*order}
-        assert list(given) == sorted(given, key=lambda one: (-round(one.value, 5), order.index(one.name)))
-    exactly = float(readouts.average(readout)["sink"][4])
-    assert "sink" in [one.name for one in readouts.label(readout, {"sink": exactly})[(4,)]]
-    above = float(np.nextafter(np.float32(exactly), np.float32(1)))
-    assert "sink" not in [one.name for one in readouts.label(readout, {"sink": above})[(4,)]]
+    bias = jnp.asarray(np.where(t - s == 1, 5.1, np.where(t == s, 5.0, 0.0)), jnp.float32)
+    x = jnp.zeros((T, 3))
+    given = readouts.label(readouts.read(x, x, bias=bias))[()]
+    assert [one.name for one in given] == ["previous-token", "self"]
+    assert given[0].value > given[1].value
 
 
 def test_even_weights_have_evenness_one_whatever_there_is_to_choose_from():
-    readout = heads_by_hand()
+    readout = read_heads(24, ["uniform", "self"], causal=True)
     # The first query has one key, and no choice.
-    np.testing.assert_allclose(readouts.average(readout)["uniform"][4], 1, rtol=1e-5)
+    np.testing.assert_allclose(readouts.average(readout)["uniform"][0], 1, rtol=1e-5)
+    lone = dataclasses.replace(readout, entropy=jnp.where(readout.keys == 1, 0.3, readout.entropy))
+    np.testing.assert_allclose(readouts.average(lone)["uniform"][0], 1, rtol=1e-5)
     # A sink is one more choice.
     choices = readout.keys.astype(jnp.float32) + 1
     sunk = dataclasses.replace(readout, entropy=jnp.log(choices), sink_mass=1 / choices)
@@ -594,7 +685,10 @@ def test_even_weights_have_evenness_one_whatever_there_is_to_choose_from():
 
 
 def test_a_readout_has_a_short_name():
-    assert re.fullmatch(r"Readout\(rows \(5, 40\), keys 40, blocks 40x40, float32\)", repr(heads_by_hand()))
+    assert re.fullmatch(
+        r"Readout\(rows \(5, 40\), keys 40, blocks 40x40, float32\)",
+        repr(readouts.read(*jnp.ones((2, 5, 40, 3)))),
+    )
 
 
 def test_mistakes_are_explained():

@@ -155,7 +155,7 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(tmp_path):
     call, back = trace.calls[0], loaded.calls[0]
     assert back.problem is None
     same_leaves(call.readout(8, 3), back.readout(8, 3))
-    same_leaves(call.readout(8, 3).same_mass, back.readout(8, 2).same_mass)
+    same_leaves(call.readout(8, 3).duplicate_mass, back.readout(8, 2).duplicate_mass)
     with pytest.raises(
         ValueError, match=r'window: the queries and keys of this call are not kept.*keep="qk"'
     ):
@@ -387,9 +387,9 @@ def test_zips_of_another_kind_are_refused(tmp_path, good):
     refused(path, "a zip of another kind, without meta.json")
     rewrite(path, data, lambda meta: meta.update(format="x"))
     refused(path, "a zip of another kind")
-    for version in (1, "2", True, None):
+    for version in (2, "3", True, None):
         rewrite(path, data, lambda meta, v=version: meta.update(version=v))
-        refused(path, f"its version is {version!r}, and this library reads 2")
+        refused(path, f"its version is {version!r}, and this library reads 3")
     for text in ("[]", "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), "3"):
         rewrite(path, data, lambda meta, text=text: text)
         refused(path, r"meta\.json does not read as JSON|a zip of another kind")

@@ -9,7 +9,7 @@ import jax
 from regard.axes import ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
-from regard.engine.call.hooks import report
+from regard.engine.call.hooks import report, rewritten
 from regard.engine.call.options import Options, spell_out
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import Explanation, describe
@@ -107,6 +107,7 @@ def attend(
 
 def run_problem(problem: Problem, backend: str | None) -> Any:
     """Choose who runs a call, run it, and return what `attend` does."""
+    problem, finish = rewritten(problem)
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
     if placement is not None or chosen != "dense":  # which alone reads stores
@@ -114,6 +115,7 @@ def run_problem(problem: Problem, backend: str | None) -> Any:
     # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
     with jax.transfer_guard_host_to_device("allow"):
         output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
+    output = finish(output)
     report(problem, output, chosen)
     return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
 

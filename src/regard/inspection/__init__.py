@@ -2,7 +2,9 @@
 
 Start from `capture`, which watches a model run and gives a `Trace` of `Call`s: every head's statistics and,
 at any length, exact windows of its weights. `Trace.save` and `load` keep it in a file, `Trace.explore` writes
-a page to look around in. `figures` draws, with the extra `regard[look]`. Names load on first use.
+a page to look around in. `observe` returns readouts from inside `jit`; `intervene` changes calls
+while a model runs: heads switched off, or given what another run computed. `figures` draws, with the extra
+`regard[look]`. Names load on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -11,11 +13,42 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.inspection import explorer, figures
+    from regard.inspection.contributions import contribute, read_layers, roll_out, weigh_values
+    from regard.inspection.head_effects import attribute_heads, sweep_heads
+    from regard.inspection.interventions import Change, intervene
+    from regard.inspection.observations import observe
     from regard.inspection.tokens import Tokens
-    from regard.inspection.traces import Call, Trace, capture, load, record
+    from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
-__all__ = ["Call", "Tokens", "Trace", "capture", "explorer", "figures", "load", "record"]
+__all__ = [
+    "Call",
+    "Change",
+    "Tokens",
+    "Trace",
+    "attribute_heads",
+    "capture",
+    "contribute",
+    "explorer",
+    "figures",
+    "intervene",
+    "load",
+    "observe",
+    "read_layers",
+    "record",
+    "record_repeats",
+    "roll_out",
+    "sweep_heads",
+    "weigh_values",
+]
 
 __getattr__, __dir__ = defer(
-    __name__, "look", __all__, tokens="Tokens", traces="Call Trace capture load record"
+    __name__,
+    "look",
+    __all__,
+    contributions="contribute read_layers roll_out weigh_values",
+    head_effects="attribute_heads sweep_heads",
+    interventions="Change intervene",
+    observations="observe",
+    tokens="Tokens",
+    traces="Call Trace capture load record record_repeats",
 )

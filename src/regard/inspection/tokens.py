@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 
 KINDS = ("text", "patches", "index")
+_SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
+_PUNCTUATION = re.compile(r"[.,;:!?|\n\u010a]+")
+_SEPARATORS = ("[SEP]", "<sep>", "</s>", "<|endoftext|>", "<eos>")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,6 +149,16 @@ def number_tokens(tokens: Tokens | None) -> np.ndarray | None:
         return None if tokens is None else tokens.ids
     numbers: dict[str, int] = {}
     return np.asarray([numbers.setdefault(text, len(numbers)) for text in tokens.texts], np.int32)
+
+
+def find_delimiters(tokens: Tokens | None) -> list[int]:
+    """Return the ids of the tokens that end or part sentences: punctuation, line breaks, separators."""
+    ids = number_tokens(tokens)
+    if tokens is None or ids is None:
+        return []
+    bare = [text.strip(_SPACES) for text in tokens.texts]
+    places = [n for n, text in enumerate(bare) if text in _SEPARATORS or _PUNCTUATION.fullmatch(text)]
+    return sorted(set(ids[places].tolist()))
 
 
 def _texts(texts: Any) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import regard.masks as masks
 import regard.scores as scores
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
+from regard.engine.call.hooks import is_rewriting
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
@@ -166,7 +167,7 @@ class Stack(nnx.Module):
         # or is differentiated, and who watches the calls of `attend` is told of each layer's own.
         if is_decoding or is_concrete((x, nnx.state(self))):
             return run_blocks(blocks, call, x)
-        if config.scan_layers and len(blocks) > 1:
+        if config.scan_layers and len(blocks) > 1 and not is_rewriting():
             windows = [config.window(number) for number in range(len(blocks))]
             return scan_blocks(blocks, windows, call, x, config.remat)
         return run_blocks(blocks, call, x, config.remat)

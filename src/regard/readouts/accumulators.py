@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 
+# Kinds of keys that weight is counted on; those after "local" are known where tokens are.
+PATTERNS = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
 SIDE = 512  # queries of all heads of a group, and keys, of a tile
 
 
@@ -25,8 +29,12 @@ class SweepConfig:
     side: int
 
     @classmethod
-    def choose(cls, problem: Problem, grid: int, first: int, local: int, top_k: int) -> SweepConfig:
-        """Choose the smallest power-of-two blocks of which the grid holds all."""
+    def choose(
+        cls, problem: Problem, grid: int, first: int | None, local: int | None, top_k: int
+    ) -> SweepConfig:
+        """Choose the smallest power-of-two blocks for the grid; few keys are first or local."""
+        first = min(max(problem.S // 32, 1), 4) if first is None else first
+        local = min(max(problem.S // 8, 2), 16) if local is None else local
         rows, keys = (-(-max(length, 1) // grid) for length in (problem.T, problem.S))
         return cls(first, local, top_k, 1 << (rows - 1).bit_length(), 1 << (keys - 1).bit_length(), SIDE)
 
@@ -50,19 +58,20 @@ class PerQuery(NamedTuple):
     """Sums over keys: (R) each in a row block, (*B, T) each of a call."""
 
     total: Array
-    first: Array
     distance: Array  # weight times query position - key position
     entropy_sum: Array  # weight times minus its log
-    itself: Array
-    previous: Array
-    local: Array
-    same: Array
-    induction: Array
+    mass: tuple[Array, ...]  # weight on the keys of each of `PATTERNS` that is counted
+    keys: tuple[Array, ...]  # how many they are, among those that the query may attend to
 
     @classmethod
-    def like(cls, row: Array) -> PerQuery:
+    def like(cls, row: Array, tokens: Tokens | None) -> PerQuery:
         """Use the same array for each sum."""
-        return cls(*[row] * len(cls._fields))
+        patterns = (row,) * (len(PATTERNS) if tokens is not None else PATTERNS.index("duplicate"))
+        return cls(row, row, row, patterns, patterns)
+
+    def restore(self, arrays: Sequence[Array]) -> PerQuery:
+        """Return the sums from a list of them, which may have other shapes."""
+        return jax.tree.unflatten(jax.tree.structure(self), arrays)
 
 
 class PerKey(NamedTuple):
@@ -81,6 +90,7 @@ class Tokens(NamedTuple):
     query: Array
     key: Array
     before_key: Array
+    delimits: Array  # 1 for keys that hold a delimiter
 
 
 class Found(NamedTuple):

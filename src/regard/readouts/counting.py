@@ -69,7 +69,8 @@ class _Counting:
         blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
         distances = (*lead, group, config.num_queries + tiling.width + 1)
         columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
-        real = len(Norm._fields) + len(PerQuery._fields) + sweep_config.top_k
+        like = PerQuery.like(jnp.zeros((), dtype), self.tokens)
+        real = len(Norm._fields) + len(jax.tree.leaves(like)) + sweep_config.top_k
         start = (
             jnp.zeros((*config.rows, real), dtype),
             jnp.zeros((*config.rows, 1 + sweep_config.top_k), jnp.int32),
@@ -94,7 +95,7 @@ class _Counting:
 
         return Found(
             Norm(peak, rest),
-            PerQuery(*sums),
+            like.restore(sums),
             whole[..., 0],
             reals[..., real - sweep_config.top_k :],
             whole[..., 1:],
@@ -112,7 +113,7 @@ class _Counting:
         size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.config.dtype)
         none = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
-        empty = PerQuery.like(zeros), zeros.astype(jnp.int32), none, results[-1]
+        empty = PerQuery.like(zeros, self.tokens), zeros.astype(jnp.int32), none, results[-1]
         body = partial(self._count, row_block)
         rows, count, running_top, columns = tiling.loop.tiles(
             tiling.context.by_query, leading, number, body, empty
@@ -123,7 +124,7 @@ class _Counting:
 
         norm = [part[0] for part in row_block.norm]
         return (
-            put(results[0], [*norm, *rows, *running_top.scores]),
+            put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores]),
             put(results[1], [count, *running_top.keys]),
             columns,
         )
@@ -198,47 +199,54 @@ class _Counting:
             count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
         else:
             count = count + (np.int32(tiling.blocking.keys) if self.certain else _count(scores))
-        rows = self._count_rows(row_block, place, view, weights, logs, rows)
+        more = self._count_rows(row_block, place, view, weights, logs, scores != -jnp.inf)
+        rows = jax.tree.map(jnp.add, rows, more)
         columns = self._count_columns(row_block, place, view, weights, tops, columns)
         return rows, count, running_top, columns
 
     def _count_rows(
-        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, rows: PerQuery
+        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, kept: Array
     ) -> PerQuery:
-        """Add the sums over the keys of a tile."""
+        """Sum over the keys of a tile: weights, and how many keys each pattern has."""
         dtype, sweep_config, keys = weights.dtype, self.tiling.sweep_config, self.tiling.keys
         index = jnp.arange(keys, dtype=jnp.int32)
-        first = place.key + index < sweep_config.first
-        kinds = jnp.stack([jnp.ones((keys,), dtype), first.astype(dtype), index.astype(dtype)])
-        total, first, offset = product(kinds, weights, _EXACT)
+        first = (place.key + index < sweep_config.first).astype(dtype)
         ahead = (row_block.position - place.key).astype(dtype)  # of the tile's first key
         distance = row_block.position[None] - (place.key + index)[:, None]
+        counts = kept.astype(dtype)
 
-        def near(weights: Array) -> tuple[Array, ...]:
-            kept = (distance == 0, distance == 1, jnp.abs(distance) < sweep_config.local)
-            return tuple(jnp.where(keep, weights, 0).sum(0) for keep in kept)
+        def column(ids: Array) -> Array:
+            return self.tiling.align(view.columns(ids[..., None]).reshape(-1), view, -1)
 
-        def far(weights: Array) -> tuple[Array, ...]:
-            return (jnp.zeros_like(weights[0]),) * 3
+        kinds = [jnp.ones((keys,), dtype), index.astype(dtype), first]
+        if self.tokens is not None:
+            kinds.append((column(self.tokens.delimits) > 0).astype(dtype))
+        stack = jnp.stack(kinds)
+        total, offset, *by_key = product(stack, weights, _EXACT)
+        by_key = list(zip(by_key, product(stack[2:], counts, _EXACT), strict=True))
+
+        def total_over(cells: Array) -> tuple[Array, Array]:
+            return jnp.where(cells, weights, 0).sum(0), jnp.where(cells, counts, 0).sum(0)
+
+        def near() -> list[tuple[Array, Array]]:
+            here = [distance == n for n in (0, 1, -1)]
+            return [total_over(cells) for cells in (*here, jnp.abs(distance) < sweep_config.local)]
 
         reach = max(sweep_config.local, 2)
-        itself, previous, local = jax.lax.cond(
-            (place.least < reach) & (place.most > -reach), near, far, weights
+        found = [by_key[0]]
+        found += jax.lax.cond(
+            (place.least < reach) & (place.most > -reach), near, lambda: [(jnp.zeros_like(total),) * 2] * 4
         )
-        same = induction = jnp.zeros_like(total)
         if self.tokens is not None and row_block.tokens is not None:
-            held, before = (
-                self.tiling.align(view.columns(ids[..., None]).reshape(-1), view, -1)[:, None]
-                for ids in (self.tokens.key, self.tokens.before_key)
-            )
             asked = row_block.tokens[None]
-            same = jnp.where((held == asked) & (distance != 0), weights, 0).sum(0)
-            known = (index + view.first_key > 0)[:, None]
-            induction = jnp.where((before == asked) & known, weights, 0).sum(0)
+            found.append(total_over((column(self.tokens.key)[:, None] == asked) & (distance != 0)))
+            # The query's own token comes before the next key, which says nothing of a repetition.
+            earlier = (index + view.first_key > 0)[:, None] & (distance != -1)
+            found.append(total_over((column(self.tokens.before_key)[:, None] == asked) & earlier))
+            found.append(by_key[1])
         # Underflow: 0 times the log of 0 is 0.
         entropy_sum = -(weights * jnp.maximum(logs, -1e30)).sum(0)
-        more = (total, first, total * ahead - offset, entropy_sum, itself, previous, local, same, induction)
-        return PerQuery(*(a + b for a, b in zip(rows, more, strict=True)))
+        return PerQuery(total, total * ahead - offset, entropy_sum, *zip(*found, strict=True))
 
     def _count_columns(
         self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey

@@ -1,11 +1,10 @@
-"""Labels: kinds of heads, by thresholds that are shown."""
+"""Labels: kinds of heads, by how much more weight than chance they put on a kind of key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,32 +12,29 @@ import numpy as np
 
 from regard.axes import Array
 from regard.masks.grid import is_concrete
+from regard.readouts.accumulators import PATTERNS
 from regard.readouts.record import Readout
 
-
-def _evenness(readout: Readout) -> Array:
-    """Divide the entropy by its largest value, the log of the number of keys, the sink included."""
-    choices = readout.keys.astype(readout.entropy.dtype) + (readout.sink_mass > 0).astype(
-        readout.entropy.dtype
-    )
-    return readout.entropy / jnp.log(jnp.maximum(choices, 2))
-
-
-# For each label its number per query, and the least mean, over queries with keys, from which it is given.
-LABELS: dict[str, tuple[Callable[[Readout], Any], float]] = {
-    "previous-token": (attrgetter("previous_mass"), 0.4),
-    "induction": (attrgetter("induction_mass"), 0.3),
-    "same-token": (attrgetter("same_mass"), 0.3),
-    "self": (attrgetter("self_mass"), 0.4),
-    "sink": (lambda readout: readout.first_mass + readout.sink_mass, 0.5),
-    "local": (attrgetter("local_mass"), 0.8),
-    "uniform": (_evenness, 0.9),
+# For each label the least share, of the weight that chance would not put there, from which it is given.
+LABELS: dict[str, float] = {
+    "self": 0.4,
+    "previous-token": 0.4,
+    "next-token": 0.4,
+    "sink": 0.5,
+    "duplicate-token": 0.3,
+    "induction": 0.3,
+    "delimiter": 0.5,
+    "local": 0.6,
+    "uniform": 0.9,
 }
+_PATTERN_OF = {name: name.removesuffix("-token") for name in LABELS} | {"sink": "first"}
+_NEIGHBOURS = ("self", "previous-token", "next-token")
+_CERTAINTY = np.log(1000)  # a head that knows nothing of a pattern passes once in so many times
 
 
 @dataclass(frozen=True)
 class Label:
-    """A name for a head, with the mean and the threshold that gave it.
+    """A name for a head, with the numbers that gave it.
 
     Example:
         >>> from regard import readouts
@@ -50,9 +46,13 @@ class Label:
     name: str
     """One of `LABELS`."""
     value: float
-    """The head's mean."""
+    """The head's mean over those rows."""
     threshold: float
-    """The least mean that the name is given for."""
+    """The least mean that the name is given for, with that chance and so many rows."""
+    chance: float = 0.0
+    """The mean of even weights; 0 for uniform, which is not a share of weight."""
+    rows: int = 0
+    """The number of queries that some, but not all, of their keys match the name for."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.2f}"
@@ -62,6 +62,11 @@ def average(readout: Readout) -> dict[str, Array]:
     """Average each number per query over the queries that may attend to something.
 
     mean_h = sum_t value_ht / |{t : keys_ht > 0}|
+
+    The numbers of `LABELS` are averaged over the queries that have a choice: some keys match, not all.
+    "sink" is the weight on the first keys and the learned sink, "uniform" the number of keys that the entropy
+    is worth, as a share of those there are: e^entropy / keys. For duplicate-token and induction, weight that
+    the query's neighbours hold is not counted again; for delimiter, that of the first keys.
 
     Args:
         readout: of `read`.
@@ -76,21 +81,59 @@ def average(readout: Readout) -> dict[str, Array]:
         >>> x = jnp.eye(3)
         >>> means = readouts.average(readouts.read(x, x, mask=masks.causal(), scale=0.0))
         >>> f"{means['previous-token']:.3f}", f"{means['distance']:.2f}"
-        ('0.278', '0.50')
+        ('0.417', '0.50')
     """
-    return _average(readout)
+    names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
+    alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
+    means = {name: _mean(getattr(readout, name), alive) for name in names}
+    return means | {name: found.mean for name, found in _measure(readout).items()}
+
+
+def spread(readout: Readout) -> dict[str, tuple[Array, Array]]:
+    """Compute mean and standard deviation over examples of what `average` says of each head.
+
+    mean_h = sum_n mean_nh / N,  deviation_h = sqrt(sum_n (mean_nh - mean_h)^2 / N)
+
+    Args:
+        readout: of `read`, with leading axes `(*examples, H)`.
+
+    Returns:
+        By name, as in `average`, two arrays `(H,)`. An example without rows that count has the mean 0.
+
+    Raises:
+        ValueError: a readout without examples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import readouts
+        >>> x = jnp.stack([jnp.zeros((1, 3, 3)), 99 * jnp.eye(3)[None]])  # two examples of one head
+        >>> mean, deviation = readouts.spread(readouts.read(x, x))["max_weight"]
+        >>> f"{mean[0]:.3f} +- {deviation[0]:.3f}"
+        '0.667 +- 0.333'
+    """
+    axes = tuple(range(readout.entropy.ndim - 2))
+    if not axes:
+        shape = tuple(readout.entropy.shape[:-1])
+        raise ValueError(f"readout: expected leading axes of examples and heads, got {shape}")
+    return {name: (mean.mean(axes), mean.std(axes)) for name, mean in average(readout).items()}
 
 
 def label(
     readout: Readout, thresholds: Mapping[str, float] | None = None
 ) -> dict[tuple[int, ...], tuple[Label, ...]]:
-    """Name what the heads do: previous-token, induction, same-token, self, sink, local, uniform.
+    """Name what the heads do, where they do it more than chance at these lengths would.
 
-    label_h = {name : mean_t value_t >= threshold}
+    label_h = {name : mean_h >= chance + threshold (1 - chance), rows KL(mean_h, chance) >= log 1000}
+
+    Chance is what even weights over the keys that each query may attend to would give. The second condition
+    is Hoeffding's bound: weights that know nothing of the pattern pass it less than once in 1000 heads, so
+    that few rows need a clear case. Uniform heads have no other label, and self, previous-token and
+    next-token heads are not called local.
 
     Args:
-        readout: of `read`, outside `jit`. Induction and same-token need its tokens.
-        thresholds: least means by name, instead of those in `LABELS`; a name at infinity is never given.
+        readout: of `read`, outside `jit`. Duplicate-token, induction and delimiter need its tokens.
+        thresholds: least shares beyond chance by name, instead of those in `LABELS`; a name at infinity is
+            never given.
 
     Returns:
         For each index on the leading axes *B, its labels, the most certain first and the narrower among
@@ -103,15 +146,16 @@ def label(
     Example:
         >>> import jax.numpy as jnp
         >>> from regard import masks, readouts
-        >>> x = jnp.eye(5)
-        >>> uniform = readouts.read(x, x, scale=0.0, first=1, local=2)
-        >>> [str(found) for found in readouts.label(uniform)[()]]
+        >>> x = jnp.eye(11)
+        >>> [str(found) for found in readouts.label(readouts.read(x, x, scale=0.0))[()]]
         ['uniform 1.00']
-        >>> str(readouts.label(readouts.read(x, x, scale=100.0))[()][0])
-        'self 1.00'
+        >>> found = readouts.label(readouts.read(x, x, scale=100.0))[()][0]
+        >>> str(found), f"{found.chance:.2f}", found.rows
+        ('self 1.00', '0.09', 11)
 
     Reference: Clark et al., "What Does BERT Look At?", 2019; Olsson et al., "In-context Learning and
-    Induction Heads", 2022. Thresholds are ours.
+    Induction Heads", 2022; Hoeffding, "Probability Inequalities for Sums of Bounded Random Variables", 1963,
+    theorem 1. Thresholds are ours.
     """
     thresholds = dict(thresholds or {})
     unknown = [name for name in thresholds if name not in LABELS]
@@ -121,32 +165,89 @@ def label(
         raise TypeError(
             "readout: expected concrete arrays, got a readout inside a trace; label it outside jit"
         )
-    averages = average(readout)
-    means = {name: np.asarray(averages[name]) for name in LABELS if name in averages}
-    least = {name: float(thresholds.get(name, LABELS[name][1])) for name in means}
+    measured = {name: _Measured(*map(np.asarray, found)) for name, found in _measure(readout).items()}
+    least = {name: found.threshold(thresholds.get(name, LABELS[name])) for name, found in measured.items()}
+    least = {name: np.where(measured[name].rows > 0, bound, np.inf) for name, bound in least.items()}
     found = {}
     for index in np.ndindex(*readout.entropy.shape[:-1]):
-        given = [
-            Label(name, float(mean[index]), least[name])
-            for name, mean in means.items()
-            if mean[index] >= least[name]
-        ]
+        given = {
+            name: Label(
+                name,
+                value=float(one.mean[index]),
+                threshold=float(least[name][index]),
+                chance=float(one.chance[index]),
+                rows=int(one.rows[index]),
+            )
+            for name, one in measured.items()
+            if one.mean[index] >= least[name][index]
+        }
+        if "uniform" in given:
+            given = {"uniform": given["uniform"]}
+        elif not given.keys().isdisjoint(_NEIGHBOURS):
+            given.pop("local", None)
         # Among equals the narrower name, which stands first in LABELS, comes first; sums are exact to 1e-6.
-        found[index] = tuple(sorted(given, key=lambda one: -round(one.value, 5)))
+        found[index] = tuple(sorted(given.values(), key=lambda one: -round(one.value, 5)))
     return found
 
 
+class _Measured(NamedTuple):
+    """A number of `LABELS` for each head: what it is, what it is for even weights, and over how many rows."""
+
+    mean: Any
+    chance: Any
+    rows: Any
+
+    def threshold(self, least: float) -> np.ndarray:
+        """Return the least mean that is far enough above chance, and too far for the rows to be chance."""
+        chance, rows = np.maximum(self.chance, 1e-12).astype(np.float64), np.asarray(self.rows, np.float64)
+        low, high = chance, np.ones_like(chance)
+
+        def divergence(share: np.ndarray) -> np.ndarray:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                parts = ((share, chance), (1 - share, 1 - chance))
+                return np.sum([np.where(p > 0, p * np.log(p / q), 0) for p, q in parts], 0)
+
+        beyond = np.where(rows * divergence(high) >= _CERTAINTY, 1.0, np.inf)
+        for _ in range(40):
+            middle = (low + high) / 2
+            enough = rows * divergence(middle) >= _CERTAINTY
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        above = chance + least * (1 - chance)
+        return np.where(self.chance > 0, np.maximum(above, high * beyond), above)
+
+
+def _mean(row: Array, counted: Array) -> Array:
+    count = jnp.maximum(counted.sum(-1, dtype=jnp.int32), 1)
+    return jnp.where(counted, row, 0).sum(-1) / count.astype(row.dtype)
+
+
 @jax.jit
-def _average(readout: Readout) -> dict[str, Array]:
-    names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
-    rows = {name: getattr(readout, name) for name in names}
-    measured = {name: measure(readout) for name, (measure, _) in LABELS.items()}
-    rows |= {name: row for name, row in measured.items() if row is not None}  # without tokens, some are None
+def _measure(readout: Readout) -> dict[str, _Measured]:
+    dtype = readout.entropy.dtype
     alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
-    # Over a single key, evenness has no meaning.
-    counted = {name: alive & ((readout.keys > 1) if name == "uniform" else True) for name in rows}
-    return {
-        name: jnp.where(counted[name], row, 0).sum(-1)
-        / jnp.maximum(counted[name].sum(-1, dtype=jnp.int32), 1).astype(row.dtype)
-        for name, row in rows.items()
-    }
+    sunk = (readout.sink_mass > 0).astype(jnp.int32)
+    choices = readout.keys + sunk  # a learned sink is one more
+    whole = jnp.maximum(choices, 1).astype(dtype)
+    neighbours = readout.self_mass + readout.previous_mass + readout.next_mass
+    # Sequences that begin with a delimiter, or repeat every other token, have keys of two kinds.
+    simpler = {"duplicate": neighbours, "induction": neighbours, "delimiter": readout.first_mass}
+    found = {}
+    for name in LABELS:
+        if name == "uniform":
+            row, matching = jnp.exp(readout.entropy) / whole, jnp.ones_like(choices)
+        else:
+            pattern = _PATTERN_OF[name]
+            row = getattr(readout, f"{pattern}_mass")
+            if row is None:
+                continue
+            matching = readout.pattern_keys[..., PATTERNS.index(pattern)]
+            if name == "sink":
+                row, matching = row + readout.sink_mass, matching + sunk
+            elif pattern in simpler:
+                row = jnp.minimum(row, 1 - simpler[pattern])
+        choosing = alive & (matching > 0) & (matching < choices)
+        chance = matching.astype(dtype) / whole * (0.0 if name == "uniform" else 1.0)
+        found[name] = _Measured(
+            _mean(row, choosing), _mean(chance, choosing), choosing.sum(-1, dtype=jnp.int32)
+        )
+    return found

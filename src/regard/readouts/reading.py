@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
@@ -15,7 +17,7 @@ from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
 from regard.masks.data import integers, whole_number
 from regard.masks.offsets import positions_of
-from regard.readouts.accumulators import Found, Norm, PerQuery, SweepConfig, Tokens
+from regard.readouts.accumulators import PATTERNS, Found, Norm, PerQuery, SweepConfig, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
@@ -28,10 +30,11 @@ def read(
     lse: ArrayLike | None = None,
     tokens: ArrayLike | None = None,
     query_tokens: ArrayLike | None = None,
+    delimiters: ArrayLike | Sequence[int] = (),
     grid: int = 64,
     top_k: int = 8,
-    first: int = 4,
-    local: int = 16,
+    first: int | None = None,
+    local: int | None = None,
     **options: Unpack[ScoreOptions],
 ) -> Readout:
     """Count the weights of a call of `attend`, all of them and exactly, without ever storing them.
@@ -47,13 +50,15 @@ def read(
         lse: floating-point array `(*B, T)`, what `attend(..., aux=("lse",))` gave for the same call, of
             whichever backend: saves the first sweep, and `trust` says whether it fits. As one number it is
             rounded, which costs weights of scores in the hundreds three digits. None computes it, as two.
-        tokens: integer array `(S,)` or `(batch, S)`, the ids of the tokens at the keys, for `same_mass` and
-            `induction_mass`. None leaves those out.
+        tokens: integer array `(S,)` or `(batch, S)`, the ids of the tokens at the keys, for `duplicate_mass`,
+            `induction_mass` and `delimiter_mass`. None leaves those out.
         query_tokens: the same for queries, `(T,)` or `(batch, T)`. None means `tokens`, if T == S.
+        delimiters: the ids that `delimiter_mass` counts: of full stops, commas, separators.
         grid: how many blocks of rows, and of keys, the finest level may have, at least 1.
         top_k: how many keys are listed for each query, at least 1.
-        first: `first_mass` counts keys at positions below this.
-        local: `local_mass` counts keys less than so many positions away, at least 0.
+        first: `first_mass` counts keys at positions below this. None means S / 32, from 1 to 4.
+        local: `local_mass` counts keys less than so many positions away, at least 0. None means S / 8, from
+            2 to 16: of few keys, few are near.
         **options: those of `attend` that scores depend on: mask, bias, score, scale, sinks (their share of
             the weights is `sink_mass`), query_offset (needed with T != S or a key_offset, as distances are
             always read), key_offset and precision.
@@ -87,11 +92,11 @@ def read(
     sweep_config = SweepConfig.choose(
         problem,
         whole_number("grid", grid, 1),
-        whole_number("first", first, 0),
-        whole_number("local", local, 0),
+        None if first is None else whole_number("first", first, 0),
+        None if local is None else whole_number("local", local, 0),
         whole_number("top_k", top_k, 1),
     )
-    ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens)
+    ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens, delimiters)
     if tokens is None and query_tokens is not None:
         raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
     given = None if lse is None else check_lse(problem, lse)
@@ -142,7 +147,7 @@ def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
         )
 
 
-def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any) -> Tokens:
+def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: Any) -> Tokens:
     if query_tokens is None and problem.T != problem.S:
         raise ValueError(
             f"query_tokens: expected the ids of the {problem.T} queries, because there are {problem.S} keys;"
@@ -161,13 +166,16 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any) -> Tokens:
         return ids.reshape((first, *(1,) * (axes - 1), length))
 
     keys = lay("tokens", tokens, problem.S)
-    return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1))
+    listed = np.asarray(delimiters, np.int32) if isinstance(delimiters, tuple | list) else delimiters
+    delimits = jnp.isin(keys, jnp.asarray(integers("delimiters", listed))).astype(jnp.int32)
+    return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1), delimits)
 
 
 @partial(jax.jit, static_argnames=("sweep_config",))
 def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Readout:
     nothing = 0 in (*problem.leading, problem.T, problem.S)
-    found = _find_nothing(problem, sweep_config) if nothing else sweep(problem, lse, tokens, sweep_config)
+    look = partial(_find_nothing, problem) if nothing else partial(sweep, problem, lse)
+    found = look(tokens, sweep_config)
     norm, rows, dtype = found.norm, found.rows, problem.accumulation
     sound = norm.is_sound()
     alive = (found.keys > 0) & sound
@@ -191,7 +199,11 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     block_rows = padded.reshape((*problem.leading, blocks, sweep_config.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), jnp.where(sound, 0.0, jnp.nan).astype(dtype))
-    rows = PerQuery(*(jnp.where(sound, row, jnp.nan) for row in rows))
+    counted = [found.astype(jnp.int32) for found in rows.keys]
+    counted += [jnp.zeros_like(found.keys)] * (len(PATTERNS) - len(counted))
+    rows = jax.tree.map(lambda row: jnp.where(sound, row, jnp.nan), rows)
+    found_mass = dict(zip(PATTERNS, rows.mass, strict=False))
+    mass: dict[str, Any] = {f"{name}_mass": found_mass.get(name) for name in PATTERNS}
     entropy = jnp.where(sound, entropy, jnp.nan)
     top = jnp.where(sound[..., None], top, jnp.nan)
     return Readout(
@@ -199,13 +211,9 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
         keys=found.keys,
         entropy=entropy,
         distance=rows.distance / kept,
-        first_mass=rows.first,
         sink_mass=sunk,
-        local_mass=rows.local,
-        self_mass=rows.itself,
-        previous_mass=rows.previous,
-        same_mass=None if tokens is None else rows.same,
-        induction_mass=None if tokens is None else rows.induction,
+        **mass,
+        pattern_keys=jnp.stack(counted, -1),
         top_keys=found.top_keys,
         top_weights=jnp.exp(top),
         key_mass=found.key_mass,
@@ -222,7 +230,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     )
 
 
-def _find_nothing(problem: Problem, sweep_config: SweepConfig) -> Found:
+def _find_nothing(problem: Problem, tokens: Tokens | None, sweep_config: SweepConfig) -> Found:
     """Return what a sweep over no queries, no keys or no batch finds."""
     batch, dtype = problem.leading, problem.accumulation
     rows = jnp.zeros((*batch, problem.T), dtype)
@@ -233,7 +241,7 @@ def _find_nothing(problem: Problem, sweep_config: SweepConfig) -> Found:
     sinks = jnp.full_like(rows, -jnp.inf) if problem.sinks is None else sink_logits(problem)
     return Found(
         Norm(sinks, rows),
-        PerQuery.like(rows),
+        PerQuery.like(rows, tokens),
         rows.astype(jnp.int32),
         jnp.full(listed, -jnp.inf, dtype),
         jnp.full(listed, -1, jnp.int32),

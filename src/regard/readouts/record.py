@@ -99,10 +99,20 @@ class Readout:
     """(*B, T) weight on the key at the query's own position."""
     previous_mass: Array
     """(*B, T) weight on the key one position before."""
-    same_mass: Array | None
+    next_mass: Array
+    """(*B, T) weight on the key one position after."""
+    duplicate_mass: Array | None
     """(*B, T) weight on keys at other positions that hold the query's token; None without tokens."""
     induction_mass: Array | None
-    """(*B, T) weight on keys that follow the query's token; None without tokens."""
+    """(*B, T) weight on keys that follow the query's token elsewhere; None without tokens."""
+    delimiter_mass: Array | None
+    """(*B, T) weight on keys that hold a delimiter; None without tokens."""
+    pattern_keys: Array
+    """(*B, T, 8) how many keys each mass is the weight on, of those that the query may attend to, int32.
+
+    In the order first, self, previous, next, local, duplicate, induction, delimiter; without tokens, the last
+    three are 0. Divided by `keys`, they are what even weights would give.
+    """
     top_keys: Array
     """(*B, T, top_k) keys with the largest scores, largest first, among equals the smaller; -1 for none."""
     top_weights: Array

@@ -1,4 +1,4 @@
-"""Watching calls of `attend`: who is told of them, and whose calls they are. Watching changes nothing."""
+"""Hooks into calls of `attend`: who is told of them, whose calls they are, and who changes them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import jax
+
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+from regard.masks.grid import is_concrete
 
 
 class CallEvent(NamedTuple):
@@ -22,8 +25,14 @@ class CallEvent(NamedTuple):
 
 
 Watcher = Callable[[CallEvent], None]
+Finish = Callable[[Array], Array]  # of a call's output
+Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
+_REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriters", default=())
+# What `jit` traced with changes belongs to one block: the next one has a number of its own, and traces anew.
+_RETRACE = jax.make_user_context()
+_traced_changes = 0
 _OWNER: ContextVar[tuple[Any, str | None]] = ContextVar("owner", default=(None, None))
 
 
@@ -35,6 +44,43 @@ def watch(callback: Watcher) -> Iterator[None]:
         yield
     finally:
         _WATCHERS.reset(token)
+
+
+@contextmanager
+def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
+    """Let `rewriter` change every call of `attend` in the block, on this thread; `jit` traces anew in it.
+
+    `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
+    """
+    token = _REWRITERS.set((*_REWRITERS.get(), (rewriter, one_by_one)))
+    try:
+        with _RETRACE(_traced_changes):
+            yield
+    finally:
+        _REWRITERS.reset(token)
+
+
+def is_rewriting() -> bool:
+    """Return whether anyone changes calls now, one by one."""
+    return any(one_by_one for _, one_by_one in _REWRITERS.get())
+
+
+def rewritten(problem: Problem) -> tuple[Problem, Finish]:
+    """Return the call as it is changed, and what becomes of its output."""
+    global _traced_changes
+    finishes = []
+    if _REWRITERS.get() and not is_concrete(problem):
+        _traced_changes += 1
+    for rewriter, _ in _REWRITERS.get():
+        problem, finish = rewriter(problem)
+        finishes.append(finish)
+
+    def finish_all(output: Array) -> Array:
+        for finish in finishes:
+            output = finish(output)
+        return output
+
+    return problem, finish_all
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class CallRecords:
         """Return the labels of each head."""
 
         def write(label: readouts.Label) -> dict[str, Any]:
-            return {"name": label.name, "value": number(label.value), "threshold": label.threshold}
+            values = {name: number(getattr(label, name)) for name in ("value", "threshold", "chance")}
+            return {"name": label.name, **values, "rows": label.rows}
 
         found = readouts.label(self.readout)
         return [[write(label) for label in found[(head,)]] for head in range(self.call.heads)]

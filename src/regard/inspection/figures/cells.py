@@ -1,5 +1,6 @@
 """Grids of cells on axes: how large they are, how their positions are named, what lies between them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,29 +11,50 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from regard.inspection.figures.canvas import literal
+from regard.inspection.figures.canvas import TICK_SIZE, literal
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
 MATRIX_LABELS: dict[str, Any] = {"xlabel": KEY_LABEL, "ylabel": QUERY_LABEL}
 LONGEST_SIDE, SHORTEST_SIDE, CELL = 4.6, 1.2, 0.42  # inches
-MOST_LABELS = 40
+LINE_HEIGHT, SMALLEST_LABEL = 1.15, 5.0  # of a label, in its size; points
 
 
 def mark_positions(
     axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
 ) -> None:
-    """Set whole-number ticks, never one between two cells; or the labels, every n-th where there are many."""
-    if labels is None and size <= most:
+    """Set whole-number ticks, never one between two cells; or the labels, as many as fit."""
+    if labels is not None:
+        name_positions(axis, labels)
+    elif size <= most:
         axis.set_ticks(range(start, start + size))
-        return
-    if labels is None:
+    else:
         axis.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10]))
-        return
-    limit = MOST_LABELS if most >= 12 else 2 * most
-    shown = range(0, size, -(-size // limit))
-    axis.set_ticks(shown, [literal(labels[index]) for index in shown])
-    if isinstance(axis, XAxis) and max(len(str(labels[index])) for index in shown) > 2:
-        slant_labels(axis)
+
+
+def name_positions(
+    axis: Axis, labels: Sequence[object], room: float | None = None, weights: NDArray | None = None
+) -> None:
+    """Name every position where that fits; else first those of the largest weight, each where it has room.
+
+    `room` is the axis's length in inches; None takes that of the axes as they are now.
+    """
+    across, texts = isinstance(axis, XAxis), [literal(label) for label in labels]
+    if room is None:
+        box = axis.axes.get_window_extent()
+        room = (box.width if across else box.height) / axis.axes.figure.figure.dpi
+    pitch = 72 * room / len(texts)  # points from one to the next
+    size = min(TICK_SIZE, max(pitch / LINE_HEIGHT, SMALLEST_LABEL))
+    apart = math.ceil(LINE_HEIGHT * size / pitch - 1e-9)
+    order = np.arange(len(texts)) if weights is None else np.argsort(-weights, kind="stable")
+    free, shown = np.ones(len(texts), bool), []
+    for place in order:
+        if free[place]:
+            shown.append(int(place))
+            free[max(place - apart + 1, 0) : place + apart] = False
+    axis.set_ticks(sorted(shown), [texts[place] for place in sorted(shown)], fontsize=size)
+    if across and max(len(texts[place]) for place in shown) > 2:
+        # At 45 degrees a line of text takes 1.4 times its height along the axis.
+        slant_labels(axis, 45 if pitch * apart >= 1.4 * LINE_HEIGHT * size else 90)
 
 
 def read_heads(values: object) -> NDArray[np.float64]:
@@ -43,10 +65,12 @@ def read_heads(values: object) -> NDArray[np.float64]:
     return array if array.ndim == 2 else array[None]
 
 
-def slant_labels(axis: Axis) -> None:
+def slant_labels(axis: Axis, angle: float = 45) -> None:
     """Turn tick labels below a panel so that long ones do not run into each other."""
     for tick in axis.get_ticklabels():
-        tick.set(rotation=45, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center")
+        tick.set(
+            rotation=angle, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
+        )
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:

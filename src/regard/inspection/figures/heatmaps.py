@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
@@ -15,7 +17,12 @@ from regard.inspection.figures.canvas import Drawing
 
 ANNOTATED = 16  # numbers are written into matrices up to this many rows and columns
 SMALLEST_NUMBER = 4.5  # points; smaller ones are left out
+LABEL_PITCH, LARGEST_PANEL = 0.1, 3.2  # inches: of a label in a grid, and of a panel that labels ask for
+EXPONENT = 0.4  # of the explorer's scale for small weights
 ROUNDING = 1e-3  # how far low-precision weights may leave [0, 1]
+
+
+Scale = Literal["power", "linear"]
 
 
 def attention_heatmap(
@@ -26,13 +33,15 @@ def attention_heatmap(
     key_labels: Sequence[object] | None = None,
     title: str | None = None,
     vmax: float = 1.0,
+    scale: Scale = "power",
     annotate: bool | None = None,
 ) -> Drawing:
     """Draw one matrix of attention weights, queries down and keys across.
 
     The colour scale runs from 0 to `vmax` whatever the data, so two pictures compare. Numbers in the cells
     are black or white, whichever reads better on the cell. A row of zeros (a query that attends to nothing)
-    is drawn as zeros, NaN in grey.
+    is drawn as zeros, NaN in grey. Where there is no room for all labels, those of the largest weights go
+    first.
 
     Args:
         weights: shape (T, S), values in [0, 1]; any array NumPy can read, bfloat16 included.
@@ -42,6 +51,8 @@ def attention_heatmap(
         title: text above the picture.
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
+        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does; "linear" by the
+            weight. The colour bar says which.
         annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit.
 
     Returns:
@@ -68,13 +79,13 @@ def attention_heatmap(
         fewer="one query is the matrix weights[None, :]",
         more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
     )
-    _check_weights(matrix, vmax)
+    _check_weights(matrix, vmax, scale)
     canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
     canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
     target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape), title)
-    image = show_matrix(target, matrix, (query_labels, key_labels), vmax=vmax)
+    image = _show_matrix(panels, target, matrix, (query_labels, key_labels), vmax, scale)
     target.set(**cells.MATRIX_LABELS)
-    bar = panels.add_colorbar(image, cells.WEIGHT_LABEL, _overflow(matrix, vmax))
+    bar = _add_colorbar(panels, image, matrix, vmax, scale)
     panels.fit()
     size = _number_size(target, matrix.shape)
     small = max(matrix.shape) <= ANNOTATED
@@ -94,6 +105,7 @@ def head_grid(
     key_labels: Sequence[object] | None = None,
     title: str | None = None,
     vmax: float = 1.0,
+    scale: Scale = "power",
 ) -> Drawing:
     """Draw the attention weights of every head, one panel each, on one colour scale.
 
@@ -102,7 +114,7 @@ def head_grid(
         fig: an empty figure or sub-figure to fill; None makes one.
         columns: panels side by side; None chooses a grid close to square, at most 4 wide.
         head_labels: H names; None counts "Head 0", "Head 1", ...
-        query_labels, key_labels, vmax: as in `attention_heatmap`.
+        query_labels, key_labels, vmax, scale: as in `attention_heatmap`.
         title: text above the whole grid.
 
     Returns:
@@ -120,42 +132,75 @@ def head_grid(
     """
     alone = "one head is the stack weights[None], or draw it with attention_heatmap(weights)"
     stack = canvas.read_numbers(weights, "weights", "(H, T, S)", 3, fewer=alone)
-    _check_weights(stack, vmax)
+    _check_weights(stack, vmax, scale)
     heads, T, S = stack.shape
     canvas.read_labels(query_labels, "query_labels", T, "query")
     canvas.read_labels(key_labels, "key_labels", S, "key")
     names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
     rows, columns = cells.grid_shape(heads, columns)
-    panels = canvas.open_panels(fig, _panel_size(T, S, columns), heads, rows, columns, title)
+    labels = (query_labels, key_labels)
+    size = _panel_size(T, S, columns, max(len(one) for one in (*labels, ()) if one is not None))
+    panels = canvas.open_panels(fig, size, heads, rows, columns, title)
+    # Panels share their labels, so that what is large in any of them is named.
+    largest = np.nan_to_num(stack).max(0)
     images = []
     for index, ax in enumerate(panels.axes):
-        images.append(show_matrix(ax, stack[index], (query_labels, key_labels), vmax=vmax, most_ticks=5))
+        images.append(_show_matrix(panels, ax, stack[index], labels, vmax, scale, largest, most_ticks=5))
         canvas.set_title(ax, names[index], canvas.LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
         ax.set_ylabel(cells.QUERY_LABEL if index % columns == 0 else "")
         ax.set_xlabel(cells.KEY_LABEL if index // columns == rows - 1 else "")
-    bar = panels.add_colorbar(images[0], cells.WEIGHT_LABEL, _overflow(stack, vmax))
+    bar = _add_colorbar(panels, images[0], stack, vmax, scale)
     return panels.finish(images=tuple(images), colorbar=bar)
 
 
-def show_matrix(
+def _show_matrix(
+    panels: canvas.Panels,
     ax: Axes,
     matrix: NDArray,
     labels: tuple[Sequence[object] | None, Sequence[object] | None],
     vmax: float,
+    scale: Scale,
+    largest: NDArray | None = None,
     most_ticks: int = 12,
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""
-    image = ax.imshow(
-        matrix, cmap=palette.weight_colors(), vmin=0.0, vmax=vmax, aspect=cells.matrix_aspect(*matrix.shape)
-    )
-    cells.mark_positions(ax.yaxis, matrix.shape[0], labels[0], most_ticks)
-    cells.mark_positions(ax.xaxis, matrix.shape[1], labels[1], most_ticks)
+    norm = PowerNorm(EXPONENT if scale == "power" else 1.0, 0.0, vmax)
+    aspect = cells.matrix_aspect(*matrix.shape)
+    image = ax.imshow(matrix, cmap=palette.weight_colors(), norm=norm, aspect=aspect)
+    box = ax.get_window_extent()
+    width, height = panels.size if panels.owned else np.array([box.width, box.height]) / ax.figure.figure.dpi
+    if aspect == "equal":
+        cell = min(width / matrix.shape[1], height / matrix.shape[0])
+        width, height = cell * matrix.shape[1], cell * matrix.shape[0]
+    largest = np.nan_to_num(matrix) if largest is None else largest
+    for side, axis, room in ((0, ax.yaxis, height), (1, ax.xaxis, width)):
+        names = labels[side]
+        if names is None:
+            cells.mark_positions(axis, matrix.shape[side], most=most_ticks)
+        else:
+            cells.name_positions(axis, names, room, largest.max(1 - side))
     return image
 
 
-def _check_weights(weights: NDArray, vmax: float) -> None:
+def _add_colorbar(
+    panels: canvas.Panels, image: AxesImage, weights: NDArray, vmax: float, scale: Scale
+) -> Colorbar:
+    """Add a bar that says how weights are coloured; it ends in an arrow where weights above it exist."""
+    label = f"{cells.WEIGHT_LABEL}\n(colour: w^{EXPONENT})" if scale == "power" else cells.WEIGHT_LABEL
+    above = np.nanmax(weights, initial=0.0) > vmax + ROUNDING
+    bar = panels.add_colorbar(image, label, "max" if above else "neither")
+    if scale == "power":
+        bar.set_ticks([vmax * share for share in (0, 0.01, 0.05, 0.2, 0.5, 1)])
+        bar.minorticks_off()
+        bar.ax.yaxis.set_major_formatter("{x:.3g}")
+    return bar
+
+
+def _check_weights(weights: NDArray, vmax: float, scale: str) -> None:
     """Refuse values that a scale from 0 to `vmax` would show as something they are not."""
+    if scale not in ("power", "linear"):
+        raise ValueError(f"scale: expected 'power' or 'linear', got {scale!r}")
     if not 0.0 < vmax <= 1.0:
         raise ValueError(f"vmax: expected a number in (0, 1], got {vmax}")
     known = weights[~np.isnan(weights)]
@@ -166,10 +211,11 @@ def _check_weights(weights: NDArray, vmax: float) -> None:
         )
 
 
-def _panel_size(T: int, S: int, columns: int) -> tuple[float, float]:
-    """Return width and height in inches of one head among others: long enough for its axis labels."""
+def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float]:
+    """Return width and height in inches of one head among others: long enough for its labels."""
     width, height = cells.matrix_size(T, S)
-    scale = (1.9 if columns <= 3 else 1.55) / max(width, height)
+    longest = max(1.9 if columns <= 3 else 1.55, min(LABEL_PITCH * labels, LARGEST_PANEL))
+    scale = longest / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)
 
 
@@ -190,8 +236,3 @@ def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> 
         number = "NaN" if np.isnan(weight) else f"{weight:.2f}"
         texts.append(ax.text(column, row, number, color=ink, **style))
     return tuple(texts)
-
-
-def _overflow(weights: NDArray, vmax: float) -> Literal["max", "neither"]:
-    """Return "max", an arrow at the colour bar's end, where weights above its last value exist."""
-    return "max" if np.nanmax(weights, initial=0.0) > vmax + ROUNDING else "neither"

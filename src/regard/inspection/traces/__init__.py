@@ -4,7 +4,7 @@ Start from `capture` and `load`; `record` runs a model under `capture`.
 """
 
 from regard.inspection.traces.calls import Call
-from regard.inspection.traces.captures import capture, record
+from regard.inspection.traces.captures import capture, record, record_repeats
 from regard.inspection.traces.trace import Trace, load
 
-__all__ = ["Call", "Trace", "capture", "load", "record"]
+__all__ = ["Call", "Trace", "capture", "load", "record", "record_repeats"]

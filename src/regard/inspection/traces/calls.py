@@ -13,7 +13,7 @@ import numpy as np
 
 from regard import readouts
 from regard.engine.call.problem import Problem
-from regard.inspection.tokens import Tokens, number_tokens
+from regard.inspection.tokens import Tokens, find_delimiters, number_tokens
 from regard.inspection.traces.examples import take_heads
 from regard.masks import Mask
 from regard.positions import Rotary
@@ -202,6 +202,8 @@ class Call:
         asked, held = number_tokens(self.query_tokens), number_tokens(self.key_tokens)
         known = asked is not None and held is not None
         ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
+        if known:
+            ids["delimiters"] = find_delimiters(self.key_tokens)
         found = readouts.read(
             problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )

@@ -14,6 +14,7 @@ import regard
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import Call, Description
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
@@ -124,6 +125,47 @@ def record(
     return outputs, trace
 
 
+def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: int = 2, rng: Any = 0) -> Trace:
+    """Call a model on random tokens that repeat, where induction heads show, and keep what it attended to.
+
+    tokens = (x, x, ...),  x_i uniform in 0..vocab_size - 1
+
+    In such a sequence nothing but the repetition tells which token comes next, so `readouts.label` of these
+    calls says which heads read it, whatever the text at hand repeats.
+
+    Args:
+        model: as in `record`; it is called on token ids `(1, length * repeats)`.
+        vocab_size: how many token ids there are.
+        length: of x. A vocabulary much larger than this keeps tokens from repeating within x.
+        repeats: how often x is said.
+        rng: a seed, or a NumPy generator.
+
+    Returns:
+        A `Trace`.
+
+    Raises:
+        TypeError, ValueError: as `capture`; a size below 1.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard import inspection, readouts
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> trace = inspection.record_repeats(Decoder(config, rngs=nnx.Rngs(0)), 13, length=5)
+        >>> readouts.label(trace[1].readout())[(0,)]
+        ()
+
+    Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, appendix (head activation
+    evaluators).
+    """
+    sizes = {"vocab_size": vocab_size, "length": length, "repeats": repeats}
+    vocab_size, length, repeats = (whole_number(name, size, 1) for name, size in sizes.items())
+    ids = np.tile(np.random.default_rng(rng).integers(0, vocab_size, length, np.int32), repeats)
+    tokens = Tokens([str(token) for token in ids], ids=ids)
+    title = f"{length} random tokens, {repeats} times"
+    return record(model, jax.numpy.asarray(ids[None]), tokens=tokens, title=title)[1]
+
+
 class _Watcher:
     """A hook that keeps the example of every call with values; it never raises, because the model runs on."""
 
@@ -151,12 +193,14 @@ class _Watcher:
             raise ValueError(
                 f"capture: expected calls of attend with values, got {self._traced} inside a trace, where"
                 " arrays have none; call the model itself, outside jax.jit, nnx.jit, jax.grad, jax.vmap,"
-                " jax.lax.scan and jax.checkpoint (nnx.remat)"
+                " jax.lax.scan and jax.checkpoint (nnx.remat); or use inspection.observe(fn), which returns"
+                " the readouts of a function from inside them"
             )
         if not self._calls:
             raise ValueError(
                 "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
-                " nnx.jit compiled before does not call it again: call the model itself, outside jit. Layers"
+                " nnx.jit compiled before does not call it again: call the model itself, outside jit, or use"
+                " inspection.observe(fn), which traces it anew. Layers"
                 " of Flax need attention_fn=regard.interop.flax.attention_fn"
             )
         known, positions = name_owners(model), Positions(model)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-FORMAT, VERSION = "regard-trace", 2
+FORMAT, VERSION = "regard-trace", 3
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise
 
 _MOST_META = 64 * 2**20

@@ -17,6 +17,7 @@ from regard.inspection.traces.calls import Call, Description, KnownPositions
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
 from regard.masks import Mask
 from regard.readouts import Readout
+from regard.readouts.accumulators import PATTERNS
 from regard.readouts.reading import canonicalize_readable
 from regard.scores import Score
 
@@ -214,10 +215,11 @@ def _check_readout(place: str, found: Readout, call: Call) -> None:
         "block_max": grid,
         "block_rows": grid[:2],
         "trust": (call.heads,),
+        "pattern_keys": (*rows, len(PATTERNS)),
     }
     for field in dataclasses.fields(Readout):
         if not field.metadata.get("static"):
-            kind = "i" if field.name in ("keys", "top_keys", "block_rows") else "f"
+            kind = "i" if field.name in ("keys", "top_keys", "block_rows", "pattern_keys") else "f"
             shape = shapes.get(field.name, rows)
             _check_array(f"{place}.{field.name}", getattr(found, field.name), kind, shape)
     if found.top_keys.shape != found.top_weights.shape or not found.top_keys.shape[-1]:

@@ -137,6 +137,9 @@ interface Label {
   name: string;
   value: number;
   threshold: number;
+  /** What even weights would give, and over how many queries. */
+  chance: number;
+  rows: number;
 }
 
 interface HeadRecord {

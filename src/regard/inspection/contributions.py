@@ -1,0 +1,165 @@
+"""Contributions: what attention passes on, in vectors and logits rather than in weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.axes import Array, ArrayLike
+
+
+def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) -> Array:
+    """Compute the length of what each key passes on to each query, which its weight alone does not say.
+
+    n_hts = p_hts |v_gs Wo_h|,  g = h // (H / K)
+
+    Args:
+        weights: p, `(*B, H, T, S)`, as `attend(..., aux=("weights",))` and `readouts.window` give them.
+        value: `(*B, K, S, E)`, as the call has them; `observe` gives them by `problem.value`.
+        projection: Wo, `(H * E, M)`, the kernel of the layer's `output_projection`.
+
+    Returns:
+        `(*B, H, T, S)`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import inspection
+        >>> value = jnp.array([[[4.0], [-1.0]]])  # one head, two keys
+        >>> inspection.weigh_values(jnp.array([[[0.25, 0.75]]]), value, jnp.eye(1)).tolist()
+        [[[1.0, 0.75]]]
+
+    Reference: Kobayashi et al., "Attention is Not Only a Weight", 2020, equation 2.
+    """
+    weights, value = jnp.asarray(weights), jnp.asarray(value)
+    heads = weights.shape[-3] if weights.ndim > 2 else 1
+    kernel = _divide("value", value, projection, heads)
+    passed = jnp.repeat(value, heads // value.shape[-3], -3) @ _broadcast(kernel, value)
+    return weights * jnp.linalg.norm(passed, axis=-1)[..., None, :]
+
+
+def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | None = None) -> Array:
+    """Compute what each head adds to the residual stream, or along a direction of it, such as a logit's.
+
+    c_htm = sum_e output_hte Wo_hem,  with a direction sum_m c_htm u_m
+
+    The heads' sum, with the projection's bias, is what the layer writes. Behind a final norm a logit is no
+    sum of such numbers; multiply the direction by the norm's scale and divide by the stream's size for it.
+
+    Args:
+        output: of the heads, `(*B, H, T, E)`, as `attend` and `observe` give it.
+        projection: Wo, `(H * E, M)`.
+        direction: u, `(M,)`: a column of the matrix that makes logits, or the difference of two; None means
+            the whole vectors.
+
+    Returns:
+        `(*B, H, T, M)`, or `(*B, H, T)`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import inspection
+        >>> output = jnp.array([[[1.0]], [[2.0]]])  # two heads of width 1, one query
+        >>> inspection.contribute(output, jnp.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
+        [[[1.0, 0.0]], [[0.0, 2.0]]]
+
+    Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021.
+    """
+    output = jnp.asarray(output)
+    kernel = _divide("output", output, projection, output.shape[-3] if output.ndim > 2 else 1)
+    added = output @ _broadcast(kernel, output)
+    return added if direction is None else added @ jnp.asarray(direction)
+
+
+def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
+    """Multiply the layers' weights, averaged over heads, as if each passed its inputs on unchanged.
+
+    R_0 = I,  R_l = (residual I + (1 - residual) sum_h p_lh / H) R_{l-1}
+
+    Args:
+        weights: `(L, *B, H, T, T)`, of self-attention, first layer first.
+        residual: the share of the residual stream, in [0, 1].
+
+    Returns:
+        `(*B, T, T)`: how much of each position's input reaches each position's last output.
+
+    Raises:
+        ValueError: weights of another shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import inspection
+        >>> previous = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+        >>> inspection.roll_out(jnp.stack([previous[None]] * 2)).tolist()
+        [[1.0, 0.0], [0.75, 0.25]]
+
+    Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
+    """
+    weights = jnp.asarray(weights)
+    if weights.ndim < 4 or weights.shape[-1] != weights.shape[-2]:
+        raise ValueError(f"weights: expected shape (L, *B, H, T, T), got {tuple(weights.shape)}")
+    mean = weights.mean(-3)
+    own = jnp.broadcast_to(jnp.eye(mean.shape[-1], dtype=mean.dtype), mean.shape[1:])
+    rolled = own
+    for layer in mean:
+        rolled = (residual * own + (1 - residual) * layer) @ rolled
+    return rolled
+
+
+def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
+    """Predict tokens from the residual stream behind every layer, as if it were the last (logit lens).
+
+    logits_l = head(final_norm(stream_l))
+
+    Args:
+        model: a `regard.models.Decoder`.
+        tokens: `(batch, T)`.
+        **options: of the model's call: lengths, mask, positions.
+
+    Returns:
+        Logits `(L, batch, T, V)`; those of the last layer are the model's.
+
+    Raises:
+        TypeError: a model of another kind.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import inspection
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> inspection.read_layers(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3]])).shape
+        (2, 1, 3, 13)
+
+    Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020.
+    """
+    from regard.models import Decoder
+
+    if not isinstance(model, Decoder):
+        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    _, seen = model.trunk(tokens, aux=("hidden",), **options)
+    norm = model.trunk.stack.final_norm
+    streams = [block["hidden"] for block in seen["blocks"]]
+    return jnp.stack([model.predict(x if norm is None else norm(x)) for x in streams])
+
+
+def _divide(name: str, array: Array, projection: Any, heads: int) -> Array:
+    """Return Wo by heads, (H, E, M)."""
+    kernel = jnp.asarray(projection[...] if isinstance(projection, nnx.Variable) else projection)
+    fits = array.ndim > 2 and heads % array.shape[-3] == 0 and kernel.ndim == 2
+    if not fits or kernel.shape[0] != heads * array.shape[-1]:
+        raise ValueError(
+            f"projection: expected shape (H * E, M) with H = {heads} and {name} (*B, heads, length, E), got"
+            f" {tuple(kernel.shape)} and {name} {tuple(array.shape)}"
+        )
+    return kernel.reshape((heads, array.shape[-1], -1))
+
+
+def _broadcast(kernel: Array, array: Array) -> Array:
+    return kernel.reshape((*(1,) * (array.ndim - 3), *kernel.shape))

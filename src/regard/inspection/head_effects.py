@@ -1,0 +1,139 @@
+"""Effects of heads: the change of a loss or a logit without each of them, by runs or to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.call.hooks import Finish, rewrite
+from regard.engine.call.problem import Problem
+from regard.inspection.interventions import Change, intervene
+from regard.inspection.observations import close_over
+
+
+def sweep_heads(
+    fn: Callable[..., Any], *args: Any, output: Any = 0.0, progress: bool = False, **kwargs: Any
+) -> tuple[np.ndarray, ...]:
+    """Measure by how much fn's number changes when each head's output is replaced, one head after another.
+
+    effect_nh = fn with output_nh <- new_nh  -  fn
+
+    One program is compiled, which takes the head as an array, and runs once per head.
+
+    Args:
+        fn: a function to a number, such as a loss or one logit, that calls `attend`.
+        *args, **kwargs: of fn; what is no array, such as a model, goes through.
+        output: what heads write instead, for all calls or one entry for each of them: 0.0 switches them off;
+            a mean over prompts, `(H, 1, E)`, leaves what they always write.
+        progress: whether to show a bar on the terminal.
+
+    Returns:
+        For each call, in the order of calling, the effects of its heads, `(H,)`.
+
+    Raises:
+        ValueError: fn that gives no single number, or calls no attention; as many outputs as there are not
+            calls.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection
+        >>> value = jnp.array([1.0, 2.0, 4.0])[:, None, None]  # of three heads
+        >>> def total(value):
+        ...     return attend(jnp.ones((3, 5, 2)), jnp.ones((3, 1, 2)), value).sum()
+        >>> inspection.sweep_heads(total, value)[0].tolist()
+        [-5.0, -10.0, -20.0]
+
+    Reference: Michel et al., "Are Sixteen Heads Really Better than One?", 2019, section 3.1; Wang et al.,
+    "Interpretability in the Wild", 2022.
+    """
+    run, shares = _switchable(fn, output, args, kwargs)
+    run = jax.jit(run)
+    before = run(shares)
+    effects = [np.zeros(share.shape, before.dtype) for share in shares]
+    with _count_heads(progress, sum(share.size for share in shares)) as advance:
+        for number, share in enumerate(shares):
+            for head in range(share.size):
+                changed = [*shares]
+                changed[number] = share.at[head].set(1)
+                effects[number][head] = run(changed) - before
+                advance()
+    return tuple(effects)
+
+
+def attribute_heads(
+    fn: Callable[..., Any], *args: Any, output: Any = 0.0, **kwargs: Any
+) -> tuple[np.ndarray, ...]:
+    """Estimate what `sweep_heads` measures, for all heads at once, from one gradient (attribution patching).
+
+    effect_nh ~ <d fn / d output_nh, new_nh - output_nh>
+
+    Args:
+        fn, *args, output, **kwargs: as in `sweep_heads`.
+
+    Returns:
+        As `sweep_heads`.
+
+    Raises:
+        ValueError: as `sweep_heads`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection
+        >>> value = jnp.array([1.0, 2.0, 4.0])[:, None, None]
+        >>> def total(value):
+        ...     return attend(jnp.ones((3, 5, 2)), jnp.ones((3, 1, 2)), value).sum()
+        >>> inspection.attribute_heads(total, value)[0].tolist()
+        [-5.0, -10.0, -20.0]
+
+    Reference: Nanda, "Attribution Patching", 2023; Syed et al., "Attribution Patching Outperforms Automated
+    Circuit Discovery", 2023, equation 1.
+    """
+    run, shares = _switchable(fn, output, args, kwargs)
+    return tuple(np.asarray(effect) for effect in jax.jit(jax.grad(run))(shares))
+
+
+def _switchable(
+    fn: Callable[..., Any], output: Any, args: Any, kwargs: Any
+) -> tuple[Callable[[list[Array]], Array], list[Array]]:
+    """Return fn as a function of the share of each head that is replaced, and those shares, all 0."""
+    call, arrays = close_over(fn, args, kwargs)
+    heads: list[int] = []
+
+    def count(problem: Problem) -> tuple[Problem, Finish]:
+        heads.append(problem.leading[-1] if problem.leading else 1)
+        return problem, lambda output: output
+
+    with rewrite(count):
+        made = jax.eval_shape(call, arrays)
+    if getattr(made, "shape", None) != () or not jnp.issubdtype(made.dtype, jnp.floating):
+        raise ValueError(f"fn: expected a function to one floating-point number, such as a loss; got {made}")
+    if not heads:
+        raise ValueError("fn: expected a function that calls regard.attend, got one that does not")
+    outputs = list(output) if isinstance(output, Sequence) else [output] * len(heads)
+    if len(outputs) != len(heads):
+        raise ValueError(f"output: expected one entry for each of {len(heads)} calls, got {len(outputs)}")
+
+    def run(shares: list[Array]) -> Array:
+        changes = [Change(output=new, share=share) for new, share in zip(outputs, shares, strict=True)]
+        with intervene(dict(enumerate(changes))):
+            return call(arrays)
+
+    return run, [jnp.zeros(count, made.dtype) for count in heads]
+
+
+@contextmanager
+def _count_heads(progress: bool, total: int) -> Iterator[Callable[[], None]]:
+    if not progress:
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("heads", total=total)
+        yield lambda: bar.advance(task)

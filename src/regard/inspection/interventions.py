@@ -1,0 +1,163 @@
+"""Interventions: what heads read or write is replaced while a model runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.call.hooks import rewrite
+from regard.engine.call.problem import Problem
+from regard.records import record
+
+_OPERANDS = ("query", "key", "value")
+
+
+@record
+class Change:
+    """Say what replaces what in one call of `attend`; what is None stays.
+
+    x_h <- (1 - share_h) x_h + share_h new_h  for each x of query, key, value, the weights and the output
+
+    Every field but `heads` may be traced, so that one program serves for any head; and the result is
+    differentiable by `share`, at 0 as well.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection
+        >>> x = jnp.ones((3, 5, 2))  # three heads
+        >>> with inspection.intervene({0: inspection.Change(output=0.0, heads=(1,))}):
+        ...     out = attend(x, x, x)
+        >>> out[:, 0, 0].tolist()
+        [1.0, 0.0, 1.0]
+    """
+
+    query: Any = None
+    """Queries, as the call has them (behind rotary positions): broadcasts to `(*B, H, T, D)`."""
+    key: Any = None
+    """Keys, `(*B, K, S, D)`. Another run's queries and keys together give its pattern, in linear memory."""
+    value: Any = None
+    """Values, `(*B, K, S, E)`."""
+    weights: Any = None
+    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised."""
+    output: Any = None
+    """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
+    share: Any = 1.0
+    """The part of each head that is replaced, 0 to 1: a number, or one per head (for key and value, per key
+    head)."""
+    heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
+    """Numbers of the heads that are replaced; None means all."""
+
+    def __post_init__(self) -> None:
+        fields = (*_OPERANDS, "weights", "output")
+        if all(getattr(self, name) is None for name in fields):
+            raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
+        if self.heads is not None:
+            object.__setattr__(self, "heads", tuple(int(head) for head in self.heads))
+
+    def rewrite(self, problem: Problem) -> tuple[Problem, Callable[[Array], Array]]:
+        """Return the changed call, and a function of its output."""
+        problem = problem.with_arrays()
+        value = problem.value
+        new = {name: getattr(self, name) for name in _OPERANDS if getattr(self, name) is not None}
+        if new:
+            mixed = {name: self._mix(name, getattr(problem, name), one) for name, one in new.items()}
+            problem = dataclasses.replace(problem, **mixed)
+            value = problem.value
+
+        def finish(output: Array) -> Array:
+            if self.weights is not None:
+                weights = jnp.asarray(self.weights, output.dtype)
+                rows = jnp.broadcast_to(weights, (*problem.leading, problem.T, problem.S))
+                folded = problem.fold(rows) if rows.ndim > 2 else rows
+                mixed = (
+                    problem.unfold(folded @ value.astype(output.dtype)) if rows.ndim > 2 else folded @ value
+                )
+                output = self._mix("weights", output, mixed)
+            return output if self.output is None else self._mix("output", output, self.output)
+
+        return problem, finish
+
+    def _mix(self, name: str, own: Array, new: Any) -> Array:
+        """Put the new in place of a head's own, by its share."""
+        heads = own.shape[-3] if own.ndim > 2 else 1
+        share, new = jnp.asarray(self.share, own.dtype), jnp.asarray(new, own.dtype)
+        if share.shape not in ((), (heads,)):
+            raise ValueError(f"share: expected a number or one for each of {heads} heads, got {share.shape}")
+        share = jnp.broadcast_to(share, (heads,))
+        if self.heads is not None:
+            wrong = [head for head in self.heads if not 0 <= head < heads]
+            if wrong:
+                raise ValueError(f"heads: expected heads in 0..{heads - 1} of {name}, got {wrong}")
+            share = jnp.where(np.isin(np.arange(heads), self.heads), share, 0)
+        try:
+            new = jnp.broadcast_to(new, own.shape)
+        except ValueError:
+            raise ValueError(
+                f"{name}: expected an array that broadcasts to {own.shape}, got {new.shape}"
+            ) from None
+        share = share.reshape((*(1,) * (own.ndim - 3), heads, 1, 1)[-own.ndim :])
+        return (1 - share) * own + share * new
+
+
+@contextmanager
+def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
+    """Replace parts of calls of `attend` in the block: switch heads off, or give them another run's numbers.
+
+    Calls are numbered as they come, from 0, as in a `Trace`: the block is for one run of a model. It may be
+    inside `jit` or around what is jitted, which is then traced anew, and its changes stay in it. Models of
+    Regard with `scan_layers` run their layers one by one meanwhile.
+
+    Args:
+        changes: a `Change` for each number of a call.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ValueError: when the block ends: a call that there was not. When a call comes: heads that it does not
+            have, or arrays that do not fit it.
+        TypeError: changes of another type.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection
+        >>> @jax.jit
+        ... def run(x, share):
+        ...     with inspection.intervene({0: inspection.Change(output=0.0, share=share)}):
+        ...         return attend(x, x, x)
+        >>> out = run(jnp.ones((3, 5, 2)), jnp.array([0.0, 1.0, 0.5]))
+        >>> out[:, 0, 0].tolist()
+        [1.0, 0.0, 0.5]
+
+    Reference: Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2.1; Wang et
+    al., "Interpretability in the Wild", 2022, section 2.2.
+    """
+    for number, change in changes.items():
+        if not isinstance(number, int) or not isinstance(change, Change):
+            raise TypeError(
+                "changes: expected a Change for each number of a call, got"
+                f" {number!r}: {type(change).__name__}"
+            )
+    seen = 0
+
+    def rewriter(problem: Problem) -> tuple[Problem, Callable[[Array], Array]]:
+        nonlocal seen
+        change, seen = changes.get(seen), seen + 1
+        return (problem, lambda output: output) if change is None else change.rewrite(problem)
+
+    with rewrite(rewriter):
+        yield
+    missing = [number for number in changes if not 0 <= number < seen]
+    if missing:
+        raise ValueError(
+            f"changes: expected numbers of calls in 0..{seen - 1}, got {', '.join(map(str, missing))}"
+            if seen
+            else "intervene: expected at least one call of regard.attend in the block, got none"
+        )

@@ -1,0 +1,198 @@
+"""Observations: numbers of a function's attention calls, returned beside its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from regard import readouts
+from regard.axes import Array
+from regard.engine.call.hooks import Finish, rewrite
+from regard.engine.call.problem import Problem
+from regard.inspection.traces.calls import options
+
+Measure = Callable[[Problem, Array], Any]
+Found = list[tuple[Any, list[Any]]]  # of each call, the tree of its numbers and its leaves
+
+# The output of a call, as it is, with numbers that `_evaluate` takes out: so they stay where the output does.
+_tag = Primitive("attention_observation")
+_tag.def_impl(lambda output, *numbers, **about: output)
+_tag.def_abstract_eval(lambda output, *numbers, **about: output)
+mlir.register_lowering(_tag, mlir.lower_fun(lambda output, *numbers, **about: output, multiple_results=False))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **about: Any) -> tuple[Any, Any]:
+    return _tag.bind(*primals, **about), ad.instantiate_zeros(tangents[0])
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], **about: Any) -> tuple[Any, int]:
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    return _tag.bind(*moved, **about), 0
+
+
+ad.primitive_jvps[_tag] = _jvp
+batching.primitive_batchers[_tag] = _batch
+
+
+def observe(fn: Callable[..., Any], measure: Measure | None = None) -> Callable[..., Any]:
+    """Return a function that gives fn's result and numbers of every call of `attend` that it made.
+
+    result, numbers = observe(fn)(*args),  numbers = (measure(call_0), measure(call_1), ...)
+
+    The numbers are a pytree like any other, so that it works inside `jit`, `vmap` and `grad`, and what it
+    calls may be jitted, rematerialized (`jax.checkpoint`), mapped (`vmap`) or a loop (`lax.scan`): a call in
+    a loop has one entry, whose arrays have the loop's steps as their first axis. Batches stay batches:
+    `readouts.spread` gives mean and spread over many prompts.
+
+    Args:
+        fn: any function of arrays; what is no array among its arguments, such as a model, goes through.
+        measure: a function of a call, as (problem, output), to a pytree of arrays: `problem.query`,
+            `.key`, `.value` and what else `attend` was given. None means `readouts.read`.
+
+    Returns:
+        A function of the same arguments, that returns a pair.
+
+    Raises:
+        ValueError: when it is called: a call inside `lax.while_loop`, `shard_map` or a function with
+            derivatives of its own, or in one branch of `lax.cond` alone.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> @jax.jit
+        ... def run(x):
+        ...     step = lambda x, _: (attend(x, x, x, mask=masks.causal()), None)
+        ...     return jax.lax.scan(step, x, None, length=3)[0]
+        >>> out, (readout,) = inspection.observe(run)(jnp.eye(4))
+        >>> out.shape, readout.entropy.shape
+        ((4, 4), (3, 4))
+    """
+    measure = _read if measure is None else measure
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        key = object()  # tells this observation's tags from those of others
+
+        def rewriter(problem: Problem) -> tuple[Problem, Finish]:
+            def finish(output: Array) -> Array:
+                numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(measure(problem, output)))
+                return _tag.bind(output, *map(jnp.asarray, numbers), key=key, tree=tree)
+
+            return problem, finish
+
+        call, arrays = close_over(fn, args, kwargs)
+        with rewrite(rewriter, one_by_one=False):
+            traced, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
+        outputs, found = _evaluate(traced, arrays, key)
+        numbers = tuple(jax.tree.unflatten(tree, leaves) for tree, leaves in found)
+        return jax.tree.unflatten(jax.tree.structure(shape), outputs), numbers
+
+    return run
+
+
+def close_over(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """Return fn as a function of the arrays among its arguments, and those arrays."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+
+    def call(arrays: list[Any]) -> Any:
+        filled = dict(zip(places, arrays, strict=True))
+        mine = [filled.get(place, leaf) for place, leaf in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(tree, mine)
+        return fn(*args, **kwargs)
+
+    return call, [leaves[place] for place in places]
+
+
+def _read(problem: Problem, output: Array) -> readouts.Readout:
+    del output
+    return readouts.read(problem.query, problem.key, **options(problem))
+
+
+def _evaluate(closed: Any, operands: Sequence[Any], key: object) -> tuple[list[Any], Found]:
+    """Evaluate a program, and take out what is tagged with the key."""
+    jaxpr, found = closed.jaxpr, []
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *operands), strict=True))
+
+    def value_of(one: Any) -> Any:
+        return one.val if isinstance(one, Literal) else values[one]
+
+    for equation in jaxpr.eqns:
+        inputs = [value_of(one) for one in equation.invars]
+        if equation.primitive is _tag and equation.params["key"] is key:
+            outputs, more = inputs[:1], [(equation.params["tree"], inputs[1:])]
+        elif _is_tagged(equation.params, key):
+            outputs, more = _evaluate_inner(equation, inputs, key)
+        else:
+            params = equation.primitive.get_bind_params(equation.params)
+            with equation.ctx.manager:
+                outputs, more = equation.primitive.bind(*inputs, **params), []
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+        found += more
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [value_of(one) for one in jaxpr.outvars], found
+
+
+def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list[Any], Found]:
+    """Evaluate an equation whose program has tags, as one that returns what they hold."""
+    name, params, trees = equation.primitive.name, equation.params, []
+
+    def run(closed: Any, *operands: Any) -> tuple[list[Any], list[list[Any]]]:
+        outputs, found = _evaluate(closed, operands, key)
+        trees.append([tree for tree, _ in found])
+        return outputs, [leaves for _, leaves in found]
+
+    if name in ("jit", "pjit", "closed_call"):
+        outputs, leaves = run(params.get("jaxpr", params.get("call_jaxpr")), *inputs)
+    elif name in ("checkpoint", "remat", "remat2"):
+        again = jax.checkpoint(
+            lambda *operands: run(ClosedJaxpr(params["jaxpr"], []), *operands),
+            policy=params["policy"],
+            prevent_cse=params["prevent_cse"],
+        )
+        outputs, leaves = again(*inputs)
+    elif name == "scan":
+        consts, carry = params["num_consts"], params["num_carry"]
+
+        def body(carried: list[Any], xs: list[Any]) -> tuple[list[Any], Any]:
+            outputs, leaves = run(params["jaxpr"], *inputs[:consts], *carried, *xs)
+            return outputs[:carry], (outputs[carry:], leaves)
+
+        start, xs = inputs[consts : consts + carry], inputs[consts + carry :]
+        settings = {name: params[name] for name in ("length", "reverse", "unroll")}
+        last, (stacked, leaves) = jax.lax.scan(body, start, xs, **settings)
+        outputs = [*last, *stacked]
+    elif name == "cond" and all(_is_tagged({"branch": branch}, key) for branch in params["branches"]):
+        branches = [lambda *operands, one=one: run(one, *operands) for one in params["branches"]]
+        outputs, leaves = jax.lax.switch(inputs[0], branches, *inputs[1:])
+    else:
+        raise ValueError(
+            "observe: expected calls of attend in jit, scan, vmap, grad, checkpoint or every branch of cond,"
+            f" got one inside {name}, which cannot return what was observed; observe the function inside it"
+        )
+    return outputs, list(zip(trees[0], leaves, strict=True))
+
+
+def _is_tagged(params: dict[str, Any], key: object) -> bool:
+    """Return whether a program among the parameters of an equation holds a tag with the key."""
+    for given in params.values():
+        for one in given if isinstance(given, tuple | list) else (given,):
+            jaxpr = one.jaxpr if isinstance(one, ClosedJaxpr) else one
+            if isinstance(jaxpr, Jaxpr) and any(
+                (inner.primitive is _tag and inner.params["key"] is key) or _is_tagged(inner.params, key)
+                for inner in jaxpr.eqns
+            ):
+                return True
+    return False

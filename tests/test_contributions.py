@@ -1,0 +1,67 @@
+"""Contributions of keys, heads and layers against the layers that they are parts of."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard import inspection, masks
+from regard.layers import MultiHeadAttention
+from regard.models import Decoder, Encoder, TransformerConfig
+
+RNG = np.random.default_rng(0)
+
+
+def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
+    layer = MultiHeadAttention(12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
+    layer.output_projection.bias[...] = jnp.asarray(RNG.normal(size=12), jnp.float32)
+    x = jnp.asarray(RNG.normal(size=(2, 7, 12)), jnp.float32)
+    run = inspection.observe(
+        lambda x: layer(x, mask=masks.causal(), aux=("weights",)),
+        lambda problem, output: {"value": problem.value, "output": output},
+    )
+    (written, aux), (seen,) = run(x)
+    kernel = layer.output_projection.kernel
+    added = inspection.contribute(seen["output"], kernel)
+    assert added.shape == (2, 6, 7, 12)
+    np.testing.assert_allclose(
+        np.asarray(added).sum(1) + np.asarray(layer.output_projection.bias[...]), written, atol=1e-5
+    )
+    direction = jnp.asarray(RNG.normal(size=12), jnp.float32)
+    along = inspection.contribute(seen["output"], kernel, direction)
+    np.testing.assert_allclose(along, np.asarray(added) @ np.asarray(direction), atol=1e-5)
+    lengths = inspection.weigh_values(aux["weights"], seen["value"], kernel)
+    weights, value = np.asarray(aux["weights"], np.float64), np.asarray(seen["value"], np.float64)
+    wide = np.asarray(kernel[...], np.float64).reshape(6, 2, 12)
+    for b, h, t, s in ((0, 0, 3, 2), (1, 4, 6, 0), (1, 5, 2, 5)):
+        vector = weights[b, h, t, s] * value[b, h // 3, s] @ wide[h]
+        np.testing.assert_allclose(lengths[b, h, t, s], np.linalg.norm(vector), atol=1e-6)
+    with pytest.raises(ValueError, match=r"projection: expected shape \(H \* E, M\) with H = 6 and value"):
+        inspection.weigh_values(aux["weights"], seen["value"], jnp.eye(5))
+
+
+def test_a_rollout_is_the_product_of_the_layers():
+    weights = RNG.dirichlet(np.ones(5), size=(3, 2, 4, 5))
+    found = inspection.roll_out(weights.astype(np.float32), residual=0.25)
+    for example in range(2):
+        wanted = np.eye(5)
+        for layer in weights[:, example].mean(1):
+            wanted = (0.25 * np.eye(5) + 0.75 * layer) @ wanted
+        np.testing.assert_allclose(found[example], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"weights: expected shape \(L, \*B, H, T, T\), got \(5, 5\)"):
+        inspection.roll_out(np.eye(5))
+
+
+def test_the_last_layer_is_read_as_the_model_reads_it():
+    config = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=3, vocab_size=13)
+    model, tokens = Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3, 4, 5]])
+    model.eval()
+    found = inspection.read_layers(model, tokens)
+    assert found.shape == (3, 1, 5, 13)
+    np.testing.assert_allclose(found[-1], model(tokens), rtol=1e-5, atol=1e-5)
+    # Without the blocks after the first, its stream is the last one.
+    model.trunk.stack.blocks = nnx.List(model.trunk.stack.blocks[:1])
+    np.testing.assert_allclose(found[0], model(tokens), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match=r"model: expected a regard\.models\.Decoder, got Encoder"):
+        inspection.read_layers(Encoder(config, rngs=nnx.Rngs(0)), tokens)
