@@ -74,6 +74,7 @@ class Atlas extends AtlasPicture {
       this.plan();
     });
     state.addEventListener("recolour", () => this.plan());
+    state.addEventListener("print", () => this.draw());
     new ResizeObserver(() => this.plan()).observe(this.scroll);
     this.arrange();
   }

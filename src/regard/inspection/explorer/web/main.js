@@ -233,10 +233,11 @@ function mainTheme(root, state) {
     theme = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     redraw();
-    state.views.map?.paint();
+    state.ask("print");
   });
   addEventListener("afterprint", () => {
     root.dataset.theme = theme;
+    state.ask("printed");
     redraw();
   });
 }

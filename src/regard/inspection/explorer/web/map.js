@@ -70,6 +70,8 @@ class MapView extends MapPicture {
       "zoom-in": () => this.zoom(0.5),
       "zoom-out": () => this.zoom(2),
       fit: () => state.set({ view: state.whole() }),
+      print: () => this.print(),
+      printed: () => this.printed(),
     };
     for (const [command, answer] of Object.entries(answers)) state.addEventListener(command, answer);
     new ResizeObserver(plan).observe(this.stage);
@@ -161,16 +163,40 @@ class MapView extends MapPicture {
       JSON.stringify(state.view) === JSON.stringify(state.whole()) ? "pan-y" : "none";
   }
 
+  /** One picture of all layers in place of them: what erases on paper covers what lies below. */
+  print() {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    if (!width || !height) return;
+    const picture = element("canvas", { class: "rg-print", width: 3 * width, height: 3 * height });
+    const pen = penOf(picture);
+    pen.setTransform(3, 0, 0, 3, 0, 0);
+    const layout = this.layout();
+    this.draw(pen, layout, 3);
+    this.drawMarks(pen, layout);
+    this.base.hidden = this.over.hidden = true;
+    this.stage.append(picture);
+  }
+
+  printed() {
+    this.stage.querySelector(".rg-print")?.remove();
+    this.base.hidden = this.over.hidden = false;
+  }
+
   /** Crosshair, hovered cell and minimap, over the map. */
   drawOver() {
-    const { state } = this;
     const layout = this.layout();
-    const shape = state.shape();
-    const theme = this.colours();
-    const view = this.drawn();
     const pen = penOf(this.over);
     pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     pen.clearRect(0, 0, layout.width, layout.height);
+    this.drawMarks(pen, layout);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {MapLayout} layout */
+  drawMarks(pen, layout) {
+    const { state } = this;
+    const shape = state.shape();
+    const theme = this.colours();
+    const view = this.drawn();
     drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
     this.minimap = minimapRect(layout, view, shape);
     const { what, limits } = this.look();

@@ -49,7 +49,7 @@ const STATE_FIELDS = {
 
 /**
  * Events: "change" (detail: Set of names); commands sent by `ask`, under their own names: "find", "next-edge",
- * "previous-edge", "export", "fit", "zoom-in", "zoom-out", "clear", "help", "theme".
+ * "previous-edge", "export", "fit", "zoom-in", "zoom-out", "clear", "help", "theme", "print", "printed".
  */
 export class State extends EventTarget {
   /** Trace, call and head. */
