@@ -1,6 +1,8 @@
 """The explorer's page in use: by keyboard, by address, by ear, and what it gives away as files."""
 
+import csv
 import io
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -223,7 +225,7 @@ def download(visit, label):
         visit.page.locator(".export-menu").get_by_text(label, exact=True).click()
     visit.press("Escape")
     file = waiting.value
-    assert file.suggested_filename.endswith(f".{label.lower()}")
+    assert file.suggested_filename == f"keys-files-layer-1-head-0.{label.lower()}"
     return Path(file.path()).read_bytes()
 
 
@@ -237,27 +239,21 @@ def test_saved_files_hold_what_is_seen(open_page, layers):
     assert height > 400
     svg = ET.fromstring(download(visit, "SVG"))
     assert svg.tag.endswith("svg")
-    assert svg.find("{http://www.w3.org/2000/svg}title").text.startswith("keys & <files>")
+    assert svg.find("{http://www.w3.org/2000/svg}title").text == "layer 1 head 0: keys & <files>"
     assert [one.get("href")[:22] for one in svg.iter("{http://www.w3.org/2000/svg}image")] == [
         "data:image/png;base64,"
     ] * 2
     values = np.load(io.BytesIO(download(visit, "NPY")))
     assert values.shape[0] >= 10
     assert values.shape[1] >= 10
-    text = download(visit, "CSV").decode()
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    header, *body = [line.split(",") for line in lines]
-    if len(body[0]) == len(header) and len(body) == values.shape[0]:
-        keys = [int(re.search(r"\d+", name)[0]) for name in header[1:]]
-        rows = [int(re.search(r"\d+", line[0])[0]) for line in body]
-        found = np.array([[float(number) for number in line[1:]] for line in body])
-        expected = weights[np.ix_(rows, keys)]
-    else:
-        columns = {name: at for at, name in enumerate(header)}
-        found = np.array([float(line[columns["weight"]]) for line in body])
-        expected = weights[
-            [int(line[columns["query"]]) for line in body], [int(line[columns["key"]]) for line in body]
-        ]
+    remark, *lines = download(visit, "CSV").decode().splitlines()
+    assert remark.startswith("# layer 1 head 0: keys & <files>: attention weights")
+    header, words, *body = csv.reader(lines)
+    keys, rows = [int(key) for key in header[2:]], [int(line[0]) for line in body]
+    assert [json.loads(word) for word in words[2:]] == [WORDS[key] for key in keys]
+    assert [json.loads(line[1]) for line in body] == [WORDS[row] for row in rows]
+    found = np.array([[float(number) for number in line[2:]] for line in body])
+    expected = weights[np.ix_(rows, keys)]
     assert np.all(np.abs(found - expected) <= 2e-3 * expected + 1e-5)
     assert expected.size >= 100
     assert np.all(np.abs(np.ravel(values) - np.ravel(expected)) <= 2e-3 * np.ravel(expected) + 1e-5)

@@ -1,5 +1,6 @@
 import { isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
+import { headsTogether } from "./excerpts.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
 import {
   areNone,
@@ -16,7 +17,6 @@ import {
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 
-const MAP_HEADS = 64;
 const MAP_THEME = {
   panel: "--panel",
   ink: "--ink",
@@ -94,13 +94,7 @@ export class MapPicture {
 
   /** The heads that can be drawn together: of the size of the one looked at. */
   heads() {
-    const { state } = this;
-    const { rows, keys } = state.shape();
-    const calls = state.shapes[state.t] ?? [];
-    const same = state.selection.filter(([c]) => calls[c].rows === rows && calls[c].keys === keys);
-    /** @type {Head} */
-    const own = [state.c, state.h];
-    return (same.length ? same : [own]).slice(0, MAP_HEADS);
+    return headsTogether(this.source, this.state);
   }
 
   /** @param {Head[]} heads */

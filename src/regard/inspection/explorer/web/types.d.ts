@@ -473,6 +473,7 @@ interface Figure {
   limits: Limits;
   title: string;
   labels: { query: (n: number) => string; key: (n: number) => string } | null;
+  tokens: { query: (n: number) => string; key: (n: number) => string } | null;
   offsets: Shift;
 }
 
