@@ -316,9 +316,9 @@ def test_ctrl_c_while_tiles_are_computed_ends_quietly(kept, monkeypatch, capsys)
     monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(press))
     monkeypatch.setattr(server.Serving, "is_busy", lambda page, seconds: True)
     monkeypatch.setattr(view.os, "_exit", end)
-    with pytest.raises(EndError, match="^0$"):
+    with pytest.raises(EndError, match=r"^0$"):
         main(["view", str(kept / "copy.regard"), "--no-browser"])
-    assert capsys.readouterr().err.endswith("ended\n")
+    assert capsys.readouterr().out.endswith("ended\n")
 
 
 def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypatch, capsys):

@@ -240,11 +240,12 @@ test("a tile is asked for once, and again when the question differs", async () =
   const asked = [];
   const source = {
     tile: async (...question) => {
-      asked.push(question.join(" "));
+      asked.push(question.slice(0, 8).join(" "));
       return tile(() => question[2] / 10);
     },
   };
   let arrived = 0;
+  source.holds = () => true;
   const store = new TileStore(source, () => (arrived += 1));
   const what = {
     t: 0,
@@ -517,4 +518,45 @@ test("tokens stay on one line, in whole characters, and are never empty", () => 
   assert.equal(shown(""), "∅");
   assert.equal(Array.from(shown("🙂".repeat(10000), 5)).join(""), "🙂🙂🙂🙂…");
   assert.equal(shown("\u0000x"), "·x");
+});
+
+test("of a served map, what a picture leaves out is given up, and what is passed by never asked for", async () => {
+  const asked = [];
+  const ended = [];
+  const source = {
+    ask: () => {},
+    holds: () => false,
+    tile: (...what) => {
+      const signal = what.at(-1);
+      asked.push(what[3]);
+      return new Promise((_, fail) => {
+        signal.addEventListener("abort", () => {
+          ended.push(what[3]);
+          fail(signal.reason);
+        });
+      });
+    },
+  };
+  const store = new TileStore(source, () => {});
+  const what = (block) => ({
+    t: 0,
+    heads: [[0, 0]],
+    level: { queryBlock: block, keyBlock: block },
+    channel: "mass",
+    aggregate: "mean",
+    hideSink: false,
+    ranked: false,
+    columns: 1,
+  });
+  for (const block of [64, 32, 16]) store.inPicture(() => store.get(what(block), 0, 0));
+  await new Promise((resolve) => setTimeout(resolve, 150));
+  assert.deepEqual([asked, ended], [[16], []]);
+  assert.equal(store.awaits(what(16), 0, 0), true);
+  assert.equal(store.awaits(what(64), 0, 0), false);
+  store.inPicture(() => store.get(what(16), 0, 0));
+  assert.deepEqual(ended, []);
+  store.inPicture(() => store.get(what(8), 0, 0));
+  assert.deepEqual(ended, [16]);
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.equal(store.pending, 1);
 });

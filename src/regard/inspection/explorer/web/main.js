@@ -118,6 +118,25 @@ function mainHeader(source, state) {
   );
 }
 
+/**
+ * One line that stands above all while the server does not answer.
+ * @param {Source} source @param {HTMLElement} root
+ */
+function mainConnection({ connection }, root) {
+  const text =
+    "No answer from regard view: start it again and open the address it prints. If this one answers again, the page goes on by itself.";
+  const line = element("p", { class: "rg-lost rg-poor", role: "alert", hidden: true });
+  connection?.addEventListener("lost", () => {
+    line.textContent = text;
+    line.hidden = false;
+  });
+  connection?.addEventListener("found", () => {
+    line.hidden = true;
+    say("regard view answers again", root);
+  });
+  return line;
+}
+
 /** @param {State} state @param {Panel[]} panels */
 function mainTabs(state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
@@ -268,7 +287,12 @@ export async function boot(root, { address = true } = {}) {
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
   const { list, show } = mainTabs(state, panels);
   for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
-  root.append(mainHeader(source, state), list, ...panels.map(({ panel }) => panel));
+  root.append(
+    mainConnection(source, root),
+    mainHeader(source, state),
+    list,
+    ...panels.map(({ panel }) => panel),
+  );
   state.addEventListener("help", () => openKeyList(root));
   listenForKeys(root, state);
   show();

@@ -56,6 +56,7 @@ class MapView extends MapPicture {
       this.theme = null;
       this.plan();
     };
+    state.on("view", () => (this.store.moved = performance.now()));
     state.on(["t", "c", "h", "selection"], () => this.change());
     state.on(
       ["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"],
@@ -157,8 +158,10 @@ class MapView extends MapPicture {
     this.ratio = ratio;
     const pen = penOf(base);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.draw(pen, this.layout(), ratio);
-    this.drawOver();
+    this.store.inPicture(() => {
+      this.draw(pen, this.layout(), ratio);
+      this.drawOver();
+    });
     this.stage.style.touchAction =
       JSON.stringify(state.view) === JSON.stringify(state.whole()) ? "pan-y" : "none";
   }
@@ -231,10 +234,12 @@ class MapView extends MapPicture {
     if (!call) return "";
     /** @type {(BlockSize & {value: number, channel: Channel})|null} */
     let block = null;
+    let waiting = false;
     if (what) {
       const plain = { ...what, ranked: false };
       const [i, j] = [Math.floor(row / what.level.queryBlock), Math.floor(key / what.level.keyBlock)];
       const entry = this.store.get(plain, Math.floor(i / TILE), Math.floor(j / TILE));
+      waiting = !entry && this.store.awaits(plain, Math.floor(i / TILE), Math.floor(j / TILE));
       if (entry)
         block = { value: entry.values[(i % TILE) * TILE + (j % TILE)], channel: what.channel, ...what.level };
     }
@@ -252,6 +257,7 @@ class MapView extends MapPicture {
       heads: heads.length,
       aggregate: state.aggregate,
       rounded,
+      waiting,
     });
   }
 

@@ -224,7 +224,7 @@ export class MapPicture {
     pen.rect(area.x, area.y, area.w, area.h);
     pen.clip();
     pen.imageSmoothingEnabled = false;
-    this.drawTiles(pen, { view, plot, shape, what, look, ratio });
+    const waiting = this.drawTiles(pen, { view, plot, shape, what, look, ratio });
     pen.restore();
     drawOverlays(pen, { layout, view, shape, theme, call, state });
     drawStrips(pen, {
@@ -259,12 +259,13 @@ export class MapPicture {
         ["key mass", theme.keymass],
       ],
     });
-    this.describe({ level, finest, what, view, plot });
+    this.describe({ level, finest, what, view, plot, waiting });
   }
 
   /**
    * @param {CanvasRenderingContext2D} pen
    * @param {{ view: View, plot: Rect, shape: Shape, what: TileRequest, look: SignedLook, ratio: number }} options
+   * @returns {boolean} whether tiles are on their way
    */
   drawTiles(pen, { view, plot, shape, what, look, ratio }) {
     const { level } = what;
@@ -277,6 +278,7 @@ export class MapPicture {
     ];
     const [r0, r1] = ends(view.q0, view.q1, level.queryBlock, shape.rows);
     const [c0, c1] = ends(view.k0, view.k1, level.keyBlock, shape.keys);
+    let waiting = false;
     for (let r = r0; r < r1; r += 1) {
       for (let c = c0; c < c1; c += 1) {
         const entry = this.store.get(what, r, c);
@@ -284,9 +286,13 @@ export class MapPicture {
         const end = pixelOf(view, plot, (r + 1) * TILE * level.queryBlock, (c + 1) * TILE * level.keyBlock);
         const [x, y] = [snap(start.x), snap(start.y)];
         if (entry) pen.drawImage(this.store.paint(entry, look, r, c), x, y, snap(end.x) - x, snap(end.y) - y);
-        else this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
+        else {
+          waiting = true;
+          this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
+        }
       }
     }
+    return waiting;
   }
 
   /**
@@ -315,9 +321,14 @@ export class MapPicture {
    */
   coarse(what, look) {
     const { rows, keys } = this.state.shape();
-    const level = this.levels(what.heads).find(
+    const levels = this.levels(what.heads).filter(
       ({ queryBlock, keyBlock }) => rows <= queryBlock * 128 && keys <= keyBlock * 128,
     );
+    // A stand-in is no reason to let a server sweep over whole heads.
+    const level =
+      levels.find((one) =>
+        what.heads.every(([c, h]) => this.source.holds(what.t, c, h, one, what.channel)),
+      ) ?? levels[0];
     if (!level) return null;
     const whole = { ...what, level, columns: 1 };
     const entry = this.store.get(whole, 0, 0);
@@ -328,9 +339,9 @@ export class MapPicture {
   }
 
   /**
-   * @param {{ level: BlockSize, finest: BlockSize | null, what: TileRequest, view: View, plot: Rect }} what
+   * @param {{ level: BlockSize, finest: BlockSize | null, what: TileRequest, view: View, plot: Rect, waiting: boolean }} what
    */
-  describe({ level, finest, what, view, plot }) {
+  describe({ level, finest, what, view, plot, waiting }) {
     const { state, source } = this;
     const calls = source.document.traces[state.t].calls;
     const text = mapSentence({
@@ -339,6 +350,7 @@ export class MapPicture {
       rowRank: state.rowRank,
       calls,
       rounded: areRounded(this.source, state.t, what.heads),
+      waiting: waiting && Boolean(source.ask),
     });
     if (this.words.textContent !== text) this.words.textContent = text;
     const { perRow, perKey } = pixelsPerCell(view, plot);

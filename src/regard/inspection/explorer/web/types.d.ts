@@ -233,6 +233,10 @@ interface Tile {
   none?: boolean;
   canvas: HTMLCanvasElement | null;
   painted: string;
+  /** The last picture that had it. */
+  picture: number;
+  /** While it is on its way. */
+  end: AbortController | null;
 }
 
 /** A tile that has arrived. */
