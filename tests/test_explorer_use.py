@@ -144,6 +144,22 @@ def test_details_are_a_table(open_page, layers):
     assert state(visit)["key"] == order[2]
 
 
+def test_of_several_heads_each_part_says_what_it_shows(open_page, layers):
+    visit = open_page("#l=1&h=1&sel=1.0,1.1&row=40&key=3")
+    assert visit.page.locator(".rg-what").inner_text().startswith("Mean of 2 heads (layer.head 1.0, 1.1)")
+    caption = visit.page.locator(".rg-details caption").inner_text()
+    assert caption.startswith("layer 1 head 1, one of 2: Query 40")
+    shown = visit.page.locator(".rg-details td.details-weight").first.inner_text()
+    assert float(shown) == pytest.approx(layers[1].weights[1][40].max(), rel=0.01)
+    line = visit.page.locator(".rg-head-line").inner_text()
+    largest = re.search(r"layer 1 head 1 · largest weight ([\d.]+)", line)
+    assert float(largest[1]) == pytest.approx(layers[1].weights[1].max(), rel=0.01)
+    visit.page.locator(".rg-controls select").first.select_option("max_weight")
+    visit.settle()
+    mean = re.search(r"mean of row maxima ([\d.]+)", visit.page.locator(".rg-head-line").inner_text())
+    assert float(mean[1]) == pytest.approx(layers[1].weights[1].max(-1).mean(), rel=0.01)
+
+
 def test_far_edges_are_visited_from_the_strongest_on(open_page, layers):
     visit = open_page("#l=0&h=1")
     visit.press("n")
@@ -191,13 +207,13 @@ def test_the_address_keeps_the_state(open_page):
             assert np.allclose(list(again[name].values()), list(value.values()), atol=0.01)
         elif name != "hash":
             assert again[name] == value, name
-    # Going back undoes the last step that was a step.
+    # Going back undoes the last step that was a step: not the walk from head to head before it.
+    assert visit.evaluate("history.length") == 3
     visit.page.go_back()
     visit.settle()
-    assert state(visit)["channel"] == "mass"
-    visit.page.go_back()
-    visit.settle()
-    assert (state(visit)["c"], state(visit)["h"]) == (1, 0)
+    found = state(visit)
+    assert (found["channel"], found["c"], found["h"]) == ("mass", 1, 1)
+    assert found["row"] == kept["row"]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class Atlas extends AtlasPicture {
       state.c,
       state.h,
       state.show === "mass" || state.show === "max" || state.show === "divergence"
-        ? "max_weight"
+        ? "largest_weight"
         : state.show,
     );
     const plain = line

@@ -1,5 +1,5 @@
 import { button, element } from "./dom.js";
-import { displayToken, entropyOf, keysHolding, largestIndices } from "./passages.js";
+import { displayToken, entropyOf, headName, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
 import { formatNumber } from "./scales.js";
 
@@ -75,7 +75,9 @@ export function mountDetails(host, source, state) {
       !out || !call.sinks ? NaN : exact ? (empty ? NaN : Math.max(0, 1 - sum)) : (stored?.sink_mass ?? NaN);
     table.hidden = !top.length;
     numbers.hidden = false;
-    caption.textContent = out ? `Query ${nameToken(asks, n)} reads` : `Key ${nameToken(asks, n)} is read by`;
+    const one = state.selection.length > 1 ? `${headName(c, h)}, one of ${state.selection.length}: ` : "";
+    caption.textContent =
+      one + (out ? `Query ${nameToken(asks, n)} reads` : `Key ${nameToken(asks, n)} is read by`);
     head.replaceChildren(
       element(
         "tr",

@@ -4,7 +4,8 @@ import { formatNumber } from "./scales.js";
 /** @type {Record<string, string[]>} */
 const HEAD_NUMBERS = {
   entropy: ["entropy", "nats"],
-  max_weight: ["largest weight", "share"],
+  largest_weight: ["largest weight", "share"],
+  max_weight: ["mean of row maxima", "share"],
   distance: ["distance", "tokens"],
   first_mass: ["mass of first keys", "share"],
   sink_mass: ["mass of learned sink", "share"],

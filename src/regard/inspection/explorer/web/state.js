@@ -311,24 +311,34 @@ export class State extends EventTarget {
    */
   writeAddress(changed) {
     if (!this.address || this.reading) return;
-    const step = ["t", "c", "h", "tab", "channel", "selection"].some((name) => changed.has(name));
+    const step = ["tab", "channel"].some((name) => changed.has(name));
     const hash = `#${this.toHash()}`;
     if (hash === this.lastHash) return;
-    this.lastHash = hash;
+    clearTimeout(this.renewal);
+    if (step) {
+      // What was seen last before the step is where going back leads.
+      this.renewAddress();
+      this.lastHash = hash;
+      this.tryAddress(() => {
+        location.hash = hash;
+      });
+    } else {
+      this.lastHash = hash;
+      this.renewal = setTimeout(() => this.renewAddress(), 120);
+    }
+  }
+
+  renewAddress() {
+    if (this.lastHash !== location.hash)
+      this.tryAddress(() => history.replaceState(null, "", this.lastHash || location.pathname));
+  }
+
+  /** A sandboxed frame may refuse: the page then works without an address. @param {() => void} write */
+  tryAddress(write) {
     try {
-      if (step) location.hash = hash;
-      else {
-        clearTimeout(this.renewal);
-        this.renewal = setTimeout(() => {
-          try {
-            history.replaceState(null, "", this.lastHash);
-          } catch {
-            this.address = false;
-          }
-        }, 120);
-      }
+      write();
     } catch {
-      this.address = false; // a sandboxed frame may refuse: the page then works without an address
+      this.address = false;
     }
   }
 }
