@@ -194,6 +194,46 @@ def test_search_goes_from_match_to_match(open_page):
     assert state(visit)["row"] == places[0]
 
 
+def test_panes_fold_and_resize_and_a_link_keeps_it(open_page):
+    visit = open_page("", viewport={"width": 1440, "height": 900})
+    stage = visit.page.locator(".rg-stage")
+    # The map comes first: it takes most of its stage, with the curves below folded.
+    box = stage.bounding_box()
+    (left, top), (right, bottom) = (middle_of(visit, n, n) for n in (0, N - 1))
+    assert min(right - left, bottom - top) > 0.68 * max(box["width"], box["height"])
+    assert not visit.page.locator(".rg-profiles .rg-host").is_visible()
+    visit.page.get_by_role("button", name="Fold heads").click()
+    visit.page.get_by_role("button", name="Fold profiles").press("Enter")
+    assert visit.page.locator(".rg-profiles svg").first.is_visible()
+    assert not visit.page.locator(".rg-grid").is_visible()
+    assert stage.bounding_box()["width"] > box["width"] + 200
+    edge = visit.page.get_by_role("separator", name="Size of profiles")
+    edge.press("ArrowUp")
+    edge.press("ArrowUp")
+    text = visit.page.get_by_role("separator", name="Size of reader and details")
+    place = text.bounding_box()
+    visit.page.mouse.move(place["x"] + 4, place["y"] + 40)
+    visit.page.mouse.down()
+    visit.page.mouse.move(place["x"] - 96, place["y"] + 40, steps=3)
+    visit.page.mouse.up()
+    visit.page.wait_for_timeout(250)
+    found = state(visit)
+    assert found["fold"] == "heads"
+    sizes = [int(size) for size in found["sizes"].split("-")]
+    panes = [".rg-side", ".rg-profiles"]
+    drawn = [visit.page.locator(pane).bounding_box() for pane in panes]
+    assert abs(drawn[0]["width"] - sizes[1]) <= 2
+    assert abs(drawn[1]["height"] - sizes[2]) <= 2
+    again = open_page(visit.evaluate("location.hash"), viewport={"width": 1440, "height": 900})
+    assert [again.page.locator(pane).bounding_box() for pane in panes] == drawn
+    # What is searched for is not left folded.
+    again.settle()
+    again.page.get_by_role("button", name="Fold reader and details").click()
+    assert not again.page.locator(".reader-text").is_visible()
+    again.press("/")
+    assert again.evaluate("document.activeElement.type") == "search"
+
+
 def test_the_address_keeps_the_state(open_page):
     visit = open_page()
     visit.press("]", ".", "ArrowDown", "ArrowDown", "ArrowRight", "+", "m", "l")

@@ -4,6 +4,7 @@ import { describeExplorer } from "./debug_api.js";
 import { mountDetails } from "./details.js";
 import { button, clear, element, say } from "./dom.js";
 import { mountExport } from "./exporting.js";
+import { mountFolding } from "./folding.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
 import { mountPositions } from "./positions.js";
@@ -212,6 +213,11 @@ function mainAttention(source, state) {
     state.views.map = mountMap(parts.map.host, source, state);
     mountAtlas(parts.atlas.host, source, state);
     mountTools(tools, source, state);
+    mountFolding(panel, state, {
+      heads: parts.atlas,
+      text: { panel: side, head: parts.reader.head },
+      profiles: parts.profiles,
+    });
     mountReader(parts.reader.host, source, state);
     mountDetails(parts.details.host, source, state);
     mountProfiles(parts.profiles.host, source, state);

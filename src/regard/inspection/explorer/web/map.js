@@ -1,5 +1,5 @@
 import { element, penOf, pixelRatio, say } from "./dom.js";
-import { followCell, MaskTiles, pixelOf, zoomView } from "./geometry.js";
+import { followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
 import { readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { MapPicture } from "./map_picture.js";
@@ -103,7 +103,8 @@ class MapView extends MapPicture {
     const [q, k] = inside
       ? [row + 0.5, key + 0.5]
       : [(now.q0 + Math.min(rows, now.q1)) / 2, (now.k0 + Math.min(keys, now.k1)) / 2];
-    this.state.set({ view: zoomView(now, factor, q, k, this.state.shape()) });
+    const shape = this.state.shape();
+    this.state.set({ view: zoomView(now, zoomFactor(factor, this.scale(), shape), q, k, shape) });
   }
 
   /** Another call or selection: its tokens, its mask, its strips. */

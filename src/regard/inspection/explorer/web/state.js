@@ -19,6 +19,14 @@ const stateFlag = (value) => ({ true: true, false: false, 1: true, 0: false })[S
 /** @param {any} value */
 const stateName = (value) => (/^[A-Za-z0-9_.:-]{0,64}$/.test(String(value)) ? String(value) : undefined);
 
+/** Panes that are folded. @param {any} value */
+const stateFold = (value) => {
+  const names = String(value).split(",");
+  return ["heads", "text", "profiles"].filter((name) => names.includes(name)).join(",");
+};
+/** Pixels of the panes; 0: as they come. @param {any} value */
+const stateSizes = (value) => (/^\d{1,4}(-\d{1,4}){2}$/.test(String(value)) ? String(value) : undefined);
+
 /** @param {any} value @param {State} state */
 const stateTrace = (value, state) =>
   /^\d{1,4}$/.test(String(value)) && Number(value) < state.shapes.length ? Number(value) : undefined;
@@ -44,6 +52,8 @@ const STATE_FIELDS = {
   tiles: { hash: null, clean: stateFlag },
   brush: { hash: null, clean: (value) => value },
   other: { hash: "b", clean: stateTrace },
+  fold: { hash: "fold", clean: stateFold },
+  sizes: { hash: "sizes", clean: stateSizes },
   compareMode: { hash: "cmp", clean: stateOneOf(["swipe", "side", "difference"]) },
 };
 
@@ -85,6 +95,10 @@ export class State extends EventTarget {
   /** The trace compared with. */
   other = 1;
   compareMode = "swipe";
+  /** Folded panes: the map comes first. */
+  fold = "profiles";
+  /** Of heads, text and profiles, in pixels. */
+  sizes = "0-0-0";
   /** @type {{map?: MapView}} */
   views = {};
   /** The address of a page as it opens. */
