@@ -357,6 +357,34 @@ def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     assert "layer 2 head 1" in visit.evaluate("document.querySelector('.rg-map').textContent.toLowerCase()")
 
 
+def test_pictures_of_heads_have_their_own_contrast_and_keep_their_names(open_page):
+    read = """() => {
+      const canvas = document.querySelector(".rg-grid canvas");
+      const cells = [...document.querySelectorAll("[role=gridcell]")].map((one) => one.style);
+      const pen = canvas.getContext("2d");
+      const corners = cells.map(({ left, top, width }) => {
+        const at = [left, top, width].map(parseFloat);
+        const { data } = pen.getImageData(at[0] + at[2] - 20, at[1] + 1, 18, 12);
+        return data.filter((_, n) => n % 4 === 0).reduce((all, red) => all + (red < 90), 0);
+      });
+      return [canvas.toDataURL(), corners];
+    }"""
+    visit = open_page("#sort=entropy")
+    visit.page.wait_for_timeout(300)
+    own, corners = visit.evaluate(read)
+    assert len(corners) == 6
+    assert min(corners) >= 6, "dark letters where a causal head is empty"
+    assert "strong in each head" in visit.page.locator(".rg-legend").inner_text()
+    visit.page.get_by_label("contrast per head").uncheck()
+    visit.page.wait_for_timeout(300)
+    assert visit.evaluate(read)[0] != own
+    assert "strong" not in visit.page.locator(".rg-legend").inner_text()
+    assert "contrast=0" in visit.evaluate("__regard.state().hash")
+    visit.page.locator(".rg-controls select").nth(1).select_option("model")
+    visit.page.wait_for_timeout(300)
+    assert max(visit.evaluate(read)[1]) < 6
+
+
 def middle_of(visit, row, key):
     box = visit.page.locator("canvas.rg-base").bounding_box()
     at = visit.evaluate("([row, key]) => __regard.pixel(row, key)", [row, key])

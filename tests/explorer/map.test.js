@@ -22,7 +22,12 @@ import {
   numberRange,
   sortHeads,
 } from "../../src/regard/inspection/explorer/web/heads.js";
-import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/web/map_layers.js";
+import {
+  barTicks,
+  labelRoom,
+  mapLayout,
+  matrixRect,
+} from "../../src/regard/inspection/explorer/web/map_layers.js";
 import { minimapRect } from "../../src/regard/inspection/explorer/web/map_marks.js";
 import {
   areRounded,
@@ -31,6 +36,7 @@ import {
   rankIn,
   readCell,
 } from "../../src/regard/inspection/explorer/web/sentences.js";
+import { ownLimits } from "../../src/regard/inspection/explorer/web/thumbnails.js";
 import {
   combineTiles,
   hiddenBlocks,
@@ -432,8 +438,8 @@ test("the plot stays inside the canvas at any size; the minimap inside the plot"
     [600, 400],
     [1900, 1000],
   ]) {
-    for (const labels of [true, false]) {
-      const layout = mapLayout(w, h, labels);
+    for (const room of [0, 44, 130]) {
+      const layout = mapLayout(w, h, room);
       const { plot } = layout;
       assert.ok(plot.x > 0 && plot.y > 0 && plot.x + plot.w <= w && plot.y + plot.h < h);
       const view = drawnView({ q0: 100, q1: 200, k0: 100, k1: 200 }, plot, SHAPE);
@@ -559,4 +565,22 @@ test("of a served map, what a picture leaves out is given up, and what is passed
   assert.deepEqual(ended, [16]);
   await new Promise((resolve) => setTimeout(resolve, 5));
   assert.equal(store.pending, 1);
+});
+
+test("keys get as much room as their tokens are long, but for a few", () => {
+  const short = Array.from({ length: 200 }, (_, n) => "abc"[n % 3]);
+  const long = short.map(() => "international");
+  assert.ok(labelRoom(short) < 50 && labelRoom(long) > 100);
+  assert.equal(labelRoom([...short, "international"]), labelRoom(short));
+  assert.ok(labelRoom([]) > 0);
+});
+
+test("a head's own colours go from its weak to its strong weights", () => {
+  const values = Float32Array.from({ length: 1001 }, (_, n) => n / 1000);
+  const [low, high] = ownLimits(values);
+  near(low, 0.02, 2e-3);
+  near(high, 0.995, 2e-3);
+  assert.equal(ownLimits(new Float32Array(9)), null);
+  const [least, most] = ownLimits(new Float32Array(9).fill(0.25));
+  assert.ok(least < most && most === 0.25);
 });

@@ -1,6 +1,6 @@
 import { element, penOf, pixelRatio, say } from "./dom.js";
 import { followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
-import { readStrips } from "./map_layers.js";
+import { labelRoom, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { MapPicture } from "./map_picture.js";
 import { followPointer } from "./map_pointer.js";
@@ -124,6 +124,7 @@ class MapView extends MapPicture {
     ]);
     if (serial !== this.serial) return;
     this.tokens = { rows, keys };
+    this.room = labelRoom(keys ?? []);
     this.mask = new MaskTiles(picture, call.tile_rows, call.tile_keys);
     this.maskOf = `${state.t} ${state.c}`;
     this.strips = await readStrips(source, state.t, this.heads(), call.row_stats);

@@ -35,6 +35,8 @@ const MAP_THEME = {
 export class MapPicture {
   /** @type {{rows: string[]|null, keys: string[]|null}} */
   tokens = { rows: null, keys: null };
+  /** CSS pixels that tokens above the keys take. */
+  room = 0;
   /** @type {Strips|null} */
   strips = null;
   mask = new MaskTiles(null);
@@ -110,12 +112,22 @@ export class MapPicture {
   layout() {
     const { clientWidth: width, clientHeight: height } = this.stage;
     const { view } = this.state;
-    const sign = [width, height, view.q0, view.q1, view.k0, view.k1, Boolean(this.tokens.keys)].join(" ");
+    const sign = [
+      width,
+      height,
+      view.q0,
+      view.q1,
+      view.k0,
+      view.k1,
+      Boolean(this.tokens.keys),
+      this.room,
+    ].join(" ");
     if (this.laidOf !== sign) {
       // Whether labels fit is asked of the layout that has room for them: the answer cannot flip back and forth.
       const roomy = mapLayout(width, height);
-      const { perKey } = pixelsPerCell(drawnView(view, roomy.plot, this.state.shape()), roomy.plot);
-      this.laid = this.tokens.keys && perKey >= LAYER_LABEL ? roomy : mapLayout(width, height, false);
+      const seen = drawnView(view, roomy.plot, this.state.shape());
+      const { perKey } = pixelsPerCell(seen, roomy.plot);
+      this.laid = mapLayout(width, height, this.tokens.keys && perKey >= LAYER_LABEL ? this.room : 0);
       this.laidOf = sign;
     }
     return this.laid;

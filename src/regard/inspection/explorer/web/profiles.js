@@ -147,7 +147,8 @@ async function profileCoverage(source, t, c, h) {
   const served = [0.9, 0.99].map((share) =>
     shareServed(blocksHolding(mass.values, mass.shape[1], level.key_block, keys, rows.values, share), keys),
   );
-  return { served, note: `In whole blocks of ${level.query_block} queries × ${level.key_block} keys.` };
+  const { query_block: up, key_block: across } = level;
+  return { served, note: up * across > 1 ? `In whole blocks of ${up} queries × ${across} keys.` : "" };
 }
 
 /**

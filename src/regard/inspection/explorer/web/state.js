@@ -47,6 +47,7 @@ const STATE_FIELDS = {
   sort: { hash: "sort", clean: stateName },
   show: { hash: "show", clean: stateName },
   versus: { hash: "versus", clean: stateFlag },
+  contrast: { hash: "contrast", clean: stateFlag },
   borders: { hash: null, clean: stateFlag },
   band: { hash: null, clean: stateFlag },
   tiles: { hash: null, clean: stateFlag },
@@ -87,6 +88,8 @@ export class State extends EventTarget {
   sort = "model";
   show = "mass";
   versus = false;
+  /** Whether the atlas colours each head by its own weights. */
+  contrast = true;
   borders = true;
   band = false;
   tiles = false;
