@@ -357,6 +357,34 @@ def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     assert "layer 2 head 1" in visit.evaluate("document.querySelector('.rg-map').textContent.toLowerCase()")
 
 
+def test_the_colour_range_is_of_all_heads_of_one_or_locked(open_page, layers):
+    visit = open_page("#l=0&h=0")
+    limits = "(({ low, high }) => [low, high])(__regard.state().limits)"
+    assert visit.evaluate(limits) == [2**-12, 1]
+    field = visit.page.get_by_label("Range")
+    field.select_option("head")
+    visit.settle()
+    weights = layers[0].weights[0]
+    low, high = visit.evaluate(limits)
+    assert high == pytest.approx(weights.max(), rel=0.01)
+    least = np.quantile(weights[weights > 2**-24], 0.02)
+    assert low == pytest.approx(least, rel=0.3)
+    cells = [[row, key] for row in range(3, N, 5) for key in range(0, row, 4)]
+    found = np.array(visit.probe("pixels", cells))
+    expected = [weights[row, key] for row, key in cells]
+    codes = np.clip(np.log(np.array(expected) / low) / np.log(high / low), 0, 1)
+    assert np.all(np.abs(found[:, 3] - codes) <= 0.01)
+    # Locked, the next head is drawn in the colours of this one, and so is a link.
+    field.select_option("locked")
+    visit.press(".", "]")
+    kept = visit.evaluate(limits)
+    assert kept == pytest.approx([low, high], rel=1e-3)
+    visit.page.wait_for_timeout(250)
+    again = open_page(visit.evaluate("location.hash"))
+    assert again.evaluate(limits) == kept
+    assert again.page.get_by_label("Range").input_value() == "locked"
+
+
 def test_pictures_of_heads_have_their_own_contrast_and_keep_their_names(open_page):
     read = """() => {
       const canvas = document.querySelector(".rg-grid canvas");

@@ -1,7 +1,8 @@
-import { fromUnit, limitsFor, toUnit } from "./colours.js";
+import { barLimits, fromUnit, tallyOf, toUnit } from "./colours.js";
 import { button, download, element, partOf, penOf, say, shown } from "./dom.js";
 import { headsTogether, readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { largestOfAll } from "./heads.js";
 import { heatCanvas } from "./heats.js";
 import { displayToken } from "./passages.js";
 import { sidesOf } from "./reader.js";
@@ -186,7 +187,11 @@ async function exportFigure(source, state, most = 1024) {
     excerpt,
     remark,
     scale: state.scale,
-    limits: limitsFor(state.scale, call.keys, largest),
+    limits: barLimits(state.range, state.scale, call.keys, {
+      all: largestOfAll(trace, excerpt.channel, excerpt),
+      head: largest,
+      counts: tallyOf(excerpt.values),
+    }),
     // The heads first: what is long is cut at its end.
     title: `${which}: ${trace.title || source.document.title || "Attention"}`,
     labels: words && excerpt.exact ? { query: label(sides.query), key: label(sides.key) } : null,

@@ -109,3 +109,17 @@ export function headSentence(trace, c, h, shown) {
   for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
   return parts.join(", ");
 }
+
+/**
+ * The largest number that blocks of any head of a trace may hold.
+ * @param {Trace} trace @param {Channel} channel @param {BlockSize} level
+ */
+export function largestOfAll({ calls }, channel, { queryBlock, keyBlock }) {
+  // The mass of a block may be more than any weight in it.
+  if (channel === "mass" && queryBlock * keyBlock > 1) return 1;
+  return (
+    calls
+      .flatMap(({ means }) => means?.largest_weight ?? 1)
+      .reduce((most, one) => Math.max(most ?? 0, one ?? 0), 0) ?? 0
+  );
+}

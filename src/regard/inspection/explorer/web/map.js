@@ -59,7 +59,19 @@ class MapView extends MapPicture {
     state.on("view", () => (this.store.moved = performance.now()));
     state.on(["t", "c", "h", "selection"], () => this.change());
     state.on(
-      ["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"],
+      [
+        "channel",
+        "scale",
+        "range",
+        "rowRank",
+        "hideSink",
+        "aggregate",
+        "view",
+        "borders",
+        "band",
+        "tiles",
+        "tab",
+      ],
       plan,
     );
     state.on(["row", "key", "t", "c", "h", "selection", "aggregate", "channel", "hideSink"], () =>

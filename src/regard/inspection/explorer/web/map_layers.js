@@ -1,4 +1,4 @@
-import { fromUnit, toUnit } from "./colours.js";
+import { fromUnit, tallyBin, toUnit } from "./colours.js";
 import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
 import { formatNumber } from "./scales.js";
@@ -21,7 +21,7 @@ const LAYER_FONT = "system-ui, sans-serif";
  */
 export function mapLayout(width, height, room = 60) {
   const small = width < 480;
-  const [left, strip, bottom] = small ? [44, 14, 68] : [76, 22, 44];
+  const [left, strip, bottom] = small ? [44, 14, 78] : [76, 22, 54];
   const top = room ? Math.min(room, small ? 72 : 120) : 20;
   const x = left + strip + 3;
   const y = top + strip + 3;
@@ -376,10 +376,20 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
 /**
  * The colours with their numbers, and what the other marks mean.
  * @param {CanvasRenderingContext2D} pen
- * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][] }} options
+ * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][], counts?: Float64Array }} options
+ *   counts: a tally of what is drawn, which stands above its colours
  */
-export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
+export function drawColourBar(pen, { x, y, width, theme, look, words, marks, counts }) {
   const bar = Math.min(230, width * 0.62);
+  if (counts && look.scale !== "rank") {
+    const root = Math.sqrt(counts.reduce((most, one) => Math.max(most, one), 1));
+    pen.fillStyle = theme.muted;
+    for (let at = 0; at < bar; at += 1) {
+      const value = fromUnit(at / Math.max(1, bar - 1), look.scale, look.low, look.high);
+      const tall = value > 0 ? (14 * Math.sqrt(counts[tallyBin(value)])) / root : 0;
+      pen.fillRect(x + at, y - 2 - tall, 1, tall);
+    }
+  }
   for (let at = 0; at < bar; at += 1) {
     const code = 3 * Math.round((255 * at) / Math.max(1, bar - 1));
     pen.fillStyle = `rgb(${look.table[code]} ${look.table[code + 1]} ${look.table[code + 2]})`;

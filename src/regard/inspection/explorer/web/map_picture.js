@@ -1,7 +1,8 @@
-import { isDark, limitsFor, missing, tableFor } from "./colours.js";
+import { barLimits, isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
 import { headsTogether } from "./excerpts.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
+import { largestOfAll } from "./heads.js";
 import {
   areNone,
   barWords,
@@ -176,12 +177,22 @@ export class MapPicture {
       ranked: state.rowRank,
       columns: Math.ceil(Math.ceil(keys / level.keyBlock) / TILE),
     };
-    const [low, high] = limitsFor(
-      scale,
-      keys,
-      what ? (this.store.largest.get(this.store.group(what)) ?? 0) : 0,
-    );
+    const [low, high] = this.limits(scale, what);
     return { level, finest: levels[0] ?? null, limits: { scale, low, high }, what, levels };
+  }
+
+  /**
+   * Ends of the colours of what is drawn.
+   * @param {Scale} scale @param {TileRequest|null} what
+   */
+  limits(scale, what) {
+    const { state, store, source } = this;
+    const group = what ? store.group(what) : "";
+    return barLimits(state.range, scale, state.shape().keys, {
+      all: what ? largestOfAll(source.document.traces[state.t], what.channel, what.level) : 1,
+      head: store.largest.get(group) ?? 0,
+      counts: store.tallies.get(group),
+    });
   }
 
   /**
@@ -259,11 +270,12 @@ export class MapPicture {
     });
     drawColourBar(pen, {
       x: plot.x,
-      y: layout.height - layout.bottom + 10,
+      y: layout.height - layout.bottom + 20,
       width: layout.width - plot.x - 6,
       theme,
       look,
       words: barWords(limits, level, state.channel),
+      counts: this.store.tallies.get(this.store.group(what)),
       marks: [
         ["not attended", this.hatch],
         ["no number", `rgb(${look.none.join(" ")})`],
@@ -345,7 +357,7 @@ export class MapPicture {
     const whole = { ...what, level, columns: 1 };
     const entry = this.store.get(whole, 0, 0);
     if (!entry) return null;
-    const [low, high] = limitsFor(look.scale, keys, this.store.largest.get(this.store.group(whole)) ?? 0);
+    const [low, high] = this.limits(look.scale, whole);
     const sign = `${look.sign} ${low} ${high}`;
     return { level, canvas: this.store.paint(entry, { ...look, low, high, level, sign }, 0, 0) };
   }

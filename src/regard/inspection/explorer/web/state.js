@@ -27,6 +27,13 @@ const stateFold = (value) => {
 /** Pixels of the panes; 0: as they come. @param {any} value */
 const stateSizes = (value) => (/^\d{1,4}(-\d{1,4}){2}$/.test(String(value)) ? String(value) : undefined);
 
+/** Ends of the colours: of all heads, of one, or numbers. @param {any} value */
+const stateRangeOfColours = (value) => {
+  if (["all", "head"].includes(value)) return value;
+  const ends = /^([\d.]+(?:e-\d+)?):([\d.]+(?:e-\d+)?)$/.exec(String(value))?.slice(1).map(Number);
+  return ends && ends[0] < ends[1] && ends[1] <= 1 ? ends.join(":") : undefined;
+};
+
 /** @param {any} value @param {State} state */
 const stateTrace = (value, state) =>
   /^\d{1,4}$/.test(String(value)) && Number(value) < state.shapes.length ? Number(value) : undefined;
@@ -40,6 +47,7 @@ const STATE_FIELDS = {
   tab: { hash: "tab", clean: stateOneOf(TABS) },
   channel: { hash: "ch", clean: stateOneOf(["mass", "max"]) },
   scale: { hash: "scale", clean: stateOneOf(SCALES) },
+  range: { hash: "range", clean: stateRangeOfColours },
   rowRank: { hash: "rank", clean: stateFlag },
   hideSink: { hash: "sink", clean: stateFlag },
   aggregate: { hash: "agg", clean: stateOneOf(["mean", "max"]) },
@@ -78,6 +86,8 @@ export class State extends EventTarget {
   channel = "mass";
   /** @type {"log" | "linear" | "power"} */
   scale = "log";
+  /** Ends of the colours: "all", "head", or "low:high". */
+  range = "all";
   rowRank = false;
   hideSink = false;
   /** @type {Aggregate} */

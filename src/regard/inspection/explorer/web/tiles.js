@@ -1,4 +1,4 @@
-import { toUnit } from "./colours.js";
+import { tallyOf, toUnit } from "./colours.js";
 import { pause } from "./connection.js";
 import { element, penOf } from "./dom.js";
 
@@ -96,6 +96,8 @@ export class TileStore {
   pending = 0;
   /** @type {Map<string, number>} */
   largest = new Map();
+  /** How many blocks have which weight, by group. @type {Map<string, Float64Array>} */
+  tallies = new Map();
   /** Counts pictures of the map. */
   picture = 0;
   /** When the view changed last. */
@@ -255,6 +257,7 @@ export class TileStore {
     let largest = this.largest.get(group) ?? 0;
     for (let at = 0; at < values.length; at += 1) if (values[at] > largest) largest = values[at];
     this.largest.set(group, largest);
+    this.tallies.set(group, tallyOf(values, this.tallies.get(group)));
   }
 
   evict() {
