@@ -242,8 +242,9 @@ export function barLimits(range, scale, keys, { all, head, counts }) {
   if (range === "all") return limitsFor(scale, keys, all);
   if (!(head > 0) || !counts) return limitsFor(scale, keys, head);
   if (scale !== "log") return [0, head];
-  const least = 0.02 * counts.reduce((sum, one) => sum + one, 0);
-  let [bin, sum] = [0, counts[0]];
+  // The first bin holds what is as good as nothing.
+  const least = 0.05 * counts.subarray(1).reduce((sum, one) => sum + one, 0);
+  let [bin, sum] = [1, counts[1]];
   while (sum < least) {
     bin += 1;
     sum += counts[bin];

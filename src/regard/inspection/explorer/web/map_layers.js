@@ -382,11 +382,12 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
 export function drawColourBar(pen, { x, y, width, theme, look, words, marks, counts }) {
   const bar = Math.min(230, width * 0.62);
   if (counts && look.scale !== "rank") {
-    const root = Math.sqrt(counts.reduce((most, one) => Math.max(most, one), 1));
+    const root = Math.sqrt(counts.subarray(1).reduce((most, one) => Math.max(most, one), 1));
     pen.fillStyle = theme.muted;
     for (let at = 0; at < bar; at += 1) {
       const value = fromUnit(at / Math.max(1, bar - 1), look.scale, look.low, look.high);
-      const tall = value > 0 ? (14 * Math.sqrt(counts[tallyBin(value)])) / root : 0;
+      const bin = value > 0 ? tallyBin(value) : 0;
+      const tall = bin > 0 ? (14 * Math.sqrt(counts[bin])) / root : 0;
       pen.fillRect(x + at, y - 2 - tall, 1, tall);
     }
   }
