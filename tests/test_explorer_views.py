@@ -158,6 +158,11 @@ def test_texts_are_aligned_and_shown(browser, cases, tmp_path):
     assert all(a[0] == b[0] for a, b in together if "alone" not in a[1])
     # Side by side, a cell of B tells what A has there.
     visit.page.get_by_role("button", name="side by side").click()
+    visit.settle()
+    sides = visit.page.locator(".rg-compare .compare-row output").all_inner_texts()[:2]
+    assert sides[0].startswith(f"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: ")
+    assert sides[1].startswith(f"query 32 ‘{WORDS[30]}’, key 14 ‘{WORDS[12]}’: ")
+    assert numbers(sides[0].split("’: ")[1]) == numbers(sides[1].split("’: ")[1])
     visit.page.get_by_role("button", name="next token of one text alone").click()
     visit.settle()
     assert "current" in visit.evaluate("document.querySelector('.compare-tokens tr').innerHTML")

@@ -191,7 +191,7 @@ function compareBuild(host, source, state) {
       apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
       all && compareSentence(all, calls[c]),
       texts,
-      texts && linked && other !== parts[1] ? "Cells of B stand where A has the same tokens." : "",
+      mode !== "side" && linked && other !== parts[1] ? "Cells of B stand where A has the same tokens." : "",
     ]
       .filter(Boolean)
       .join(" ");
@@ -224,6 +224,15 @@ function compareBuild(host, source, state) {
       return i >= 0 && j >= 0 && i < part.rows && j < part.columns ? part.values[i * part.columns + j] : NaN;
     };
     const back = new Map(Array.from(shifted ?? [], (place, n) => [place, n]));
+    /** @param {(place: number) => number} to @returns {(cell: Cell) => Cell|null} */
+    const moved = (to) => (cell) => {
+      const there = { row: to(cell.row), key: to(cell.key) };
+      return there.row >= 0 && there.key >= 0 ? there : null;
+    };
+    // B alone: the cell held in A is where B has the same tokens.
+    const own = shifted
+      ? { ofHeld: moved((n) => shifted[n] ?? -1), toHeld: moved((n) => back.get(n) ?? -1) }
+      : {};
     /**
      * The numbers of a cell of A, or of B where B stands alone.
      * @param {number} n @returns {(cell: Cell) => string}
@@ -286,7 +295,7 @@ function compareBuild(host, source, state) {
       for (const [n, part] of parts.entries())
         if (part)
           panes[n].show(
-            { layers: [layerOf(part)], shape: shapeOf(n), read: tell(n) },
+            { layers: [layerOf(part)], shape: shapeOf(n), read: tell(n), ...(n ? own : {}) },
             `${"AB"[n]} ${name(pair[n])}`,
           );
     drawHeads(a, b);

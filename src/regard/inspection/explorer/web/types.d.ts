@@ -342,6 +342,9 @@ interface ComparePicture {
   shape: Shape & { queryOffset: number; keyOffset: number };
   /** The numbers of a cell, in words. */
   read: (cell: Cell) => string;
+  /** From the cell that is held to the one shown here, and back; left out where they are the same. */
+  ofHeld?: (cell: Cell) => Cell | null;
+  toHeld?: (cell: Cell) => Cell | null;
 }
 
 // The text of a call.
