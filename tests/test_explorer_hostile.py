@@ -1,6 +1,7 @@
 """The explorer's page with texts that mean harm and numbers that are none, in a notebook, and served."""
 
 import dataclasses
+import time
 import urllib.error
 import urllib.request
 
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from explorer_pages import long_case, make_case, run, trace_of, walk
+from explorer_pages import huge_trace, long_case, make_case, run, trace_of, walk
 from regard import attend, inspection, masks
+from regard.inspection.explorer import server
 from regard.inspection.explorer.server import serve
 
 pytest_plugins = ("browser",)
@@ -180,6 +182,69 @@ def test_a_served_page_is_exact_and_asks_its_server_alone(browser):
                 urllib.request.urlopen(wrong)
             assert refused.value.code == 404
             refused.value.close()
+
+
+def test_a_page_waits_for_its_server_and_goes_on(browser):
+    """While the server is gone one line says so, few requests are sent, and what was wanted comes at last."""
+    case = long_case(701)
+    with serve(trace_of([case], title="served")) as serving:
+        visit = browser.visit(f"{serving.url}#h=1&q=400-440&k=60-100", allowed=serving.url)
+        site, port = serving._server.site, serving.port
+        line = visit.page.locator(".rg-lost")
+        assert not line.is_visible()
+    before = len(visit.requests)
+    visit.press(",", "ArrowDown", "ArrowRight", "m", "0")
+    visit.until("!document.querySelector('.rg-lost').hidden")
+    assert "start it again" in line.inner_text()
+    assert line.get_attribute("role") == "alert"
+    visit.page.wait_for_timeout(2500)
+    assert len(visit.requests) - before < 25
+    assert "computed" in visit.page.locator(".rg-what").inner_text()
+    site.is_open = True
+    with server.Serving(site, port):
+        visit.until("document.querySelector('.rg-lost').hidden", 20)
+        visit.evaluate("__regard.drawn()")
+        assert "computed" not in visit.page.locator(".rg-what").inner_text()
+        found = visit.probe("pixels", [[430, 80]])[0][3]
+        assert 0 < found <= 1
+    visit.complaints[:] = [text for text in visit.complaints if "ERR_CONNECTION_REFUSED" not in text]
+    visit.check()
+    browser.close(visit)
+
+
+def test_levels_that_the_wheel_passes_by_are_not_waited_for(browser):
+    """At 16,381 tokens the wheel goes to exact cells, past tiles of which each takes a second and more."""
+    with serve(huge_trace(16_381)) as serving:
+        visit = browser.visit(serving.url, allowed=serving.url, ready=False)
+        visit.until("window.__regard && __regard.state() && __regard.pixel(9000, 8990)")
+        x, y = middle_of(visit, 9000, 8990)
+        visit.page.mouse.move(x, y)
+        visit.page.locator(".rg-stage").focus()
+        before = len(visit.requests)
+        # A first request for exact cells compiles its program.
+        visit.evaluate("__regard.tile(0, 0, 0, 1, 1, 3, 3)")
+        for _ in range(40):
+            visit.page.mouse.wheel(0, -120)
+        started = time.monotonic()
+        visit.evaluate("__regard.drawn()")
+        taken = time.monotonic() - started
+        assert visit.evaluate("__regard.state().level") == {"queryBlock": 1, "keyBlock": 1}
+        asked = {
+            tuple(url.split("/tile/0/0/0/")[1].split("/")[:2])
+            for url in visit.requests[before:]
+            if "/tile/" in url
+        }
+        assert len(asked) <= 2, asked
+        assert taken < 3, taken
+        visit.complaints[:] = [text for text in visit.complaints if "ERR_ABORTED" not in text]
+        visit.check()
+        browser.close(visit)
+
+
+def middle_of(visit, row, key):
+    box = visit.page.locator("canvas.rg-base").bounding_box()
+    at = visit.evaluate("([row, key]) => __regard.pixel(row, key)", [row, key])
+    return box["x"] + at["x"], box["y"] + at["y"]
 
 
 def test_an_unreadable_page_says_so(browser, page, tmp_path):

@@ -1,6 +1,11 @@
 """The explorer's page under every setting of a reader's system, and by its names and roles."""
 
+import io
+import time
+
+import numpy as np
 import pytest
+from PIL import Image
 
 pytest_plugins = ("browser", "explorer_layers")
 pytestmark = pytest.mark.browser
@@ -147,7 +152,59 @@ def test_a_printed_page_shows_the_map_without_its_tools(open_page):
     assert visit.page.locator(".rg-stage").is_visible()
     assert visit.page.locator("h1").is_visible()
     assert visit.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-    assert visit.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+
+
+def test_the_cells_of_the_map_are_on_paper(browser, open_page, layers, tmp_path):
+    """The printed file, drawn by the browser: every cell lies where the crosshair says, in its colour."""
+    visit = open_page("#l=1&h=1&row=30&key=12", color_scheme="dark")
+    (tmp_path / "print.pdf").write_bytes(visit.page.pdf(prefer_css_page_size=True))
+    (tmp_path / "print.html").write_text(
+        '<body style="margin:0"><iframe src="print.pdf#toolbar=0" style="border:0;width:100vw;height:98vh">'
+    )
+    # The browser draws such a file by pages of its own.
+    address = (tmp_path / "print.html").as_uri()
+    paper = browser.visit(address, allowed="", ready=False, viewport={"width": 900, "height": 1100})
+    cells = [[row, key] for row in range(0, 53, 3) for key in range(0, row + 1, 2)]
+    # The chosen cell has a frame around it, its row and its key a line.
+    cells = [[row, key] for row, key in cells if row != 30 and key != 12]
+    expected = np.clip(1 + np.log2([layers[1].weights[1][row, key] for row, key in cells]) / 12, 0, 1)
+    found, end = None, time.monotonic() + 20
+    while found is None and time.monotonic() < end:
+        picture = np.asarray(Image.open(io.BytesIO(paper.page.screenshot())).convert("RGB"), int)
+        found = read_print(picture, cells)
+    assert found is not None, "there is no crosshair on paper"
+    visit.press("d")  # paper is light
+    read = "(cells) => cells.map(([r, g, b]) => __regard.unit(r, g, b))"
+    units = np.array(visit.evaluate(read, found.tolist()), float)
+    assert np.mean(np.abs(units - expected) < 0.03) > 0.97
+    # Back on the screen all is as it was.
+    assert visit.page.locator("canvas.rg-base").is_visible()
+    assert visit.page.locator("canvas.rg-print").count() == 0
+    browser.close(paper)
+
+
+def read_print(picture, cells):
+    """Colours of cells, from the lines through query 30 and key 12 of 53; None before there are any."""
+    line = (picture[..., 1] - picture[..., 0] > 40) & (picture[..., 2] - picture[..., 0] > 20)
+    row, column = line.sum(1).argmax(), line.sum(0).argmax()
+    # Colours at the edges of letters are no lines.
+    (left, right), (top, bottom) = (
+        np.flatnonzero(np.convolve(one, np.ones(9), "same") >= 9)[[0, -1]] + (-4, 5)
+        if one.sum() > 150
+        else (0, 0)
+        for one in (line[row], line[:, column])
+    )
+    if not right or not bottom:
+        return None
+    return np.array(
+        [
+            picture[
+                int(top + (i + 0.5) * (bottom - top) / 53),
+                int(left + (j + 0.5) * (right - left) / 53),
+            ]
+            for i, j in cells
+        ]
+    )
 
 
 def test_two_on_one_page_have_their_own_states(browser, layers_page, tmp_path):

@@ -1,6 +1,8 @@
 """The explorer's page in use: by keyboard, by address, by ear, and what it gives away as files."""
 
+import csv
 import io
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -142,6 +144,22 @@ def test_details_are_a_table(open_page, layers):
     assert state(visit)["key"] == order[2]
 
 
+def test_of_several_heads_each_part_says_what_it_shows(open_page, layers):
+    visit = open_page("#l=1&h=1&sel=1.0,1.1&row=40&key=3")
+    assert visit.page.locator(".rg-what").inner_text().startswith("Mean of 2 heads (layer.head 1.0, 1.1)")
+    caption = visit.page.locator(".rg-details caption").inner_text()
+    assert caption.startswith("layer 1 head 1, one of 2: Query 40")
+    shown = visit.page.locator(".rg-details td.details-weight").first.inner_text()
+    assert float(shown) == pytest.approx(layers[1].weights[1][40].max(), rel=0.01)
+    line = visit.page.locator(".rg-head-line").inner_text()
+    largest = re.search(r"layer 1 head 1 · largest weight ([\d.]+)", line)
+    assert float(largest[1]) == pytest.approx(layers[1].weights[1].max(), rel=0.01)
+    visit.page.locator(".rg-controls select").first.select_option("max_weight")
+    visit.settle()
+    mean = re.search(r"mean of row maxima ([\d.]+)", visit.page.locator(".rg-head-line").inner_text())
+    assert float(mean[1]) == pytest.approx(layers[1].weights[1].max(-1).mean(), rel=0.01)
+
+
 def test_far_edges_are_visited_from_the_strongest_on(open_page, layers):
     visit = open_page("#l=0&h=1")
     visit.press("n")
@@ -176,6 +194,46 @@ def test_search_goes_from_match_to_match(open_page):
     assert state(visit)["row"] == places[0]
 
 
+def test_panes_fold_and_resize_and_a_link_keeps_it(open_page):
+    visit = open_page("", viewport={"width": 1440, "height": 900})
+    stage = visit.page.locator(".rg-stage")
+    # The map comes first: it takes most of its stage, with the curves below folded.
+    box = stage.bounding_box()
+    (left, top), (right, bottom) = (middle_of(visit, n, n) for n in (0, N - 1))
+    assert min(right - left, bottom - top) > 0.68 * max(box["width"], box["height"])
+    assert not visit.page.locator(".rg-profiles .rg-host").is_visible()
+    visit.page.get_by_role("button", name="Fold heads").click()
+    visit.page.get_by_role("button", name="Fold profiles").press("Enter")
+    assert visit.page.locator(".rg-profiles svg").first.is_visible()
+    assert not visit.page.locator(".rg-grid").is_visible()
+    assert stage.bounding_box()["width"] > box["width"] + 200
+    edge = visit.page.get_by_role("separator", name="Size of profiles")
+    edge.press("ArrowUp")
+    edge.press("ArrowUp")
+    text = visit.page.get_by_role("separator", name="Size of reader and details")
+    place = text.bounding_box()
+    visit.page.mouse.move(place["x"] + 4, place["y"] + 40)
+    visit.page.mouse.down()
+    visit.page.mouse.move(place["x"] - 96, place["y"] + 40, steps=3)
+    visit.page.mouse.up()
+    visit.page.wait_for_timeout(250)
+    found = state(visit)
+    assert found["fold"] == "heads"
+    sizes = [int(size) for size in found["sizes"].split("-")]
+    panes = [".rg-side", ".rg-profiles"]
+    drawn = [visit.page.locator(pane).bounding_box() for pane in panes]
+    assert abs(drawn[0]["width"] - sizes[1]) <= 2
+    assert abs(drawn[1]["height"] - sizes[2]) <= 2
+    again = open_page(visit.evaluate("location.hash"), viewport={"width": 1440, "height": 900})
+    assert [again.page.locator(pane).bounding_box() for pane in panes] == drawn
+    # What is searched for is not left folded.
+    again.settle()
+    again.page.get_by_role("button", name="Fold reader and details").click()
+    assert not again.page.locator(".reader-text").is_visible()
+    again.press("/")
+    assert again.evaluate("document.activeElement.type") == "search"
+
+
 def test_the_address_keeps_the_state(open_page):
     visit = open_page()
     visit.press("]", ".", "ArrowDown", "ArrowDown", "ArrowRight", "+", "m", "l")
@@ -189,13 +247,13 @@ def test_the_address_keeps_the_state(open_page):
             assert np.allclose(list(again[name].values()), list(value.values()), atol=0.01)
         elif name != "hash":
             assert again[name] == value, name
-    # Going back undoes the last step that was a step.
+    # Going back undoes the last step that was a step: not the walk from head to head before it.
+    assert visit.evaluate("history.length") == 3
     visit.page.go_back()
     visit.settle()
-    assert state(visit)["channel"] == "mass"
-    visit.page.go_back()
-    visit.settle()
-    assert (state(visit)["c"], state(visit)["h"]) == (1, 0)
+    found = state(visit)
+    assert (found["channel"], found["c"], found["h"]) == ("mass", 1, 1)
+    assert found["row"] == kept["row"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +281,7 @@ def download(visit, label):
         visit.page.locator(".export-menu").get_by_text(label, exact=True).click()
     visit.press("Escape")
     file = waiting.value
-    assert file.suggested_filename.endswith(f".{label.lower()}")
+    assert file.suggested_filename == f"keys-files-layer-1-head-0.{label.lower()}"
     return Path(file.path()).read_bytes()
 
 
@@ -237,27 +295,21 @@ def test_saved_files_hold_what_is_seen(open_page, layers):
     assert height > 400
     svg = ET.fromstring(download(visit, "SVG"))
     assert svg.tag.endswith("svg")
-    assert svg.find("{http://www.w3.org/2000/svg}title").text.startswith("keys & <files>")
+    assert svg.find("{http://www.w3.org/2000/svg}title").text == "layer 1 head 0: keys & <files>"
     assert [one.get("href")[:22] for one in svg.iter("{http://www.w3.org/2000/svg}image")] == [
         "data:image/png;base64,"
     ] * 2
     values = np.load(io.BytesIO(download(visit, "NPY")))
     assert values.shape[0] >= 10
     assert values.shape[1] >= 10
-    text = download(visit, "CSV").decode()
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    header, *body = [line.split(",") for line in lines]
-    if len(body[0]) == len(header) and len(body) == values.shape[0]:
-        keys = [int(re.search(r"\d+", name)[0]) for name in header[1:]]
-        rows = [int(re.search(r"\d+", line[0])[0]) for line in body]
-        found = np.array([[float(number) for number in line[1:]] for line in body])
-        expected = weights[np.ix_(rows, keys)]
-    else:
-        columns = {name: at for at, name in enumerate(header)}
-        found = np.array([float(line[columns["weight"]]) for line in body])
-        expected = weights[
-            [int(line[columns["query"]]) for line in body], [int(line[columns["key"]]) for line in body]
-        ]
+    remark, *lines = download(visit, "CSV").decode().splitlines()
+    assert remark.startswith("# layer 1 head 0: keys & <files>: attention weights")
+    header, words, *body = csv.reader(lines)
+    keys, rows = [int(key) for key in header[2:]], [int(line[0]) for line in body]
+    assert [json.loads(word) for word in words[2:]] == [WORDS[key] for key in keys]
+    assert [json.loads(line[1]) for line in body] == [WORDS[row] for row in rows]
+    found = np.array([[float(number) for number in line[2:]] for line in body])
+    expected = weights[np.ix_(rows, keys)]
     assert np.all(np.abs(found - expected) <= 2e-3 * expected + 1e-5)
     assert expected.size >= 100
     assert np.all(np.abs(np.ravel(values) - np.ravel(expected)) <= 2e-3 * np.ravel(expected) + 1e-5)
@@ -303,6 +355,62 @@ def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     # Counted from 0 wherever they are named, as in Python.
     assert name.startswith("layer 2 head 1,")
     assert "layer 2 head 1" in visit.evaluate("document.querySelector('.rg-map').textContent.toLowerCase()")
+
+
+def test_the_colour_range_is_of_all_heads_of_one_or_locked(open_page, layers):
+    visit = open_page("#l=0&h=0")
+    limits = "(({ low, high }) => [low, high])(__regard.state().limits)"
+    assert visit.evaluate(limits) == [2**-12, 1]
+    field = visit.page.get_by_label("Range")
+    field.select_option("head")
+    visit.settle()
+    weights = layers[0].weights[0]
+    low, high = visit.evaluate(limits)
+    assert high == pytest.approx(weights.max(), rel=0.01)
+    least = np.quantile(weights[weights > 2**-23.8], 0.05)
+    assert low == pytest.approx(least, rel=0.3)
+    cells = [[row, key] for row in range(3, N, 5) for key in range(0, row, 4)]
+    found = np.array(visit.probe("pixels", cells))
+    expected = [weights[row, key] for row, key in cells]
+    codes = np.clip(np.log(np.array(expected) / low) / np.log(high / low), 0, 1)
+    assert np.all(np.abs(found[:, 3] - codes) <= 0.01)
+    # Locked, the next head is drawn in the colours of this one, and so is a link.
+    field.select_option("locked")
+    visit.press(".", "]")
+    kept = visit.evaluate(limits)
+    assert kept == pytest.approx([low, high], rel=1e-3)
+    visit.page.wait_for_timeout(250)
+    again = open_page(visit.evaluate("location.hash"))
+    assert again.evaluate(limits) == kept
+    assert again.page.get_by_label("Range").input_value() == "locked"
+
+
+def test_pictures_of_heads_have_their_own_contrast_and_keep_their_names(open_page):
+    read = """() => {
+      const canvas = document.querySelector(".rg-grid canvas");
+      const cells = [...document.querySelectorAll("[role=gridcell]")].map((one) => one.style);
+      const pen = canvas.getContext("2d");
+      const corners = cells.map(({ left, top, width }) => {
+        const at = [left, top, width].map(parseFloat);
+        const { data } = pen.getImageData(at[0] + at[2] - 20, at[1] + 1, 18, 12);
+        return data.filter((_, n) => n % 4 === 0).reduce((all, red) => all + (red < 90), 0);
+      });
+      return [canvas.toDataURL(), corners];
+    }"""
+    visit = open_page("#sort=entropy")
+    visit.page.wait_for_timeout(300)
+    own, corners = visit.evaluate(read)
+    assert len(corners) == 6
+    assert min(corners) >= 6, "dark letters where a causal head is empty"
+    assert "strong in each head" in visit.page.locator(".rg-legend").inner_text()
+    visit.page.get_by_label("contrast per head").uncheck()
+    visit.page.wait_for_timeout(300)
+    assert visit.evaluate(read)[0] != own
+    assert "strong" not in visit.page.locator(".rg-legend").inner_text()
+    assert "contrast=0" in visit.evaluate("__regard.state().hash")
+    visit.page.locator(".rg-controls select").nth(1).select_option("model")
+    visit.page.wait_for_timeout(300)
+    assert max(visit.evaluate(read)[1]) < 6
 
 
 def middle_of(visit, row, key):

@@ -109,7 +109,7 @@ def test_two_traces_are_compared_in_numbers(open_tab, cases):
         " return innerText.includes('query 30') && innerText.includes('bits') && innerText; })()"
     )
     a, b = (each[1].weights[1][30, 12] for each in (ours, others))
-    said = numbers(re.search(r"query 30, key 12: (.*)", text)[1])
+    said = numbers(re.search(rf"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: (.*)", text)[1])
     assert np.allclose(said, [a, b, a - b], rtol=6e-3, atol=1e-5)
     apart = np.abs(ours[1].weights[1] - others[1].weights[1])
     size, row, key = numbers(re.search(r"Largest \|A − B\|[^:]*: (.*)", text)[1])[:3]
@@ -126,6 +126,48 @@ def test_two_traces_are_compared_in_numbers(open_tab, cases):
     assert listed
     for value in expected.ravel():
         assert min(abs(value - one) for table in listed for one in table) <= 0.006 * value
+
+
+def test_texts_are_aligned_and_shown(browser, cases, tmp_path):
+    """B has two words more before the tenth of A, and lacks the last two."""
+    ours, others = (each[:1] for each in cases)
+    moved = [*WORDS[:10], "quite", "suddenly", *WORDS[10:-2]]
+    traces = (trace_of(ours, list(WORDS), "A"), trace_of(others, moved, "B"))
+    path = pages.write(traces[0], tmp_path / "page.html", compare=traces[1])
+    visit = browser.visit(path.as_uri() + "#tab=compare&h=1&row=30&key=12", allowed=path.as_uri())
+    text = visit.until(
+        "(() => { const { innerText } = document.querySelector('.rg-compare');"
+        " return innerText.includes('query 30') && innerText; })()"
+    )
+    assert f"{N - 2} tokens are the same in both texts, in order; A has 2 of its own and B 2." in text
+    one, other = (each[0].weights[1] for each in (ours, others))
+    said = numbers(re.search(r"key 12 ‘\w+’: (.*)", text)[1])
+    assert np.allclose(said, [one[30, 12], other[32, 14], one[30, 12] - other[32, 14]], rtol=6e-3, atol=1e-5)
+    place = np.r_[0:10, 12:N]
+    apart = np.abs(one[: N - 2, : N - 2] - other[np.ix_(place, place)])
+    size, row, key = numbers(re.search(r"Largest \|A − B\|[^:]*: (.*)", text)[1])[:3]
+    assert (row, key) == np.unravel_index(apart.argmax(), apart.shape)
+    assert abs(size - apart.max()) <= 0.006
+    lines = visit.evaluate(
+        "[...document.querySelectorAll('.compare-tokens tr')].map((line) => [...line.cells].slice(1).map("
+        "(one) => [one.innerText.trim(), one.className]))"
+    )
+    together = list(zip(*lines, strict=True))
+    assert [(a[0], b[0]) for a, b in together if "alone" in a[1]][:2] == [("", "quite"), ("", "suddenly")]
+    assert [a[0] for a, b in together if "current" in a[1]] == [WORDS[12]]
+    assert all(a[0] == b[0] for a, b in together if "alone" not in a[1])
+    # Side by side, a cell of B tells what A has there.
+    visit.page.get_by_role("button", name="side by side").click()
+    visit.settle()
+    sides = visit.page.locator(".rg-compare .compare-row output").all_inner_texts()[:2]
+    assert sides[0].startswith(f"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: ")
+    assert sides[1].startswith(f"query 32 ‘{WORDS[30]}’, key 14 ‘{WORDS[12]}’: ")
+    assert numbers(sides[0].split("’: ")[1]) == numbers(sides[1].split("’: ")[1])
+    visit.page.get_by_role("button", name="next token of one text alone").click()
+    visit.settle()
+    assert "current" in visit.evaluate("document.querySelector('.compare-tokens tr').innerHTML")
+    visit.check()
+    browser.close(visit)
 
 
 def test_a_run_is_shown_with_its_curves_and_heads(open_tab):

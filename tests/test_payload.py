@@ -210,6 +210,7 @@ def test_what_is_said_of_heads_is_computed_from_their_weights(case, bare):
             "first_mass": mean(p[:, : min(max(p.shape[-1] // 32, 1), 4)].sum(-1)),
             "distance": mean((p * distance).sum(-1) / np.maximum(p.sum(-1), 1e-30)),
             "max_weight": mean(p.max(-1, initial=0)),
+            "largest_weight": p.max(initial=0),
         }
         for name, value in truth.items():
             assert call["means"][name][index] == pytest.approx(value, rel=2e-5, abs=2e-5), name

@@ -5,6 +5,7 @@ import json
 import math
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -449,6 +450,83 @@ def test_a_reader_that_leaves_is_no_trouble(page, capfd):
             connection.sendall(f"GET {page.url.partition(str(page.port))[2]} HTTP/1.1\r\n".encode())
     assert ask(page, "")[0] == 200
     assert capfd.readouterr() == ("", "")
+
+
+def request_only(page, path):
+    """Send a request, and wait for no answer."""
+    connection = socket.create_connection(("127.0.0.1", page.port))
+    host = f"127.0.0.1:{page.port}"
+    secret = page.url.split("/")[3]
+    connection.sendall(f"GET /{secret}/{path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    return connection
+
+
+@pytest.fixture
+def slow_windows(trace, monkeypatch):
+    """Windows of few rows, each of which is noted, and takes a while."""
+    monkeypatch.setattr(tiles, "_STRIP_CELLS", 1000)
+    formed, window = [], trace.calls[0].__class__.window
+
+    def wait(*arguments, **options):
+        formed.append(options)
+        time.sleep(0.05)
+        return window(*arguments, **options)
+
+    monkeypatch.setattr(trace.calls[0].__class__, "window", wait)
+    return formed
+
+
+def test_what_nobody_waits_for_is_given_up(trace, slow_windows, capfd):
+    with serve(trace) as page:
+        slow_windows.clear()
+        gone = [request_only(page, f"tile/0/0/{head}/2/2/0/0?channel=mass") for head in (0, 1)]
+        while not slow_windows:
+            time.sleep(0.01)
+        for connection in gone:
+            connection.close()
+        assert ask(page, "row/0/0/1/5")[0] == 200
+        rows = math.ceil(T / (1000 // S))
+        assert len(slow_windows) < rows // 2, "of the first head, and nothing of the second"
+        assert {tuple(options["heads"]) for options in slow_windows[:-1]} in ({(0,)}, {(1,)})
+        assert not page.is_busy()
+        # It is formed for the next one that asks.
+        assert ask(page, "tile/0/0/0/2/2/0/0?channel=mass")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_server_that_closes_forms_nothing_more(trace, slow_windows):
+    page = serve(trace)
+    slow_windows.clear()
+    waiting = request_only(page, "tile/0/0/0/2/2/0/0?channel=mass")
+    while not slow_windows:
+        time.sleep(0.01)
+    assert page.is_busy()
+    page.close()
+    assert not page.is_busy(5)
+    assert len(slow_windows) < T / (1000 // S) / 2
+    waiting.close()
+
+
+def test_exact_tiles_do_not_wait_for_a_sweep(trace, monkeypatch):
+    monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
+    begun, go_on = threading.Event(), threading.Event()
+    readout = trace.calls[0].__class__.readout
+
+    def wait(self, grid=64, **options):
+        if grid == 512:
+            begun.set()
+            assert go_on.wait(30)
+        return readout(self, grid=grid, **options)
+
+    with serve(trace) as page, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(trace.calls[0].__class__, "readout", wait)
+        coarse = pool.submit(ask, page, "tile/0/0/0/2/2/0/0?channel=mass")
+        assert begun.wait(30)
+        for path in ("tile/0/0/0/1/1/0/0", "row/0/0/0/7"):
+            assert ask(page, path)[0] == 200
+        assert not coarse.done()
+        go_on.set()
+        assert coarse.result()[0] == 200
 
 
 def test_the_cache_forgets_what_was_asked_for_the_longest_ago(trace, monkeypatch):

@@ -18,6 +18,7 @@ from flax import nnx
 from regard import inspection
 from regard.cli import inspecting, main, pictures
 from regard.cli.commands import view
+from regard.inspection.explorer import server
 from regard.training import runs, settings, tasks
 from regard.training.tasks.text import END_OF_DOCUMENT
 from small_runs import (
@@ -298,6 +299,26 @@ def test_a_file_is_served_until_ctrl_c(kept):
     assert "Ctrl-C ends it" in err
     assert "Traceback" not in err
     assert "error" not in err
+
+
+def test_ctrl_c_while_tiles_are_computed_ends_quietly(kept, monkeypatch, capsys):
+    """Compiled code that is still running is not waited for: the process ends under it at once."""
+
+    def press(event):
+        raise KeyboardInterrupt
+
+    class EndError(Exception):
+        pass
+
+    def end(code):
+        raise EndError(code)
+
+    monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(press))
+    monkeypatch.setattr(server.Serving, "is_busy", lambda page, seconds: True)
+    monkeypatch.setattr(view.os, "_exit", end)
+    with pytest.raises(EndError, match=r"^0$"):
+        main(["view", str(kept / "copy.regard"), "--no-browser"])
+    assert capsys.readouterr().out.endswith("ended\n")
 
 
 def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypatch, capsys):

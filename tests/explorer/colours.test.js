@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import {
+  barLimits,
   colourOf,
   diverging,
   divergingDark,
@@ -13,6 +14,8 @@ import {
   rgbOfOklab,
   sequential,
   sequentialDark,
+  tallyBin,
+  tallyOf,
   toUnit,
   unitOf,
 } from "../../src/regard/inspection/explorer/web/colours.js";
@@ -140,4 +143,32 @@ test("a signed map has no colour at 0", () => {
     for (const [, a, b] of [left, right]) assert.ok(Math.hypot(a, b) < 0.02, `${a} ${b}`);
     assert.ok(Math.abs(left[0] - right[0]) < 0.02);
   }
+});
+
+test("ends of the colour bar are those of all heads, of one, or locked", () => {
+  const values = Float32Array.from({ length: 1000 }, (_, n) => 2 ** (-10 + (6 * n) / 999));
+  const known = { all: 0.75, head: 2 ** -4, counts: tallyOf(values) };
+  assert.deepEqual(barLimits("all", "log", 4096, known), limitsFor("log", 4096, 1));
+  assert.deepEqual(barLimits("all", "linear", 4096, known), [0, 0.75]);
+  assert.deepEqual(barLimits("head", "linear", 4096, known), [0, 2 ** -4]);
+  const [low, high] = barLimits("head", "log", 4096, known);
+  assert.ok(low >= 2 ** -10 && low <= 2 ** -9.3 && high === 2 ** -4, String([low, high]));
+  assert.deepEqual(barLimits("0.001:0.5", "log", 4096, known), [0.001, 0.5]);
+  assert.ok(barLimits("0:0.5", "log", 4096, known)[0] > 0);
+  assert.deepEqual(barLimits("0:0.5", "rank", 4096, known), [0, 1]);
+  assert.deepEqual(barLimits("head", "log", 4096, { all: 1, head: 0 }), limitsFor("log", 4096, 0));
+});
+
+test("a tally counts every value above 0 in the bin that it is asked for", () => {
+  const values = [0, NaN, 1, 0.5, 0.51, 1e-12];
+  const counts = tallyOf(values);
+  assert.equal(
+    counts.reduce((sum, one) => sum + one),
+    4,
+  );
+  assert.deepEqual(
+    [1, 0.5, 1e-12].map((value) => counts[tallyBin(value)]),
+    [1, 2, 1],
+  );
+  assert.equal(tallyOf([1], counts)[tallyBin(1)], 2);
 });

@@ -1,6 +1,11 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { tokensApart } from "../../src/regard/inspection/explorer/web/compare.js";
+import {
+  alignCells,
+  alignedColumns,
+  alignTokens,
+} from "../../src/regard/inspection/explorer/web/alignment.js";
+import { sharedText } from "../../src/regard/inspection/explorer/web/compare.js";
 import {
   blockDivergence,
   commonLevels,
@@ -37,10 +42,58 @@ test("differences keep their sign and know their largest", () => {
   assert.deepEqual(differenceOf([0.5], [0.5]), { values: Float32Array.of(0), largest: 0, at: -1 });
 });
 
-test("texts are compared place by place", () => {
-  assert.equal(tokensApart(["a", "b"], ["a", "c"]), 1);
-  assert.equal(tokensApart(["a", "b"], ["a"]), 2);
-  assert.equal(tokensApart(null, ["a"]), 0);
+test("texts are aligned by their longest common subsequence", () => {
+  const [one, other] = ["the old cat sat on the mat", "the cat sat quietly on a mat"].map((text) =>
+    text.split(" "),
+  );
+  const places = alignTokens(one, other);
+  assert.deepEqual([...places], [0, -1, 1, 2, 4, -1, 6]);
+  assert.deepEqual(alignedColumns(places, other.length), [
+    [0, 0],
+    [1, null],
+    [2, 1],
+    [3, 2],
+    [null, 3],
+    [4, 4],
+    [5, null],
+    [null, 5],
+    [6, 6],
+  ]);
+  assert.equal(
+    sharedText(places, other.length),
+    "5 tokens are the same in both texts, in order; A has 2 of its own and B 2.",
+  );
+  assert.equal(sharedText(alignTokens(one, one), one.length), "");
+  assert.deepEqual([...alignTokens([], other)], []);
+  // Random texts: rising places of equal tokens, as many as the plain recursion finds.
+  let seed = 7;
+  const draw = (most) => {
+    seed = (seed * 16807) % 2147483647;
+    return seed % most;
+  };
+  for (let round = 0; round < 40; round += 1) {
+    const [a, b] = [draw(12), draw(12)].map((n) => Array.from({ length: n }, () => "abc"[draw(3)]));
+    const most = (i, j) =>
+      i === a.length || j === b.length
+        ? 0
+        : a[i] === b[j]
+          ? 1 + most(i + 1, j + 1)
+          : Math.max(most(i + 1, j), most(i, j + 1));
+    const found = [...alignTokens(a, b).entries()].filter(([, place]) => place >= 0);
+    assert.ok(found.every(([n, place], at) => a[n] === b[place] && (!at || place > found[at - 1][1])));
+    assert.equal(found.length, most(0, 0));
+  }
+  const long = Array.from({ length: 5000 }, (_, n) => `${n}`);
+  const turned = [...long].reverse();
+  assert.equal(alignTokens(long, [...turned.slice(0, -1), "x"]).length, 5000);
+});
+
+test("cells of B stand where A has the same tokens", () => {
+  const frame = { rows: 3, columns: 3, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
+  const part = (values) => ({ ...frame, values: Float32Array.from(values) });
+  const b = part([1, 2, 3, 4, 5, 6, 7, 8, 9]);
+  const { values } = alignCells(part(Array(9).fill(0)), b, [1, -1, 2], [1, -1, 2]);
+  assert.deepEqual([...values].map(String), ["5", "NaN", "6", "NaN", "NaN", "NaN", "8", "NaN", "9"]);
 });
 
 /** Two traces of two calls: the first alike in shape, the second not. */

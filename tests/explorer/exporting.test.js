@@ -6,6 +6,7 @@ import { svgText } from "../../src/regard/inspection/explorer/web/exporting.js";
 import {
   csvText,
   describeExcerpt,
+  namedHeads,
   npyBytes,
   pythonText,
   safeName,
@@ -18,6 +19,24 @@ test("file names hold nothing that a file system refuses", () => {
   assert.equal(safeName("שלום", "svg"), "attention.svg");
   assert.equal(safeName("", "npy"), "attention.npy");
   assert.ok(safeName("x-".repeat(500), "npy").length <= 84);
+});
+
+test("names of heads are never cut", () => {
+  const long = "a run of many words ".repeat(20);
+  const names = [
+    [[0, 1]],
+    [[11, 1]],
+    [
+      [0, 1],
+      [11, 1],
+    ],
+  ].map((heads) => safeName(long, "png", namedHeads(heads, "mean")));
+  assert.match(names[0], /^a-run-of.*-layer-0-head-1\.png$/);
+  assert.match(names[2], /-mean-of-heads-0-1-11-1\.png$/);
+  assert.equal(new Set(names).size, 3);
+  assert.ok(names.every((name) => name.length <= 84));
+  const many = Array.from({ length: 9 }, (_, h) => [0, h]);
+  assert.equal(namedHeads(many, "max"), "largest of heads 0.0, 0.1, 0.2, 0.3, 0.4, 0.5 and 3 more");
 });
 
 test("NPY files follow the format, aligned to 64 bytes", () => {
@@ -84,6 +103,19 @@ test("CSV says what it holds and where each number lies", () => {
     ),
     "attention weights, largest of 2 heads",
   );
+});
+
+test("CSV has tokens on one line each that no spreadsheet takes for a formula", () => {
+  const tokens = { query: (n) => `q${n}`, key: (n) => ({ 10: "=1+1", 12: '"a",\nb' })[n] };
+  const lines = csvText(excerpt, "a", { query: 100, key: 0 }, tokens).split("\n");
+  assert.deepEqual(lines, [
+    "# a",
+    "query\\key,,10,12",
+    ',,"""=1+1""","""\\""a\\"",\\nb"""',
+    '112,"""q12""",0.5,',
+    '116,"""q16""",0.25,1e-7',
+    "",
+  ]);
 });
 
 test("SVG text cannot become markup", () => {

@@ -22,7 +22,12 @@ import {
   numberRange,
   sortHeads,
 } from "../../src/regard/inspection/explorer/web/heads.js";
-import { barTicks, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/web/map_layers.js";
+import {
+  barTicks,
+  labelRoom,
+  mapLayout,
+  matrixRect,
+} from "../../src/regard/inspection/explorer/web/map_layers.js";
 import { minimapRect } from "../../src/regard/inspection/explorer/web/map_marks.js";
 import {
   areRounded,
@@ -31,6 +36,7 @@ import {
   rankIn,
   readCell,
 } from "../../src/regard/inspection/explorer/web/sentences.js";
+import { ownLimits } from "../../src/regard/inspection/explorer/web/thumbnails.js";
 import {
   combineTiles,
   hiddenBlocks,
@@ -240,11 +246,12 @@ test("a tile is asked for once, and again when the question differs", async () =
   const asked = [];
   const source = {
     tile: async (...question) => {
-      asked.push(question.join(" "));
+      asked.push(question.slice(0, 8).join(" "));
       return tile(() => question[2] / 10);
     },
   };
   let arrived = 0;
+  source.holds = () => true;
   const store = new TileStore(source, () => (arrived += 1));
   const what = {
     t: 0,
@@ -431,8 +438,8 @@ test("the plot stays inside the canvas at any size; the minimap inside the plot"
     [600, 400],
     [1900, 1000],
   ]) {
-    for (const labels of [true, false]) {
-      const layout = mapLayout(w, h, labels);
+    for (const room of [0, 44, 130]) {
+      const layout = mapLayout(w, h, room);
       const { plot } = layout;
       assert.ok(plot.x > 0 && plot.y > 0 && plot.x + plot.w <= w && plot.y + plot.h < h);
       const view = drawnView({ q0: 100, q1: 200, k0: 100, k1: 200 }, plot, SHAPE);
@@ -517,4 +524,63 @@ test("tokens stay on one line, in whole characters, and are never empty", () => 
   assert.equal(shown(""), "∅");
   assert.equal(Array.from(shown("🙂".repeat(10000), 5)).join(""), "🙂🙂🙂🙂…");
   assert.equal(shown("\u0000x"), "·x");
+});
+
+test("of a served map, what a picture leaves out is given up, and what is passed by never asked for", async () => {
+  const asked = [];
+  const ended = [];
+  const source = {
+    ask: () => {},
+    holds: () => false,
+    tile: (...what) => {
+      const signal = what.at(-1);
+      asked.push(what[3]);
+      return new Promise((_, fail) => {
+        signal.addEventListener("abort", () => {
+          ended.push(what[3]);
+          fail(signal.reason);
+        });
+      });
+    },
+  };
+  const store = new TileStore(source, () => {});
+  const what = (block) => ({
+    t: 0,
+    heads: [[0, 0]],
+    level: { queryBlock: block, keyBlock: block },
+    channel: "mass",
+    aggregate: "mean",
+    hideSink: false,
+    ranked: false,
+    columns: 1,
+  });
+  for (const block of [64, 32, 16]) store.inPicture(() => store.get(what(block), 0, 0));
+  await new Promise((resolve) => setTimeout(resolve, 150));
+  assert.deepEqual([asked, ended], [[16], []]);
+  assert.equal(store.awaits(what(16), 0, 0), true);
+  assert.equal(store.awaits(what(64), 0, 0), false);
+  store.inPicture(() => store.get(what(16), 0, 0));
+  assert.deepEqual(ended, []);
+  store.inPicture(() => store.get(what(8), 0, 0));
+  assert.deepEqual(ended, [16]);
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.equal(store.pending, 1);
+});
+
+test("keys get as much room as their tokens are long, but for a few", () => {
+  const short = Array.from({ length: 200 }, (_, n) => "abc"[n % 3]);
+  const long = short.map(() => "international");
+  assert.ok(labelRoom(short) < 50 && labelRoom(long) > 100);
+  assert.equal(labelRoom([...short, "international"]), labelRoom(short));
+  assert.ok(labelRoom([]) > 0);
+});
+
+test("a head's own colours go from its weak to its strong weights", () => {
+  const values = Float32Array.from({ length: 1001 }, (_, n) => n / 1000);
+  const [low, high] = ownLimits(values);
+  near(low, 0.02, 2e-3);
+  near(high, 0.995, 2e-3);
+  assert.equal(ownLimits(new Float32Array(9)), null);
+  const [least, most] = ownLimits(new Float32Array(9).fill(0.25));
+  assert.ok(least < most && most === 0.25);
 });

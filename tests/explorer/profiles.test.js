@@ -2,10 +2,12 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { wavelengths } from "../../src/regard/inspection/explorer/web/positions.js";
 import {
+  blocksHolding,
   coverageOf,
   distanceBins,
   distancesOf,
   distanceText,
+  servedText,
   shareServed,
 } from "../../src/regard/inspection/explorer/web/profiles.js";
 import { smoothed } from "../../src/regard/inspection/explorer/web/training.js";
@@ -45,6 +47,16 @@ test("coverage is known only where the stored keys reach it", () => {
   const weights = [0.95, 0.04, 0.5, 0.3, 0.6, 0.3];
   assert.deepEqual([...coverageOf(weights, 2, 0.9)].map(String), ["1", "NaN", "2"]);
   assert.equal(coverageOf([], 0, 0.9).length, 0);
+});
+
+test("where too few weights are listed, whole blocks tell how many keys are needed", () => {
+  // Blocks of 64 keys of 200; the last row of blocks holds nothing, the first three rows.
+  const mass = [0.5, 0.3, 0.15, 0.05, 0, 0, 0, 1, 0, 0, 0, 0];
+  assert.deepEqual(blocksHolding(mass, 4, 64, 200, [3, 2, 0], 0.9), [192, 192, 192, 64, 64]);
+  assert.deepEqual(blocksHolding(mass, 4, 64, 200, [3, 0, 0], 0.99), [200, 200, 200]);
+  const served = shareServed([192, 192, 192, 64, 64], 200);
+  assert.deepEqual(served, { x: [1, 64, 192, 200], y: [0, 0.4, 1, 1] });
+  assert.equal(servedText(served), "half of the queries need 192 at most, 95 % 192");
 });
 
 test("smoothing is a plain mean of the window, cut at the ends", () => {

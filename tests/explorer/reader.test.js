@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { besideWords } from "../../src/regard/inspection/explorer/web/panes.js";
 import {
   displayToken,
   entropyOf,
@@ -113,4 +114,36 @@ test("rows of a decoding step stand at the end of the text", () => {
   assert.equal(tokenOf(0, 3, 10, 7), 7);
   assert.equal(tokenOf(2, 3, 3, 7), 2);
   assert.equal(tokenOf(4, 10, 10, 0), 4);
+});
+
+test("arcs run between lines and beside them, never through a word", () => {
+  // A word takes the upper 22 of the 24 pixels of its line; the text begins 20 pixels from its side.
+  for (const side of [0, 300])
+    for (const [from, to] of [
+      [72, 0],
+      [0, 240],
+      [48, 48],
+    ]) {
+      const path = besideWords({ x: 150, y: from }, { x: 90, y: to }, side);
+      const runs = [...path.matchAll(/([MHvC])([^MHvC]*)/g)].map(([, kind, numbers]) => [
+        kind,
+        ...numbers.trim().split(/[ ,]/).map(Number),
+      ]);
+      let [x, y] = runs[0].slice(1);
+      for (const [kind, ...numbers] of runs.slice(1)) {
+        if (kind === "H") {
+          assert.ok(y % 24 === 0, path);
+          x = numbers[0];
+        } else if (kind === "v") y += numbers[0];
+        else {
+          const beside = [x, ...numbers.filter((_, n) => n % 2 === 0)];
+          assert.ok(
+            beside.every((at) => Math.abs(side - at) < 20),
+            path,
+          );
+          [x, y] = numbers.slice(4);
+        }
+      }
+      assert.deepEqual([x, y], [90, to + 22], path);
+    }
 });

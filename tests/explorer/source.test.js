@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
+import { Connection } from "../../src/regard/inspection/explorer/web/connection.js";
 import { Source } from "../../src/regard/inspection/explorer/web/source.js";
 
 const T = 300;
@@ -221,4 +222,58 @@ test("tokens are texts, whatever they hold", async () => {
   const source = new Source(...Object.values(page()).slice(0, 2));
   assert.deepEqual(await source.tokens(0, 0), ["a", "</script>"]);
   assert.equal(await source.tokens(0, null), null);
+});
+
+test("a request ends with the last one that waits for it, and can be made anew", async () => {
+  const ends = [];
+  const { pageDocument, load } = page();
+  const source = new Source({ ...pageDocument, exact: "served" }, load, (path, signal) => {
+    return new Promise((give, fail) => {
+      ends.push({ path, give });
+      signal.addEventListener("abort", () => fail(signal.reason));
+    });
+  });
+  const [one, other] = [new AbortController(), new AbortController()];
+  const asked = [one, other].map(({ signal }) => source.served("tile/7", signal).catch(() => "given up"));
+  one.abort();
+  assert.equal(source.asked.get("tile/7").users, 1);
+  other.abort();
+  const again = source.served("tile/7", new AbortController().signal);
+  assert.deepEqual(await Promise.all(asked), ["given up", "given up"]);
+  assert.equal(ends.length, 2);
+  ends[1].give(Float32Array.of(3));
+  assert.deepEqual([...(await again)], [3]);
+  assert.equal(await source.served("tile/7"), await again);
+});
+
+test("a server that is gone is asked less and less often, and all goes on as it is back", async () => {
+  let alive = true;
+  const sent = [];
+  const send = async (path, { method } = {}) => {
+    sent.push([method ?? "GET", path]);
+    if (!alive) throw new TypeError("Failed to fetch");
+    return new Response(method ? null : path);
+  };
+  const connection = new Connection(send, [5, 10, 20]);
+  const told = [];
+  for (const name of ["lost", "found"]) connection.addEventListener(name, () => told.push(name));
+  const text = async (path) => new TextDecoder().decode((await connection.ask(path)).bytes);
+  assert.equal(await text("a"), "a");
+  alive = false;
+  const waiting = Array.from({ length: 50 }, (_, n) => text(`b${n}`));
+  await new Promise((done) => setTimeout(done, 120));
+  const probes = sent.filter(([method]) => method === "HEAD").length;
+  assert.ok(probes >= 2 && probes <= 8, String(probes));
+  assert.equal(sent.length, 1 + 50 + probes);
+  assert.deepEqual(told, ["lost"]);
+  const given = new AbortController();
+  const refused = assert.rejects(connection.ask("c", given.signal));
+  given.abort();
+  alive = true;
+  assert.deepEqual(
+    await Promise.all(waiting),
+    Array.from({ length: 50 }, (_, n) => `b${n}`),
+  );
+  await refused;
+  assert.deepEqual(told, ["lost", "found"]);
 });

@@ -30,6 +30,19 @@ def handle_signals(
 
 
 @contextmanager
+def leave_at_once() -> Iterator[None]:
+    """Leave the process at once at an interrupt that comes while a block runs."""
+    with handle_signals(_leave, signal.SIGINT):
+        yield
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # No exception: half-finished work on other threads would print its troubles over it.
+    os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
 def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable[[], bool]]:
     """Catch interrupts while a block runs; yield a function that says if there was one.
 
@@ -40,9 +53,7 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_requested
         if is_requested:
-            # No exception: half-finished saves on other threads would print their troubles over it.
-            os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
-            os._exit(INTERRUPTED)
+            _leave(number, frame)
         is_requested = True
         # Not through the console: the interrupted code may be in the middle of printing.
         when = b"within seconds, together" if ask else b"after this step"

@@ -15,9 +15,12 @@ import tyro
 
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
+from regard.cli.interruption import leave_at_once
 
 if TYPE_CHECKING:
     from regard.inspection import Trace
+
+PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,24 @@ class View(Command):
                     raise
                 message = f"--port {self.port} is in use; leave --port out for one that is free"
                 raise UsageError(message) from error
-        with page:
-            try:
-                console.emit("serving", url=page.url, port=page.port)
-                console.note("open", page.url)
-                console.say("served to this machine alone; Ctrl-C ends it")
-                if not self.no_browser and _has_browser():
-                    webbrowser.open(page.url)
-                threading.Event().wait()
-            except KeyboardInterrupt:
+        try:
+            console.emit("serving", url=page.url, port=page.port)
+            console.note("open", page.url)
+            console.say("served to this machine alone; Ctrl-C ends it")
+            if not self.no_browser and _has_browser():
+                webbrowser.open(page.url)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            with leave_at_once():
+                page.close()
                 console.say("\nended")
+                if page.is_busy(PATIENCE_SECONDS):
+                    # Under threads in compiled code the interpreter cannot end in good order.
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(0)
+        finally:
+            page.close()
         return 0
 
 

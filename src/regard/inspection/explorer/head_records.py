@@ -51,11 +51,14 @@ class CallRecords:
         }
 
     def means(self) -> dict[str, list[float | None]]:
-        """Return numbers by name, one per head; the largest score is that of all rows."""
+        """Return numbers by name, one per head; the largest score and weight are those of all rows."""
         found = {name: np.asarray(mean) for name, mean in readouts.average(self.readout).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
         means = {name: [number(mean) for mean in found[name]] for name in found}
         means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
+        means["largest_weight"] = [
+            number(largest) for largest in np.asarray(self.readout.block_max).max((-2, -1), initial=0)
+        ]
         coverage = [self._cover(head) for head in range(self.call.heads)]
         return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import select
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +20,7 @@ import numpy as np
 from regard.inspection.explorer.documents import PageOptions
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
-from regard.inspection.explorer.tiles import Tiles
+from regard.inspection.explorer.tiles import AbandonedError, Tiles
 
 ADDRESS = "127.0.0.1"
 LARGEST_NUMBER = 2**31 - 1
@@ -55,10 +57,15 @@ class Serving(AbstractContextManager["Serving"]):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, without waiting for answers under way. Closing twice does nothing."""
+        """Stop listening and form nothing more, without waiting. Closing twice does nothing."""
+        self._server.site.is_open = False
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def is_busy(self, seconds: float = 0.0) -> bool:
+        """Return whether answers are still being formed after so many seconds."""
+        return not self._server.site.wait(seconds)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -122,9 +129,16 @@ class _Site:
     def __init__(self, page: bytes, policy: str, chunks: Mapping[str, bytes], tiles: Tiles):
         self.token = secrets.token_urlsafe(24)
         self._page, self._policy, self._chunks, self._tiles = page, policy, chunks, tiles
+        self.is_open = True
+        self._forming, self._formed = 0, threading.Condition()
 
-    def answer(self, target: str) -> tuple[bytes, dict[str, str]]:
-        """Return the body and its headers, or raise a refusal."""
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing is being formed; return whether that is so."""
+        with self._formed:
+            return self._formed.wait_for(lambda: not self._forming, seconds)
+
+    def answer(self, target: str, is_waited: Callable[[], bool]) -> tuple[bytes, dict[str, str]]:
+        """Return the body and its headers, or raise a refusal; what nobody waits for is given up."""
         path, _, query = target.partition("?")
         secret, _, rest = path.removeprefix("/").partition("/")
         if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
@@ -149,22 +163,28 @@ class _Site:
             raise _RefusalError(HTTPStatus.NOT_FOUND, "there is nothing of this kind")
         numbers = _read_numbers(kind, words)
         channel = _read_channel(query) if kind == "tile" else ""
+        with self._formed:
+            self._forming += 1
         try:
-            array = self._form(kind, numbers, channel)
+            array = self._form(kind, numbers, channel, lambda: self.is_open and is_waited())
         except (LookupError, ValueError) as error:
             raise _RefusalError(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
+        finally:
+            with self._formed:
+                self._forming -= 1
+                self._formed.notify_all()
         return np.ascontiguousarray(array, "<f4").tobytes(), data
 
-    def _form(self, kind: str, numbers: list[int], channel: str) -> np.ndarray:
+    def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
         trace, call, head, *rest = numbers
         if kind == "tile":
             names = ("query_block", "key_block", "row", "column")
             chosen = dict(zip(names, rest, strict=True))
-            return self._tiles.tile(trace, call, head, **chosen, channel=channel)
+            return self._tiles.tile(trace, call, head, **chosen, channel=channel, is_wanted=is_wanted)
         if kind == "split":
-            return self._tiles.split(trace, call, head, (rest[0], rest[1]), (rest[2], rest[3]))
+            return self._tiles.split(trace, call, head, (rest[0], rest[1]), (rest[2], rest[3]), is_wanted)
         form = self._tiles.row if kind == "row" else self._tiles.column
-        return form(trace, call, head, rest[0])
+        return form(trace, call, head, rest[0], is_wanted)
 
 
 class _Server(ThreadingHTTPServer):
@@ -200,13 +220,25 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 raise _RefusalError(HTTPStatus.BAD_REQUEST, "nothing is taken", {"Connection": "close"})
             self._check_host()
-            body, headers = self.server.site.answer(self.path)
+            body, headers = self.server.site.answer(self.path, self._is_waited)
+        except AbandonedError:
+            self.close_connection = True
+            return
         except _RefusalError as refusal:
             status, body, headers = refusal.status, refusal.reason.encode(), dict(refusal.headers)
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = f"{type(error).__name__}: this could not be formed".encode()
         self._send(status, body, headers)
+
+    def _is_waited(self) -> bool:
+        """Return whether the browser is still there: it closes the connection of what it gives up."""
+        try:
+            if not select.select([self.connection], [], [], 0)[0]:
+                return True
+            return bool(self.connection.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            return False
 
     def _check_host(self) -> None:
         """Refuse requests under another host name: such a name may belong to a site that points it here."""

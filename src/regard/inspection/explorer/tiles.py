@@ -22,12 +22,23 @@ _FEW_CELLS = 1 << 24  # formed within a second
 _COARSE, _FINE = 64, 512  # blocks along an axis of the readouts that coarser tiles are taken from
 
 
+class AbandonedError(Exception):
+    """Raised where nobody waits any more for what is being formed."""
+
+
+def _always() -> bool:
+    return True
+
+
 class Tiles:
     """Cuts tiles, rows and columns out of traces; calls from several threads wait for each other.
 
     A tile holds 256 x 256 blocks. The mass of a block is the mean over its rows that may attend to something
     of the sum of the weights on its keys, its max the largest weight; beyond the edge both are NaN. Blocks of
     one row and one key are the weights themselves. What is not a number is 0.
+
+    Every method takes `is_wanted`, which is asked before and while something is formed: where it says no,
+    `AbandonedError` is raised, and the next one's turn has come.
 
     Args:
         traces: `Trace`s.
@@ -46,7 +57,9 @@ class Tiles:
 
     def __init__(self, traces: Sequence[Any]):
         self._traces = list(traces)
-        self._lock = threading.Lock()
+        # A sweep over a whole head cannot be broken off: windows of few cells do not wait for it.
+        self._forming, self._sweeping = threading.Lock(), threading.Lock()
+        self._keeping = threading.Lock()
         self._kept: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
         self._bytes = 0
 
@@ -61,6 +74,7 @@ class Tiles:
         row: int,
         column: int,
         channel: str = "mass",
+        is_wanted: Callable[[], bool] = _always,
     ) -> np.ndarray:
         """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left.
 
@@ -84,29 +98,47 @@ class Tiles:
         )
         part = _Part(head, query_block, key_block, rows, keys)
         name = (trace, call, head, query_block, key_block, row, column)
-        return self._keep(name, lambda: _cut(of, part))[CHANNELS.index(channel)]
+        lock = self._forming if _is_small(of, part) else self._sweeping
+        found = self._keep(name, lambda: _cut(of, part, is_wanted), is_wanted, lock)
+        return found[CHANNELS.index(channel)]
 
-    def row(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
+    def row(
+        self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
+    ) -> np.ndarray:
         """Return the weights of one query, float32 `(S,)`; raises as `column`."""
-        return self._line(trace, call, head, "row", index)
+        return self._line(trace, call, head, "row", index, is_wanted)
 
-    def column(self, trace: int, call: int, head: int, index: int) -> np.ndarray:
+    def column(
+        self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
+    ) -> np.ndarray:
         """Return the weights on one key, float32 `(T,)`.
 
         Raises:
             LookupError: no such trace, call, head, row or column.
             ValueError: queries and keys that are not kept.
         """
-        return self._line(trace, call, head, "column", index)
+        return self._line(trace, call, head, "column", index, is_wanted)
 
-    def _line(self, trace: int, call: int, head: int, what: str, index: int) -> np.ndarray:
+    def _line(
+        self, trace: int, call: int, head: int, what: str, index: int, is_wanted: Callable[[], bool]
+    ) -> np.ndarray:
         of = self._find(trace, call, head)
         _demand(what, index, of.rows if what == "row" else of.keys)
         name = (trace, call, head, what, index)
-        return self._keep(name, lambda: _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1))
+
+        def form() -> np.ndarray:
+            return _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
+
+        return self._keep(name, form, is_wanted, self._forming)
 
     def split(
-        self, trace: int, call: int, head: int, rows: tuple[int, int], columns: tuple[int, int]
+        self,
+        trace: int,
+        call: int,
+        head: int,
+        rows: tuple[int, int],
+        columns: tuple[int, int],
+        is_wanted: Callable[[], bool] = _always,
     ) -> np.ndarray:
         """Split the scores of a window: what the features say, what positions add, and both together.
 
@@ -130,7 +162,7 @@ class Tiles:
                 raise ValueError("split: nothing is added to the scores of this call, or it is not kept")
             return np.stack([parts[name] for name in ("content", "bias", "both")]).astype(np.float32)
 
-        return self._keep((trace, call, head, "split", rows, columns), form)
+        return self._keep((trace, call, head, "split", rows, columns), form, is_wanted, self._forming)
 
     def _find(self, trace: int, call: int, head: int) -> Any:
         _demand("trace", trace, len(self._traces))
@@ -139,17 +171,34 @@ class Tiles:
         _demand("head", head, found.heads)
         return found
 
-    def _keep(self, name: tuple[Any, ...], form: Callable[[], np.ndarray]) -> np.ndarray:
+    def _keep(
+        self,
+        name: tuple[Any, ...],
+        form: Callable[[], np.ndarray],
+        is_wanted: Callable[[], bool],
+        lock: threading.Lock,
+    ) -> np.ndarray:
         """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
-        with self._lock:
-            if name not in self._kept:
-                self._kept[name] = form()
-                self._bytes += self._kept[name].nbytes
-            self._kept.move_to_end(name)
-            found = self._kept[name]
-            while self._bytes > CACHE_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        found = self._recall(name)
+        if found is not None:
             return found
+        with lock:
+            found = self._recall(name)
+            if found is None:
+                _demand_reader(is_wanted)
+                found = form()
+                with self._keeping:
+                    self._kept[name] = found
+                    self._bytes += found.nbytes
+                    while self._bytes > CACHE_BYTES and len(self._kept) > 1:
+                        self._bytes -= self._kept.popitem(last=False)[1].nbytes
+            return found
+
+    def _recall(self, name: tuple[Any, ...]) -> np.ndarray | None:
+        with self._keeping:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+            return self._kept.get(name)
 
 
 @dataclass(frozen=True)
@@ -163,11 +212,20 @@ class _Part:
     keys: tuple[int, int]
 
 
-def _cut(call: Any, part: _Part) -> np.ndarray:
+def _is_small(call: Any, part: _Part) -> bool:
+    """Return whether a part is formed from its weights sooner than by a sweep over the whole head."""
+    if call.problem is None or part.query_block == part.key_block == 1:
+        return call.problem is not None
+    # A sweep takes as long for each cell as four times forming it.
+    cells = (part.rows[1] - part.rows[0]) * (part.keys[1] - part.keys[0])
+    return cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
+
+
+def _cut(call: Any, part: _Part, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
     """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
     tile = np.full((len(CHANNELS), SIDE, SIDE), np.nan, np.float32)
-    exact = call.problem is not None and part.query_block == part.key_block == 1
-    found = (None if exact else _join_blocks(call, part)) or _join_weights(call, part)
+    exact = part.query_block == part.key_block == 1 and call.problem is not None
+    found = (None if exact else _join_blocks(call, part)) or _join_weights(call, part, is_wanted)
     for channel, values in zip(tile, found, strict=True):
         channel[: len(values), : len(values[0])] = _clean(values)
     return tile
@@ -176,11 +234,8 @@ def _cut(call: Any, part: _Part) -> np.ndarray:
 def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
     """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
     head = part.head
-    # A sweep over the whole head takes as long for each cell as four times forming it.
-    cells = (part.rows[1] - part.rows[0]) * (part.keys[1] - part.keys[0])
-    few = cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
     for grid, heads in ((_COARSE, None), (_FINE, [head])):
-        if grid == _FINE and call.problem is not None and few:
+        if grid == _FINE and _is_small(call, part):
             continue
         blocks = [1 << (-(-max(size, 1) // grid) - 1).bit_length() for size in (call.rows, call.keys)]
         if part.query_block % blocks[0] or part.key_block % blocks[1]:
@@ -204,7 +259,9 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
     return None
 
 
-def _join_weights(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray]:
+def _join_weights(
+    call: Any, part: _Part, is_wanted: Callable[[], bool] = _always
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute mass and max from the weights themselves, a strip of rows at a time."""
     (top, bottom), (left, right) = part.rows, part.keys
     # Always as many, some of them twice at the edges: windows of one size share one compiled program.
@@ -213,6 +270,7 @@ def _join_weights(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray]:
     columns = np.minimum(np.arange(left, left + width, dtype=np.int32), call.keys - 1)
     sums, largest = [], []
     for start in range(top, bottom, height):
+        _demand_reader(is_wanted)
         rows = np.minimum(np.arange(start, start + height, dtype=np.int32), call.rows - 1)
         weights = call.window(rows=rows, columns=columns, heads=[part.head])[0]
         weights = _clean(weights[: bottom - start, : right - left])
@@ -242,6 +300,11 @@ def _join(values: np.ndarray, steps: tuple[int, int], combine: np.ufunc) -> np.n
 def _clean(values: Any) -> np.ndarray:
     """Replace NaN and infinities by 0, as they are drawn."""
     return np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _demand_reader(is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise AbandonedError
 
 
 def _demand(what: str, number: int, count: int) -> None:

@@ -31,6 +31,9 @@ class Atlas extends AtlasPicture {
   turn = element("button");
   /** @type {HTMLElement|null} */
   versus = null;
+  contrast = tickbox("contrast per head", true, (contrast) => this.state.set({ contrast }), {
+    title: "Colours of a picture from weak to strong in that head; else the same for all heads",
+  });
 
   /** @param {HTMLElement} host @param {Source} source @param {State} state */
   constructor(host, source, state) {
@@ -65,7 +68,7 @@ class Atlas extends AtlasPicture {
     this.buildControls();
     this.follow();
     state.on(["t"], () => this.buildControls());
-    state.on(["t", "sort", "show", "versus", "brush", "aggregate"], () => this.arrange());
+    state.on(["t", "sort", "show", "versus", "contrast", "brush", "aggregate"], () => this.arrange());
     state.on(["c", "h", "selection"], () => {
       const at = this.order.findIndex(([c, h]) => c === state.c && h === state.h);
       if (at >= 0) this.active = at;
@@ -74,6 +77,7 @@ class Atlas extends AtlasPicture {
       this.plan();
     });
     state.addEventListener("recolour", () => this.plan());
+    state.addEventListener("print", () => this.draw());
     new ResizeObserver(() => this.plan()).observe(this.scroll);
     this.arrange();
   }
@@ -102,7 +106,7 @@ class Atlas extends AtlasPicture {
     });
     this.versus = two ? tickbox("difference A − B", state.versus, (versus) => state.set({ versus })) : null;
     const sorting = element("span", { class: "rg-row" }, this.sorts, this.turn);
-    clear(this.controls).append(this.shows, sorting, ...(this.versus ? [this.versus] : []));
+    clear(this.controls).append(this.shows, sorting, this.contrast, ...(this.versus ? [this.versus] : []));
   }
 
   arrange() {
@@ -122,6 +126,8 @@ class Atlas extends AtlasPicture {
     );
     partOf(this.shows, "select").value = state.show;
     partOf(this.sorts, "select").value = state.sort.replace(/^-/, "");
+    partOf(this.contrast, "input").checked = state.contrast;
+    this.contrast.hidden = state.show !== "mass" && state.show !== "max";
     this.turn.disabled = state.sort === "model";
     this.turn.textContent = state.sort.startsWith("-") ? "↑" : "↓";
     if (this.versus) partOf(this.versus, "input").checked = state.versus;
@@ -140,7 +146,7 @@ class Atlas extends AtlasPicture {
       state.c,
       state.h,
       state.show === "mass" || state.show === "max" || state.show === "divergence"
-        ? "max_weight"
+        ? "largest_weight"
         : state.show,
     );
     const plain = line

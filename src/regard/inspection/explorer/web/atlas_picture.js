@@ -4,6 +4,9 @@ import { insideBrush, numberOf, numberRange, readNumber } from "./heads.js";
 import { formatNumber } from "./scales.js";
 import { Thumbnails } from "./thumbnails.js";
 
+/** Pixels of a cell that has room for its name. */
+const ATLAS_NAMED = 26;
+
 /** The heads as cells of one picture. */
 export class AtlasPicture {
   /** The heads as they are sorted. @type {Head[]} */
@@ -112,7 +115,14 @@ export class AtlasPicture {
     const style = getComputedStyle(canvas);
     /** @param {string} name */
     const colour = (name) => style.getPropertyValue(name).trim() || "#888";
-    const [well, muted, accent, cross] = ["--well", "--muted", "--accent", "--cross"].map(colour);
+    const [well, muted, accent, cross, panel, ink] = [
+      "--well",
+      "--muted",
+      "--accent",
+      "--cross",
+      "--panel",
+      "--ink",
+    ].map(colour);
     pen.font = "10.5px system-ui, sans-serif";
     pen.fillStyle = muted;
     pen.textBaseline = "middle";
@@ -142,7 +152,7 @@ export class AtlasPicture {
       if (!ends) {
         pen.fillStyle = well;
         pen.fillRect(x, y, side, side);
-        const thumb = this.thumbnails.get(state.t, c, head, channel, side * ratio, look);
+        const thumb = this.thumbnails.get(state.t, c, head, channel, side * ratio, look, state.contrast);
         if (thumb) {
           pen.imageSmoothingEnabled = thumb.width > side * ratio;
           pen.imageSmoothingQuality = "high";
@@ -154,6 +164,15 @@ export class AtlasPicture {
         pen.fillRect(x, y, side, side);
       }
       pen.globalAlpha = 1;
+      if (!layout.model && side >= ATLAS_NAMED) {
+        const name = `${c}.${head}`;
+        pen.textAlign = "right";
+        const wide = pen.measureText(name).width + 4;
+        pen.fillStyle = panel;
+        pen.fillRect(x + side - wide, y, wide, 13);
+        pen.fillStyle = ink;
+        pen.fillText(name, x + side - 2, y + 7);
+      }
       const chosen = state.selection.some(([sc, sh]) => sc === c && sh === head);
       const current = c === state.c && head === state.h;
       if (chosen || current) {
@@ -183,7 +202,9 @@ export class AtlasPicture {
   /** @param {ReturnType<AtlasPicture["ends"]>} ends @param {Paper} look */
   drawLegend(ends, look) {
     const { state } = this;
-    const sign = [state.show, state.versus, ends?.range, look.dark, state.t, state.c].join(" ");
+    const sign = [state.show, state.versus, state.contrast, ends?.range, look.dark, state.t, state.c].join(
+      " ",
+    );
     if (this.legendOf === sign) return;
     this.legendOf = sign;
     const bar = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
@@ -200,10 +221,11 @@ export class AtlasPicture {
     const words = ends
       ? `${title}${ends.signed ? ", A − B" : ""}${unit ? `, ${unit}` : ""}`
       : `${state.show === "max" ? "largest weight" : "mass"} of blocks, log scale`;
+    const own = !ends && state.contrast;
     clear(this.legend).append(
-      element("span", { text: formatNumber(low, 2) }),
+      element("span", { text: own ? "weak" : formatNumber(low, 2) }),
       bar,
-      element("span", { text: formatNumber(high, 2) }),
+      element("span", { text: own ? "strong in each head" : formatNumber(high, 2) }),
       element("span", { text: words }),
     );
   }

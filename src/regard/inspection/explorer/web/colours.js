@@ -207,3 +207,47 @@ export function limitsFor(scale, keys, largest) {
     Math.min(Math.max(1, largest), Number((Math.ceil(largest / step - 1e-9) * step).toPrecision(2))),
   ];
 }
+
+/** Bins of a tally: quarters of an octave up to 1. */
+const TALLY_BINS = 97;
+
+/**
+ * How many values lie where on a log scale, added to what was counted before.
+ * @param {ArrayLike<number>} values @param {Float64Array} [counts]
+ */
+export function tallyOf(values, counts = new Float64Array(TALLY_BINS)) {
+  for (let at = 0; at < values.length; at += 1) if (values[at] > 0) counts[tallyBin(values[at])] += 1;
+  return counts;
+}
+
+/** The bin of a value above 0. @param {number} value */
+export function tallyBin(value) {
+  return Math.min(TALLY_BINS - 1, Math.max(0, Math.round(TALLY_BINS - 1 + 4 * Math.log2(value))));
+}
+
+/**
+ * Ends of the colour bar.
+ * @param {string} range "all": the same for all heads; "head": from what is drawn; "low:high": these, locked
+ * @param {Scale} scale @param {number} keys
+ * @param {{all: number, head: number, counts: Float64Array|undefined}} known largest value of any head, largest
+ *   drawn, and a tally of what is drawn
+ * @returns {Limits}
+ */
+export function barLimits(range, scale, keys, { all, head, counts }) {
+  if (scale === "rank") return [0, 1];
+  if (range.includes(":")) {
+    const [low, high] = range.split(":").map(Number);
+    return [scale === "log" ? Math.max(low, 2 ** -24, high * 2 ** -24) : low, high];
+  }
+  if (range === "all") return limitsFor(scale, keys, all);
+  if (!(head > 0) || !counts) return limitsFor(scale, keys, head);
+  if (scale !== "log") return [0, head];
+  // The first bin holds what is as good as nothing.
+  const least = 0.05 * counts.subarray(1).reduce((sum, one) => sum + one, 0);
+  let [bin, sum] = [1, counts[1]];
+  while (sum < least) {
+    bin += 1;
+    sum += counts[bin];
+  }
+  return [Math.min(head / 2, 2 ** ((bin - TALLY_BINS + 1) / 4)), head];
+}

@@ -1,22 +1,29 @@
+import { alignCells, alignedColumns, alignTokens } from "./alignment.js";
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
 import { button, chooser, clear, element, emptyState, oncePerFrame, partOf } from "./dom.js";
 import { chooseLevel, readBlocks } from "./excerpts.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
-import { headName } from "./passages.js";
+import { displayToken, headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
 
 const COMPARE_BLOCKS = 512;
 
+/** Aligned tokens that are shown at once. */
+const COMPARE_TOKENS = 48;
+
 /**
- * How many tokens of two sequences differ, place by place; the length of the longer when the lengths differ.
- * @param {string[] | null} one @param {string[] | null} other
+ * What two texts have in common, in words.
+ * @param {Int32Array|null} places of the tokens of A in B @param {number} count tokens of B
+ * @returns {string} "" where they are the same
  */
-export function tokensApart(one, other) {
-  if (!one || !other || one === other) return 0;
-  if (one.length !== other.length) return Math.max(one.length, other.length);
-  return one.reduce((count, token, n) => count + (token === other[n] ? 0 : 1), 0);
+export function sharedText(places, count) {
+  if (!places) return "";
+  const shared = places.reduce((sum, place) => sum + Number(place >= 0), 0);
+  const [ownA, ownB] = [places.length - shared, count - shared];
+  if (!ownA && !ownB) return "";
+  return `${shared} tokens are the same in both texts, in order; A has ${ownA} of its own and B ${ownB}.`;
 }
 
 /**
@@ -98,7 +105,8 @@ function compareBuild(host, source, state) {
     legend = element("div", { class: "plot-legend" });
   const row = element("div", { class: "compare-row" }),
     heads = element("div", { class: "compare-heads" });
-  host.append(bar, told, legend, row);
+  const strip = element("div", { class: "compare-tokens" });
+  host.append(bar, told, strip, legend, row);
   const panes = [comparePane(row, state, "A"), comparePane(row, state, "B")];
   row.append(heads);
   /** @type {PlotFrame<HeatSpec>|null} */
@@ -156,18 +164,34 @@ function compareBuild(host, source, state) {
       ? null
       : await Promise.all(pair.map((t) => read(t, { q0: 0, q1: calls[c].rows, k0: 0, k1: calls[c].keys })));
     if (mine !== now) return;
-    const [one, other] = parts;
-    const linked = !apart && one && other ? { one, other, ...differenceOf(one.values, other.values) } : null;
+    const places = tokens[0] && tokens[1] ? alignTokens(tokens[0], tokens[1]) : null;
+    // Tokens are cells where queries and keys are one text.
+    const cells = pair.every((t, n) => {
+      const call = traces[t].calls[c];
+      return call?.query_sequence === call?.key_sequence && tokens[n]?.length === call?.keys;
+    });
+    const shifted = cells && places?.some((place, n) => place !== n) ? places : null;
+    /** @param {Excerpt} a @param {Excerpt} b */
+    const aligned = (a, b) =>
+      shifted && a.queryBlock * a.keyBlock === 1 ? alignCells(a, b, shifted, shifted) : b;
+    const one = parts[0],
+      other = one && parts[1] && !apart ? aligned(one, parts[1]) : null;
+    const linked = one && other ? { one, other, ...differenceOf(one.values, other.values) } : null;
     const all =
       whole?.[0] && whole[1]
-        ? { ...differenceOf(whole[0].values, whole[1].values), ...{ whole: whole[0] } }
+        ? {
+            ...differenceOf(whole[0].values, aligned(whole[0], whole[1]).values),
+            ...{ whole: whole[0] },
+          }
         : null;
-    const texts = tokensApart(tokens[0], tokens[1]),
+    const texts = sharedText(places, tokens[1]?.length ?? 0),
       dark = isDark(host);
+    drawTokens(places, tokens);
     told.textContent = [
       apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
       all && compareSentence(all, calls[c]),
-      texts && !apart ? `The texts differ at ${texts} of ${tokens[0]?.length} tokens.` : "",
+      texts,
+      mode !== "side" && linked && other !== parts[1] ? "Cells of B stand where A has the same tokens." : "",
     ]
       .filter(Boolean)
       .join(" ");
@@ -199,16 +223,37 @@ function compareBuild(host, source, state) {
         j = Math.floor(cell.key / part.keyBlock) - part.column0;
       return i >= 0 && j >= 0 && i < part.rows && j < part.columns ? part.values[i * part.columns + j] : NaN;
     };
-    /** @param {Cell} cell */
-    const tell = (cell) =>
-      parts.every((part) => !part || Number.isNaN(at(part, cell)))
-        ? ""
-        : `query ${cell.row}, key ${cell.key}: ` +
-          parts
-            .map((part, n) => (part ? `${"AB"[n]} ${formatNumber(at(part, cell), 4)}` : ""))
-            .filter(Boolean)
-            .join(", ") +
-          (linked ? `, A − B ${formatNumber(at(linked.one, cell) - at(linked.other, cell), 3)}` : "");
+    const back = new Map(Array.from(shifted ?? [], (place, n) => [place, n]));
+    /** @param {(place: number) => number} to @returns {(cell: Cell) => Cell|null} */
+    const moved = (to) => (cell) => {
+      const there = { row: to(cell.row), key: to(cell.key) };
+      return there.row >= 0 && there.key >= 0 ? there : null;
+    };
+    // B alone: the cell held in A is where B has the same tokens.
+    const own = shifted
+      ? { ofHeld: moved((n) => shifted[n] ?? -1), toHeld: moved((n) => back.get(n) ?? -1) }
+      : {};
+    /**
+     * The numbers of a cell of A, or of B where B stands alone.
+     * @param {number} n @returns {(cell: Cell) => string}
+     */
+    const tell = (n) => (cell) => {
+      const exact = parts.every((part) => !part || part.queryBlock * part.keyBlock === 1);
+      /** @param {number} place */
+      const inA = (place) => (n && shifted && exact ? (back.get(place) ?? -1) : place);
+      const here = { row: inA(cell.row), key: inA(cell.key) };
+      const read = [one ? at(one, here) : NaN, n && parts[1] ? at(parts[1], cell) : NaN];
+      if (!n && (other ?? parts[1])) read[1] = at(/** @type {Excerpt} */ (other ?? parts[1]), here);
+      if (read.every(Number.isNaN)) return "";
+      /** @param {string} word @param {number} place */
+      const named = (word, place) => {
+        const text = cells && tokens[n]?.[place];
+        return `${word} ${place}${text ? ` ‘${displayToken(text).text.trim()}’` : ""}`;
+      };
+      const values = read.map((value, m) => (parts[m] ? `${"AB"[m]} ${formatNumber(value, 4)}` : ""));
+      const apartBy = linked ? `, A − B ${formatNumber(read[0] - read[1], 3)}` : "";
+      return `${named("query", cell.row)}, ${named("key", cell.key)}: ${values.filter(Boolean).join(", ")}${apartBy}`;
+    };
     /** @param {Excerpt} part @param {{from?: number, to?: number}} [place] */
     const layerOf = (part, place = {}) => ({
       excerpt: part,
@@ -243,17 +288,73 @@ function compareBuild(host, source, state) {
               },
             ];
       panes[0].show(
-        { layers, shape: shapeOf(0), read: tell },
+        { layers, shape: shapeOf(0), read: tell(0) },
         mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
       );
     } else
       for (const [n, part] of parts.entries())
         if (part)
           panes[n].show(
-            { layers: [layerOf(part)], shape: shapeOf(n), read: tell },
+            { layers: [layerOf(part)], shape: shapeOf(n), read: tell(n), ...(n ? own : {}) },
             `${"AB"[n]} ${name(pair[n])}`,
           );
     drawHeads(a, b);
+  };
+  /**
+   * Both texts, one above the other, around the chosen key or the first token that one of them has alone.
+   * @param {Int32Array|null} places @param {(string[]|null)[]} tokens
+   */
+  const drawTokens = (places, [ofA, ofB]) => {
+    strip.hidden = !places || !ofA || !ofB || !sharedText(places, ofB.length);
+    if (!places || !ofA || !ofB || strip.hidden) return;
+    const columns = alignedColumns(places, ofB.length);
+    /** @param {[number|null, number|null]} column */
+    const alone = ([a, b]) => a === null || b === null;
+    const own = columns.findIndex(alone),
+      held = state.key === null ? -1 : columns.findIndex(([a]) => a === state.key),
+      middle = held >= 0 ? held : Math.max(0, own);
+    const start = Math.max(0, Math.min(middle - COMPARE_TOKENS / 2, columns.length - COMPARE_TOKENS)),
+      seen = columns.slice(start, start + COMPARE_TOKENS);
+    /** @param {number} n @param {string[]} texts */
+    const line = (n, texts) =>
+      element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, "AB"[n]),
+        ...seen.map((column) => {
+          const place = column[n];
+          const names = [
+            alone(column) && "alone",
+            column[0] !== null && column[0] === state.key && "current",
+          ];
+          return element(
+            "td",
+            { class: names.filter(Boolean).join(" ") || null, title: place === null ? null : String(place) },
+            place === null ? "" : element("bdi", {}, displayToken(texts[place]).text),
+          );
+        }),
+      );
+    /** @param {number} by */
+    const jump = (by) => () => {
+      const found = columns.flatMap((column, n) => (alone(column) ? [n] : []));
+      const next = by > 0 ? found.find((n) => n > middle) : found.findLast((n) => n < middle);
+      const key =
+        columns[next ?? middle]?.[0] ?? columns.slice(next ?? middle).find(([a]) => a !== null)?.[0];
+      if (key !== null && key !== undefined) state.set({ key });
+    };
+    clear(strip).append(
+      element(
+        "span",
+        { class: "rg-group" },
+        button("‹", { title: "previous token of one text alone", press: jump(-1) }),
+        button("›", { title: "next token of one text alone", press: jump(1) }),
+      ),
+      element(
+        "div",
+        { tabindex: 0, role: "region", "aria-label": "Tokens of A and B, aligned" },
+        element("table", {}, line(0, ofA), line(1, ofB)),
+      ),
+    );
   };
   /** @param {number} a @param {number} b */
   const drawHeads = async (a, b) => {

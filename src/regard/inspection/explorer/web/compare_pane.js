@@ -162,7 +162,10 @@ export function comparePane(host, state, label) {
   const release = () => (grip = null);
   stage.addEventListener("pointerup", release);
   stage.addEventListener("pointercancel", release);
-  stage.addEventListener("click", () => cell && state.set({ row: cell.row, key: cell.key }));
+  stage.addEventListener("click", () => {
+    const held = cell && shown?.toHeld ? shown.toHeld(cell) : cell;
+    if (held) state.set({ row: held.row, key: held.key });
+  });
   /** @param {number} factor @param {Point} [about] */
   const zoom = (factor, { x, y } = { x: plot.x + plot.w / 2, y: plot.y + plot.h / 2 }) => {
     const { q, k } = placeAt(view, plot, x, y);
@@ -204,10 +207,9 @@ export function comparePane(host, state, label) {
       shown = next;
       shape = next.shape;
       title.textContent = name;
-      cell =
-        state.row !== null && state.key !== null && state.row < shape.rows && state.key < shape.keys
-          ? { row: state.row, key: state.key }
-          : null;
+      const held = state.row !== null && state.key !== null ? { row: state.row, key: state.key } : null;
+      const here = held && next.ofHeld ? next.ofHeld(held) : held;
+      cell = here && here.row < shape.rows && here.key < shape.keys ? here : null;
       read.textContent = cell ? next.read(cell) : "";
       draw();
     },

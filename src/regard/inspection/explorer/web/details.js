@@ -1,9 +1,11 @@
 import { button, element } from "./dom.js";
-import { displayToken, entropyOf, keysHolding, largestIndices } from "./passages.js";
+import { displayToken, entropyOf, headName, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
 import { formatNumber } from "./scales.js";
 
 const DETAILS_TOP = 10;
+/** Milliseconds until a row that is on its way is said to be. */
+const DETAILS_LATE = 200;
 
 /**
  * What the page stores of a row's statistics: means over a bin of rows.
@@ -52,7 +54,13 @@ export function mountDetails(host, source, state) {
     const sides = await sidesOf(source, t, c),
       asks = out ? sides.query : sides.key,
       answers = out ? sides.key : sides.query;
+    const late = setTimeout(() => {
+      if (mine !== now) return;
+      table.hidden = numbers.hidden = true;
+      note.textContent = `${out ? "Query" : "Key"} ${nameToken(asks, n)}: being computed …`;
+    }, DETAILS_LATE);
     const found = await readChosen(source, state);
+    clearTimeout(late);
     const exact = found?.exact ? found.values : null;
     const known = out && !exact ? await source.topKeys(t, c, h, n, DETAILS_TOP) : null;
     const stored = out ? await storedRow(source, t, c, h, n) : null;
@@ -67,7 +75,9 @@ export function mountDetails(host, source, state) {
       !out || !call.sinks ? NaN : exact ? (empty ? NaN : Math.max(0, 1 - sum)) : (stored?.sink_mass ?? NaN);
     table.hidden = !top.length;
     numbers.hidden = false;
-    caption.textContent = out ? `Query ${nameToken(asks, n)} reads` : `Key ${nameToken(asks, n)} is read by`;
+    const one = state.selection.length > 1 ? `${headName(c, h)}, one of ${state.selection.length}: ` : "";
+    caption.textContent =
+      one + (out ? `Query ${nameToken(asks, n)} reads` : `Key ${nameToken(asks, n)} is read by`);
     head.replaceChildren(
       element(
         "tr",

@@ -1,6 +1,8 @@
 // The visible part of a head as numbers: for files, and for laying two traces over each other.
 
 const EXCERPT_TILE = 256;
+/** Heads that are drawn together. */
+const EXCERPT_HEADS = 64;
 
 /**
  * The finest blocks of which at most `most` cover each axis of a view; the coarsest when none are few enough.
@@ -56,6 +58,20 @@ export async function readBlocks(source, t, c, h, view, channel, { queryBlock, k
 }
 
 /**
+ * The heads that are drawn together: those selected of the size of the one looked at.
+ * @param {Source} source @param {Pick<State, "t" | "c" | "h" | "selection">} state
+ * @returns {Head[]}
+ */
+export function headsTogether(source, { t, c, h, selection }) {
+  const here = source.call(t, c);
+  if (!here) return [[c, h]];
+  const alike = (selection ?? []).filter(
+    ([other]) => source.call(t, other).rows === here.rows && source.call(t, other).keys === here.keys,
+  );
+  return alike.length > 1 ? alike.slice(0, EXCERPT_HEADS) : [[c, h]];
+}
+
+/**
  * What the map shows of the heads of a state, in the finest blocks of which at most `most` cover an axis.
  * @param {Source} source
  * @param {Pick<State, "t" | "c" | "h" | "selection" | "aggregate" | "view" | "channel">} state
@@ -66,11 +82,7 @@ export async function readExcerpt(source, state, most = 1024) {
   const { t, view } = state,
     here = source.call(t, state.c);
   if (!here?.heads) return null;
-  const alike = (state.selection ?? []).filter(
-    ([c]) => source.call(t, c).rows === here.rows && source.call(t, c).keys === here.keys,
-  );
-  /** @type {Head[]} */
-  const heads = alike.length > 1 ? alike : [[state.c, state.h]];
+  const heads = headsTogether(source, state);
   let channel = state.channel;
   /** @param {Channel} name */
   const levelsOf = (name) => heads.map(([c, h]) => source.levels(t, c, h, name));

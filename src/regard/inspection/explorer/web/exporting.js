@@ -1,9 +1,10 @@
-import { fromUnit, limitsFor, toUnit } from "./colours.js";
-import { button, download, element, partOf, penOf, say } from "./dom.js";
-import { readExcerpt } from "./excerpts.js";
-import { csvText, describeExcerpt, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { barLimits, fromUnit, tallyOf, toUnit } from "./colours.js";
+import { button, download, element, partOf, penOf, say, shown } from "./dom.js";
+import { headsTogether, readExcerpt } from "./excerpts.js";
+import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { largestOfAll } from "./heads.js";
 import { heatCanvas } from "./heats.js";
-import { displayToken, headName } from "./passages.js";
+import { displayToken } from "./passages.js";
 import { sidesOf } from "./reader.js";
 import { formatNumber, linearTicks, logTicks } from "./scales.js";
 
@@ -24,10 +25,12 @@ function exportLayout({ excerpt, title, remark, limits, scale, labels, offsets }
     y = 52,
     width = x + wide + 96,
     height = y + tall + (named ? 120 : 52);
+  /** @param {string} text @param {number} size */
+  const fit = (text, size) => shown(text, Math.floor((width - x - 8) / (0.55 * size)));
   /** @type {FigureText[]} */
   const texts = [
-    { x, y: 22, text: title, size: 15, weight: 600 },
-    { x, y: 40, text: remark, size: 11, soft: true },
+    { x, y: 22, text: fit(title, 15), size: 15, weight: 600 },
+    { x, y: 40, text: fit(remark, 11), size: 11, soft: true },
   ];
   /** @type {Four[]} */
   const lines = [];
@@ -173,20 +176,26 @@ async function exportFigure(source, state, most = 1024) {
   const remark = describeExcerpt(excerpt, { aggregate: state.aggregate, rounded });
   let largest = 0;
   for (const value of excerpt.values) if (value > largest) largest = value;
-  const which = excerpt.heads.length > 1 ? `${excerpt.heads.length} heads` : headName(c, h);
+  const which = namedHeads(excerpt.heads, state.aggregate);
   /**
    * @param {Side} side
    * @returns {(n: number) => string}
    */
   const label = (side) => (n) => displayToken(side.textAt(n)).text.trim().slice(0, 16);
-  const words = excerpt.exact && sides.query.kind !== "index" && sides.key.kind !== "index";
+  const words = sides.query.kind !== "index" && sides.key.kind !== "index";
   return {
     excerpt,
     remark,
     scale: state.scale,
-    limits: limitsFor(state.scale, call.keys, largest),
-    title: `${trace.title || source.document.title || "Attention"}: ${which}`,
-    labels: words ? { query: label(sides.query), key: label(sides.key) } : null,
+    limits: barLimits(state.range, state.scale, call.keys, {
+      all: largestOfAll(trace, excerpt.channel, excerpt),
+      head: largest,
+      counts: tallyOf(excerpt.values),
+    }),
+    // The heads first: what is long is cut at its end.
+    title: `${which}: ${trace.title || source.document.title || "Attention"}`,
+    labels: words && excerpt.exact ? { query: label(sides.query), key: label(sides.key) } : null,
+    tokens: words ? { query: sides.query.textAt, key: sides.key.textAt } : null,
     offsets: { query: call.query_offset, key: call.key_offset },
   };
 }
@@ -221,10 +230,8 @@ export async function exportSvg(source, state) {
  * @returns {Promise<Blob>} the visible numbers with what they are
  */
 export async function exportCsv(source, state) {
-  const figure = await exportFigure(source, state, 2048);
-  return new Blob([csvText(figure.excerpt, `${figure.title}: ${figure.remark}`, figure.offsets)], {
-    type: "text/csv",
-  });
+  const { excerpt, title, remark, offsets, tokens } = await exportFigure(source, state, 2048);
+  return new Blob([csvText(excerpt, `${title}: ${remark}`, offsets, tokens)], { type: "text/csv" });
 }
 
 /**
@@ -268,7 +275,11 @@ export function mountExport(host, source, state) {
   const told = element("p", { class: "export-told", role: "status" });
   /** @param {string} ending */
   const name = (ending) =>
-    safeName(`${source.document.title || "attention"} ${headName(state.c, state.h)}`, ending);
+    safeName(
+      source.document.title || "attention",
+      ending,
+      namedHeads(headsTogether(source, state), state.aggregate),
+    );
   /**
    * @param {string} text @param {string} title @param {string} ending
    * @param {(source: Source, state: State) => Promise<Blob>} make

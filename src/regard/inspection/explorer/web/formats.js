@@ -3,16 +3,33 @@ import { headName } from "./passages.js";
 
 /**
  * A name that every file system takes.
- * @param {string} text @param {string} ending @returns {string}
+ * @param {string} text cut where it is long @param {string} ending
+ * @param {string} [own] what tells it from the others: never cut
+ * @returns {string}
  */
-export function safeName(text, ending) {
-  const plain = text
-    .normalize("NFKD")
-    .replace(/[^A-Za-z0-9]+/g, "-")
-    .replace(/^-+|-+$/g, "")
-    .toLowerCase()
-    .slice(0, 80);
-  return `${plain.replace(/-+$/, "") || "attention"}.${ending}`;
+export function safeName(text, ending, own = "") {
+  /** @param {string} words */
+  const plain = (words) =>
+    words
+      .normalize("NFKD")
+      .replace(/[^A-Za-z0-9]+/g, "-")
+      .replace(/^-+|-+$/g, "")
+      .toLowerCase();
+  const kept = plain(own);
+  const room = Math.max(0, 79 - kept.length);
+  const parts = [plain(text).slice(0, room).replace(/-+$/, "") || "attention", kept];
+  return `${parts.filter(Boolean).join("-")}.${ending}`;
+}
+
+/**
+ * The heads of a figure in words.
+ * @param {Head[]} heads @param {Aggregate} aggregate
+ */
+export function namedHeads(heads, aggregate) {
+  if (heads.length === 1) return headName(...heads[0]);
+  const names = heads.slice(0, 6).map((head) => head.join("."));
+  const more = heads.length > 6 ? ` and ${heads.length - 6} more` : "";
+  return `${aggregate === "max" ? "largest" : "mean"} of heads ${names.join(", ")}${more}`;
 }
 
 /**
@@ -54,20 +71,30 @@ export function describeExcerpt(
 
 /**
  * Numbers as a table for spreadsheets: a remark, the first key of each column, then the first query and the
- * numbers.
+ * numbers. Tokens stand behind positions, as JSON: on one line each, and never a formula.
  * @param {Excerpt} excerpt @param {string} remark
  * @param {Shift} [offsets]
+ * @param {{query: (n: number) => string, key: (n: number) => string}|null} [tokens] by row and key
  * @returns {string}
  */
-export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }) {
+export function csvText(excerpt, remark, offsets = { query: 0, key: 0 }, tokens = null) {
   const { values, rows, columns, row0, column0, queryBlock, keyBlock } = excerpt;
-  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock + offsets.key);
-  const lines = [`# ${remark.replace(/\s+/g, " ")}`, `query\\key,${firsts.join(",")}`];
+  /** @param {string} text */
+  const cell = (text) => `"${JSON.stringify(text).replaceAll('"', '""')}"`;
+  const firsts = Array.from({ length: columns }, (_, j) => (column0 + j) * keyBlock);
+  const gap = tokens ? "," : "";
+  const lines = [
+    `# ${remark.replace(/\s+/g, " ")}`,
+    `query\\key,${gap}${firsts.map((key) => key + offsets.key).join(",")}`,
+  ];
+  if (tokens) lines.push(`,,${firsts.map((key) => cell(tokens.key(key))).join(",")}`);
   for (let i = 0; i < rows; i++) {
     const cells = Array.from(values.subarray(i * columns, (i + 1) * columns), (one) =>
       Number.isNaN(one) ? "" : String(Number(one.toPrecision(7))),
     );
-    lines.push(`${(row0 + i) * queryBlock + offsets.query},${cells.join(",")}`);
+    const first = (row0 + i) * queryBlock;
+    const token = tokens ? [cell(tokens.query(first))] : [];
+    lines.push([first + offsets.query, ...token, ...cells].join(","));
   }
   return `${lines.join("\n")}\n`;
 }

@@ -33,6 +33,16 @@ export function drawnView(view, plot, shape) {
 }
 
 /**
+ * A factor to zoom by that makes no cell larger than one may be: a cell that is zoomed about stays in its place.
+ * @param {number} factor @param {{perRow: number, perKey: number}} scale @param {Shape} shape
+ */
+export function zoomFactor(factor, { perRow, perKey }, shape) {
+  return hasSquareCells(shape) && factor < 1
+    ? Math.min(1, Math.max(factor, Math.min(perRow, perKey) / GEOMETRY_LARGEST))
+    : factor;
+}
+
+/**
  * Zoom about a cell that stays where it is.
  * @param {View} view as drawn
  * @param {number} factor below 1 zooms in

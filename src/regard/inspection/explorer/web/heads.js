@@ -4,7 +4,8 @@ import { formatNumber } from "./scales.js";
 /** @type {Record<string, string[]>} */
 const HEAD_NUMBERS = {
   entropy: ["entropy", "nats"],
-  max_weight: ["largest weight", "share"],
+  largest_weight: ["largest weight", "share"],
+  max_weight: ["mean of row maxima", "share"],
   distance: ["distance", "tokens"],
   first_mass: ["mass of first keys", "share"],
   sink_mass: ["mass of learned sink", "share"],
@@ -109,4 +110,18 @@ export function headSentence(trace, c, h, shown) {
   }
   for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
   return parts.join(", ");
+}
+
+/**
+ * The largest number that blocks of any head of a trace may hold.
+ * @param {Trace} trace @param {Channel} channel @param {BlockSize} level
+ */
+export function largestOfAll({ calls }, channel, { queryBlock, keyBlock }) {
+  // The mass of a block may be more than any weight in it.
+  if (channel === "mass" && queryBlock * keyBlock > 1) return 1;
+  return (
+    calls
+      .flatMap(({ means }) => means?.largest_weight ?? 1)
+      .reduce((most, one) => Math.max(most ?? 0, one ?? 0), 0) ?? 0
+  );
 }

@@ -4,6 +4,7 @@ import { describeExplorer } from "./debug_api.js";
 import { mountDetails } from "./details.js";
 import { button, clear, element, say } from "./dom.js";
 import { mountExport } from "./exporting.js";
+import { mountFolding } from "./folding.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
 import { mountPositions } from "./positions.js";
@@ -118,6 +119,25 @@ function mainHeader(source, state) {
   );
 }
 
+/**
+ * One line that stands above all while the server does not answer.
+ * @param {Source} source @param {HTMLElement} root
+ */
+function mainConnection({ connection }, root) {
+  const text =
+    "No answer from regard view: start it again and open the address it prints. If this one answers again, the page goes on by itself.";
+  const line = element("p", { class: "rg-lost rg-poor", role: "alert", hidden: true });
+  connection?.addEventListener("lost", () => {
+    line.textContent = text;
+    line.hidden = false;
+  });
+  connection?.addEventListener("found", () => {
+    line.hidden = true;
+    say("regard view answers again", root);
+  });
+  return line;
+}
+
 /** @param {State} state @param {Panel[]} panels */
 function mainTabs(state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
@@ -193,6 +213,11 @@ function mainAttention(source, state) {
     state.views.map = mountMap(parts.map.host, source, state);
     mountAtlas(parts.atlas.host, source, state);
     mountTools(tools, source, state);
+    mountFolding(panel, state, {
+      heads: parts.atlas,
+      text: { panel: side, head: parts.reader.head },
+      profiles: parts.profiles,
+    });
     mountReader(parts.reader.host, source, state);
     mountDetails(parts.details.host, source, state);
     mountProfiles(parts.profiles.host, source, state);
@@ -233,10 +258,11 @@ function mainTheme(root, state) {
     theme = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     redraw();
-    state.views.map?.paint();
+    state.ask("print");
   });
   addEventListener("afterprint", () => {
     root.dataset.theme = theme;
+    state.ask("printed");
     redraw();
   });
 }
@@ -267,7 +293,12 @@ export async function boot(root, { address = true } = {}) {
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
   const { list, show } = mainTabs(state, panels);
   for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
-  root.append(mainHeader(source, state), list, ...panels.map(({ panel }) => panel));
+  root.append(
+    mainConnection(source, root),
+    mainHeader(source, state),
+    list,
+    ...panels.map(({ panel }) => panel),
+  );
   state.addEventListener("help", () => openKeyList(root));
   listenForKeys(root, state);
   show();

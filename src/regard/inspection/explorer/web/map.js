@@ -1,6 +1,6 @@
 import { element, penOf, pixelRatio, say } from "./dom.js";
-import { followCell, MaskTiles, pixelOf, zoomView } from "./geometry.js";
-import { readStrips } from "./map_layers.js";
+import { followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
+import { labelRoom, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { MapPicture } from "./map_picture.js";
 import { followPointer } from "./map_pointer.js";
@@ -56,9 +56,22 @@ class MapView extends MapPicture {
       this.theme = null;
       this.plan();
     };
+    state.on("view", () => (this.store.moved = performance.now()));
     state.on(["t", "c", "h", "selection"], () => this.change());
     state.on(
-      ["channel", "scale", "rowRank", "hideSink", "aggregate", "view", "borders", "band", "tiles", "tab"],
+      [
+        "channel",
+        "scale",
+        "range",
+        "rowRank",
+        "hideSink",
+        "aggregate",
+        "view",
+        "borders",
+        "band",
+        "tiles",
+        "tab",
+      ],
       plan,
     );
     state.on(["row", "key", "t", "c", "h", "selection", "aggregate", "channel", "hideSink"], () =>
@@ -70,6 +83,8 @@ class MapView extends MapPicture {
       "zoom-in": () => this.zoom(0.5),
       "zoom-out": () => this.zoom(2),
       fit: () => state.set({ view: state.whole() }),
+      print: () => this.print(),
+      printed: () => this.printed(),
     };
     for (const [command, answer] of Object.entries(answers)) state.addEventListener(command, answer);
     new ResizeObserver(plan).observe(this.stage);
@@ -100,7 +115,8 @@ class MapView extends MapPicture {
     const [q, k] = inside
       ? [row + 0.5, key + 0.5]
       : [(now.q0 + Math.min(rows, now.q1)) / 2, (now.k0 + Math.min(keys, now.k1)) / 2];
-    this.state.set({ view: zoomView(now, factor, q, k, this.state.shape()) });
+    const shape = this.state.shape();
+    this.state.set({ view: zoomView(now, zoomFactor(factor, this.scale(), shape), q, k, shape) });
   }
 
   /** Another call or selection: its tokens, its mask, its strips. */
@@ -120,6 +136,7 @@ class MapView extends MapPicture {
     ]);
     if (serial !== this.serial) return;
     this.tokens = { rows, keys };
+    this.room = labelRoom(keys ?? []);
     this.mask = new MaskTiles(picture, call.tile_rows, call.tile_keys);
     this.maskOf = `${state.t} ${state.c}`;
     this.strips = await readStrips(source, state.t, this.heads(), call.row_stats);
@@ -155,22 +172,48 @@ class MapView extends MapPicture {
     this.ratio = ratio;
     const pen = penOf(base);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.draw(pen, this.layout(), ratio);
-    this.drawOver();
+    this.store.inPicture(() => {
+      this.draw(pen, this.layout(), ratio);
+      this.drawOver();
+    });
     this.stage.style.touchAction =
       JSON.stringify(state.view) === JSON.stringify(state.whole()) ? "pan-y" : "none";
   }
 
+  /** One picture of all layers in place of them: what erases on paper covers what lies below. */
+  print() {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    if (!width || !height) return;
+    const picture = element("canvas", { class: "rg-print", width: 3 * width, height: 3 * height });
+    const pen = penOf(picture);
+    pen.setTransform(3, 0, 0, 3, 0, 0);
+    const layout = this.layout();
+    this.draw(pen, layout, 3);
+    this.drawMarks(pen, layout);
+    this.base.hidden = this.over.hidden = true;
+    this.stage.append(picture);
+  }
+
+  printed() {
+    this.stage.querySelector(".rg-print")?.remove();
+    this.base.hidden = this.over.hidden = false;
+  }
+
   /** Crosshair, hovered cell and minimap, over the map. */
   drawOver() {
-    const { state } = this;
     const layout = this.layout();
-    const shape = state.shape();
-    const theme = this.colours();
-    const view = this.drawn();
     const pen = penOf(this.over);
     pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     pen.clearRect(0, 0, layout.width, layout.height);
+    this.drawMarks(pen, layout);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {MapLayout} layout */
+  drawMarks(pen, layout) {
+    const { state } = this;
+    const shape = state.shape();
+    const theme = this.colours();
+    const view = this.drawn();
     drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
     this.minimap = minimapRect(layout, view, shape);
     const { what, limits } = this.look();
@@ -205,10 +248,12 @@ class MapView extends MapPicture {
     if (!call) return "";
     /** @type {(BlockSize & {value: number, channel: Channel})|null} */
     let block = null;
+    let waiting = false;
     if (what) {
       const plain = { ...what, ranked: false };
       const [i, j] = [Math.floor(row / what.level.queryBlock), Math.floor(key / what.level.keyBlock)];
       const entry = this.store.get(plain, Math.floor(i / TILE), Math.floor(j / TILE));
+      waiting = !entry && this.store.awaits(plain, Math.floor(i / TILE), Math.floor(j / TILE));
       if (entry)
         block = { value: entry.values[(i % TILE) * TILE + (j % TILE)], channel: what.channel, ...what.level };
     }
@@ -226,6 +271,7 @@ class MapView extends MapPicture {
       heads: heads.length,
       aggregate: state.aggregate,
       rounded,
+      waiting,
     });
   }
 

@@ -1,25 +1,43 @@
-import { fromUnit, toUnit } from "./colours.js";
+import { fromUnit, tallyBin, toUnit } from "./colours.js";
 import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
 import { formatNumber } from "./scales.js";
 
 /** CSS pixels a token needs for its label. */
 export const LAYER_LABEL = 10;
+/** CSS pixels from which on keys are written across. */
+const LAYER_WIDE = 44;
+/** CSS pixels of a letter, and how steep keys are written that are narrower. */
+const LAYER_LETTER = 6.6;
+const LAYER_SLOPE = Math.sin(Math.PI / 3);
+/** Letters of a key's label. */
+const LAYER_LONGEST = 16;
 const LAYER_FONT = "system-ui, sans-serif";
 
 /**
  * Where the parts of the map lie, in CSS pixels.
  * @param {number} width @param {number} height
- * @param {boolean} [labels] room for tokens above the keys
+ * @param {number} [room] for tokens above the keys; 0: numbers
  */
-export function mapLayout(width, height, labels = true) {
+export function mapLayout(width, height, room = 60) {
   const small = width < 480;
-  const [left, strip, bottom] = small ? [44, 14, 68] : [76, 22, 44];
-  const top = labels ? (small ? 44 : 60) : 20;
+  const [left, strip, bottom] = small ? [44, 14, 78] : [76, 22, 54];
+  const top = room ? Math.min(room, small ? 72 : 120) : 20;
   const x = left + strip + 3;
   const y = top + strip + 3;
   const plot = { x, y, w: Math.max(20, width - x - (small ? 6 : 12)), h: Math.max(20, height - y - bottom) };
-  return { plot, strip, bottom, width, height, small, labels };
+  return { plot, strip, bottom, width, height, small, labels: room > 0 };
+}
+
+/**
+ * Room that tokens take that stand above their keys: as high as all but the longest few.
+ * @param {string[]} tokens
+ * @returns {number} CSS pixels
+ */
+export function labelRoom(tokens) {
+  const lengths = tokens.map((token) => shown(token, LAYER_LONGEST).length).sort((a, b) => a - b);
+  const longest = lengths[Math.floor(0.98 * (lengths.length - 1))] ?? 0;
+  return 36 + longest * LAYER_LETTER * LAYER_SLOPE;
 }
 
 /**
@@ -126,9 +144,10 @@ export function drawAxes(pen, { layout, view, shape, theme, rowTokens, keyTokens
       if (x > area.x + area.w) return;
       pen.save();
       pen.translate(x + 2, base);
-      pen.rotate(perKey > 44 ? 0 : -Math.PI / 3);
-      if (perKey > 44) pen.textAlign = "center";
-      pen.fillText(cut(keyTokens[key] ?? "", perKey > 44 ? perKey - 4 : base - 2), 0, -3);
+      const across = perKey > LAYER_WIDE;
+      pen.rotate(across ? 0 : -Math.PI / 3);
+      if (across) pen.textAlign = "center";
+      pen.fillText(cut(keyTokens[key] ?? "", across ? perKey - 4 : (base - 4) / LAYER_SLOPE), 0, -3);
       pen.restore();
     });
   } else {
@@ -357,10 +376,21 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
 /**
  * The colours with their numbers, and what the other marks mean.
  * @param {CanvasRenderingContext2D} pen
- * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][] }} options
+ * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][], counts?: Float64Array }} options
+ *   counts: a tally of what is drawn, which stands above its colours
  */
-export function drawColourBar(pen, { x, y, width, theme, look, words, marks }) {
+export function drawColourBar(pen, { x, y, width, theme, look, words, marks, counts }) {
   const bar = Math.min(230, width * 0.62);
+  if (counts && look.scale !== "rank") {
+    const root = Math.sqrt(counts.subarray(1).reduce((most, one) => Math.max(most, one), 1));
+    pen.fillStyle = theme.muted;
+    for (let at = 0; at < bar; at += 1) {
+      const value = fromUnit(at / Math.max(1, bar - 1), look.scale, look.low, look.high);
+      const bin = value > 0 ? tallyBin(value) : 0;
+      const tall = bin > 0 ? (14 * Math.sqrt(counts[bin])) / root : 0;
+      pen.fillRect(x + at, y - 2 - tall, 1, tall);
+    }
+  }
   for (let at = 0; at < bar; at += 1) {
     const code = 3 * Math.round((255 * at) / Math.max(1, bar - 1));
     pen.fillStyle = `rgb(${look.table[code]} ${look.table[code + 1]} ${look.table[code + 2]})`;

@@ -1,6 +1,8 @@
-import { isDark, limitsFor, missing, tableFor } from "./colours.js";
+import { barLimits, isDark, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
+import { headsTogether } from "./excerpts.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
+import { largestOfAll } from "./heads.js";
 import {
   areNone,
   barWords,
@@ -16,7 +18,6 @@ import {
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 
-const MAP_HEADS = 64;
 const MAP_THEME = {
   panel: "--panel",
   ink: "--ink",
@@ -35,6 +36,8 @@ const MAP_THEME = {
 export class MapPicture {
   /** @type {{rows: string[]|null, keys: string[]|null}} */
   tokens = { rows: null, keys: null };
+  /** CSS pixels that tokens above the keys take. */
+  room = 0;
   /** @type {Strips|null} */
   strips = null;
   mask = new MaskTiles(null);
@@ -94,13 +97,7 @@ export class MapPicture {
 
   /** The heads that can be drawn together: of the size of the one looked at. */
   heads() {
-    const { state } = this;
-    const { rows, keys } = state.shape();
-    const calls = state.shapes[state.t] ?? [];
-    const same = state.selection.filter(([c]) => calls[c].rows === rows && calls[c].keys === keys);
-    /** @type {Head} */
-    const own = [state.c, state.h];
-    return (same.length ? same : [own]).slice(0, MAP_HEADS);
+    return headsTogether(this.source, this.state);
   }
 
   /** @param {Head[]} heads */
@@ -116,12 +113,22 @@ export class MapPicture {
   layout() {
     const { clientWidth: width, clientHeight: height } = this.stage;
     const { view } = this.state;
-    const sign = [width, height, view.q0, view.q1, view.k0, view.k1, Boolean(this.tokens.keys)].join(" ");
+    const sign = [
+      width,
+      height,
+      view.q0,
+      view.q1,
+      view.k0,
+      view.k1,
+      Boolean(this.tokens.keys),
+      this.room,
+    ].join(" ");
     if (this.laidOf !== sign) {
       // Whether labels fit is asked of the layout that has room for them: the answer cannot flip back and forth.
       const roomy = mapLayout(width, height);
-      const { perKey } = pixelsPerCell(drawnView(view, roomy.plot, this.state.shape()), roomy.plot);
-      this.laid = this.tokens.keys && perKey >= LAYER_LABEL ? roomy : mapLayout(width, height, false);
+      const seen = drawnView(view, roomy.plot, this.state.shape());
+      const { perKey } = pixelsPerCell(seen, roomy.plot);
+      this.laid = mapLayout(width, height, this.tokens.keys && perKey >= LAYER_LABEL ? this.room : 0);
       this.laidOf = sign;
     }
     return this.laid;
@@ -170,12 +177,22 @@ export class MapPicture {
       ranked: state.rowRank,
       columns: Math.ceil(Math.ceil(keys / level.keyBlock) / TILE),
     };
-    const [low, high] = limitsFor(
-      scale,
-      keys,
-      what ? (this.store.largest.get(this.store.group(what)) ?? 0) : 0,
-    );
+    const [low, high] = this.limits(scale, what);
     return { level, finest: levels[0] ?? null, limits: { scale, low, high }, what, levels };
+  }
+
+  /**
+   * Ends of the colours of what is drawn.
+   * @param {Scale} scale @param {TileRequest|null} what
+   */
+  limits(scale, what) {
+    const { state, store, source } = this;
+    const group = what ? store.group(what) : "";
+    return barLimits(state.range, scale, state.shape().keys, {
+      all: what ? largestOfAll(source.document.traces[state.t], what.channel, what.level) : 1,
+      head: store.largest.get(group) ?? 0,
+      counts: store.tallies.get(group),
+    });
   }
 
   /**
@@ -230,7 +247,7 @@ export class MapPicture {
     pen.rect(area.x, area.y, area.w, area.h);
     pen.clip();
     pen.imageSmoothingEnabled = false;
-    this.drawTiles(pen, { view, plot, shape, what, look, ratio });
+    const waiting = this.drawTiles(pen, { view, plot, shape, what, look, ratio });
     pen.restore();
     drawOverlays(pen, { layout, view, shape, theme, call, state });
     drawStrips(pen, {
@@ -253,11 +270,12 @@ export class MapPicture {
     });
     drawColourBar(pen, {
       x: plot.x,
-      y: layout.height - layout.bottom + 10,
+      y: layout.height - layout.bottom + 20,
       width: layout.width - plot.x - 6,
       theme,
       look,
       words: barWords(limits, level, state.channel),
+      counts: this.store.tallies.get(this.store.group(what)),
       marks: [
         ["not attended", this.hatch],
         ["no number", `rgb(${look.none.join(" ")})`],
@@ -265,12 +283,13 @@ export class MapPicture {
         ["key mass", theme.keymass],
       ],
     });
-    this.describe({ level, finest, what, view, plot });
+    this.describe({ level, finest, what, view, plot, waiting });
   }
 
   /**
    * @param {CanvasRenderingContext2D} pen
    * @param {{ view: View, plot: Rect, shape: Shape, what: TileRequest, look: SignedLook, ratio: number }} options
+   * @returns {boolean} whether tiles are on their way
    */
   drawTiles(pen, { view, plot, shape, what, look, ratio }) {
     const { level } = what;
@@ -283,6 +302,7 @@ export class MapPicture {
     ];
     const [r0, r1] = ends(view.q0, view.q1, level.queryBlock, shape.rows);
     const [c0, c1] = ends(view.k0, view.k1, level.keyBlock, shape.keys);
+    let waiting = false;
     for (let r = r0; r < r1; r += 1) {
       for (let c = c0; c < c1; c += 1) {
         const entry = this.store.get(what, r, c);
@@ -290,9 +310,13 @@ export class MapPicture {
         const end = pixelOf(view, plot, (r + 1) * TILE * level.queryBlock, (c + 1) * TILE * level.keyBlock);
         const [x, y] = [snap(start.x), snap(start.y)];
         if (entry) pen.drawImage(this.store.paint(entry, look, r, c), x, y, snap(end.x) - x, snap(end.y) - y);
-        else this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
+        else {
+          waiting = true;
+          this.drawCoarse(pen, { view, plot, look, what, clip: [x, y, end.x - x, end.y - y] });
+        }
       }
     }
+    return waiting;
   }
 
   /**
@@ -321,22 +345,27 @@ export class MapPicture {
    */
   coarse(what, look) {
     const { rows, keys } = this.state.shape();
-    const level = this.levels(what.heads).find(
+    const levels = this.levels(what.heads).filter(
       ({ queryBlock, keyBlock }) => rows <= queryBlock * 128 && keys <= keyBlock * 128,
     );
+    // A stand-in is no reason to let a server sweep over whole heads.
+    const level =
+      levels.find((one) =>
+        what.heads.every(([c, h]) => this.source.holds(what.t, c, h, one, what.channel)),
+      ) ?? levels[0];
     if (!level) return null;
     const whole = { ...what, level, columns: 1 };
     const entry = this.store.get(whole, 0, 0);
     if (!entry) return null;
-    const [low, high] = limitsFor(look.scale, keys, this.store.largest.get(this.store.group(whole)) ?? 0);
+    const [low, high] = this.limits(look.scale, whole);
     const sign = `${look.sign} ${low} ${high}`;
     return { level, canvas: this.store.paint(entry, { ...look, low, high, level, sign }, 0, 0) };
   }
 
   /**
-   * @param {{ level: BlockSize, finest: BlockSize | null, what: TileRequest, view: View, plot: Rect }} what
+   * @param {{ level: BlockSize, finest: BlockSize | null, what: TileRequest, view: View, plot: Rect, waiting: boolean }} what
    */
-  describe({ level, finest, what, view, plot }) {
+  describe({ level, finest, what, view, plot, waiting }) {
     const { state, source } = this;
     const calls = source.document.traces[state.t].calls;
     const text = mapSentence({
@@ -345,6 +374,7 @@ export class MapPicture {
       rowRank: state.rowRank,
       calls,
       rounded: areRounded(this.source, state.t, what.heads),
+      waiting: waiting && Boolean(source.ask),
     });
     if (this.words.textContent !== text) this.words.textContent = text;
     const { perRow, perKey } = pixelsPerCell(view, plot);

@@ -1,5 +1,5 @@
 import { pointIn } from "./dom.js";
-import { cellAt, drawnView, panView, placeAt, zoomView } from "./geometry.js";
+import { cellAt, drawnView, panView, placeAt, zoomFactor, zoomView } from "./geometry.js";
 
 /**
  * Wheel, drag, pinch, click and double click on the map.
@@ -19,7 +19,8 @@ export function followPointer(target, map) {
   const zoom = (factor, { x, y }) => {
     const view = drawn();
     const { q, k } = placeAt(view, map.layout().plot, x, y);
-    map.change(zoomView(view, factor, q, k, map.shape()));
+    const by = zoomFactor(factor, map.scale(), map.shape());
+    map.change(zoomView(view, by, q, k, map.shape()));
   };
   /** @param {Point} spot */
   const insideMinimap = (spot) => {

@@ -2,6 +2,8 @@ import { element, oncePerFrame, penOf, pointIn, say, svg } from "./dom.js";
 import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
+  /** Pixels beside the text, for arcs. */
+  PANE_GUTTER = 20,
   PANE_MOST = 400;
 let paneSerial = 0;
 /** @type {Marks} */
@@ -19,6 +21,21 @@ const NO_MARKS = {
  * @param {number | undefined} weight @param {number} largest
  */
 const paneTint = (weight, largest) => (weight && weight > 0 && largest > 0 ? Math.sqrt(weight / largest) : 0);
+
+/**
+ * The way from one word to another in the gaps between lines and beside them, never through a word.
+ * @param {Point} from @param {Point} to middle of a word, top of its line @param {number} side 0, or the width
+ *   of a text that begins at the right
+ * @returns {string} of an SVG path
+ */
+export function besideWords(from, to, side) {
+  const [start, end] = [from.y + PANE_LINE, to.y + PANE_LINE];
+  if (start === end) return `M${from.x} ${start - 2}v2H${to.x}v-2`;
+  const edge = Math.abs(side - PANE_GUTTER + 4),
+    far = Math.min(PANE_GUTTER - 4, 5 + Math.abs(start - end) / PANE_LINE),
+    lane = side ? edge + 1.3 * far : edge - 1.3 * far;
+  return `M${from.x} ${start}H${edge}C${lane} ${start} ${lane} ${end} ${edge} ${end}H${to.x}v-2`;
+}
 
 /**
  * A text of any length of which only the lines in sight are elements.
@@ -44,6 +61,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
   const pen = penOf(element("canvas")),
     widths = new Map();
   lines.style.setProperty("--gap", `${gap}px`);
+  lines.style.paddingInline = `${PANE_GUTTER}px 6px`;
   let starts = layoutLines([], () => 0, 0),
     marks = NO_MARKS,
     width = 0,
@@ -77,7 +95,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
    */
   const place = (token) => {
     const line = lineOf(token);
-    let x = 6;
+    let x = PANE_GUTTER;
     for (let n = starts[line]; n < token; n++) x += widthOf(displayToken(tokens[n]).text);
     x += widthOf(displayToken(tokens[token]).text) / 2;
     return { x: rightToLeft ? width - x : x, y: line * PANE_LINE };
@@ -142,12 +160,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
         if (token === marks.chosen || token < 0 || token >= tokens.length) continue;
         const to = place(token);
         if ((from.y < top && to.y < top) || (from.y > bottom && to.y > bottom)) continue;
-        const up = from.y === to.y,
-          bend = up ? Math.min(18, 6 + Math.abs(from.x - to.x) / 12) : (to.y - from.y) / 2;
-        const d = up
-          ? `M${from.x} ${from.y + 4}C${from.x} ${from.y - bend} ${to.x} ${to.y - bend} ${to.x} ${to.y + 4}`
-          : `M${from.x} ${from.y + (bend > 0 ? 21 : 3)}C${from.x} ${from.y + bend} ` +
-            `${to.x} ${to.y - bend} ${to.x} ${to.y + (bend > 0 ? 3 : 21)}`;
+        const d = besideWords(from, to, rightToLeft ? width : 0);
         const tint = paneTint(weight, largest);
         paths.push(
           svg("path", {
@@ -174,7 +187,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
     pen.font = `${fontWeight} ${fontSize} ${fontFamily}`;
     widths.clear();
     const most = Math.max(8, Math.floor(PANE_MOST / (Math.ceil(tall / PANE_LINE) + 3)));
-    starts = layoutLines(tokens, widthOf, width - 14, most);
+    starts = layoutLines(tokens, widthOf, width - PANE_GUTTER - 8, most);
     sizer.style.height = `${starts.length * PANE_LINE}px`;
     arcs.setAttribute("height", String(Math.min(starts.length * PANE_LINE, 8e6)));
     scroll.scrollTop = Math.max(0, lineOf(keep)) * PANE_LINE;

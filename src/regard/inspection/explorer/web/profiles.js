@@ -1,6 +1,7 @@
 import { element } from "./dom.js";
 import { headName, keysHolding } from "./passages.js";
 import { linePlot } from "./plots.js";
+import { formatNumber } from "./scales.js";
 
 const PROFILE_HEADS = 6,
   PROFILE_ROWS = 160;
@@ -78,6 +79,32 @@ export function shareServed(counts, most) {
 }
 
 /**
+ * How many keys the rows of each row of blocks need, in whole blocks, largest first.
+ * @param {ArrayLike<number>} mass I x J means over rows @param {number} J @param {number} keyBlock
+ * @param {number} keys @param {ArrayLike<number>} rows how many live in each row of blocks @param {number} share
+ * @returns {number[]} one for each living row
+ */
+export function blocksHolding(mass, J, keyBlock, keys, rows, share) {
+  return Array.from(rows).flatMap((living, i) => {
+    const blocks = keysHolding(
+      Array.from({ length: J }, (_, j) => mass[i * J + j]),
+      share,
+    );
+    return Array(living).fill(Math.min(keys, blocks * keyBlock));
+  });
+}
+
+/**
+ * How many keys are enough for most and for all of the queries, in words.
+ * @param {{x: number[], y: number[]}} served
+ */
+export function servedText({ x, y }) {
+  /** @param {number} part */
+  const enough = (part) => x[y.findIndex((one) => one >= part - 1e-9)] ?? NaN;
+  return `half of the queries need ${formatNumber(enough(0.5))} at most, 95 % ${formatNumber(enough(0.95))}`;
+}
+
+/**
  * How many keys rows need for 90 % and 99 %, from exact weights (some rows of many) or stored top keys; null
  * when unknown.
  * @param {Source} source @param {number} t @param {number} c @param {number} h
@@ -99,17 +126,29 @@ async function profileCoverage(source, t, c, h) {
       note: every > 1 ? `Every ${every}th query.` : "",
     };
   }
-  if (!head.top_weights) return null;
-  const { values, shape } = await source.chunk(head.top_weights),
-    k = shape[1];
-  // Rows whose largest weight is 0 may attend to nothing.
+  if (head.top_weights) {
+    const { values, shape } = await source.chunk(head.top_weights),
+      k = shape[1];
+    // Rows whose largest weight is 0 may attend to nothing.
+    const served = [0.9, 0.99].map((share) =>
+      shareServed(
+        coverageOf(values, k, share).map((one, n) => (values[n * k] > 0 ? one : 0)),
+        k,
+      ),
+    );
+    if ((served[1].y.at(-1) ?? 0) >= 0.95)
+      return { served, note: `The ${k} largest weights of each query are known.` };
+  }
+  // Where the largest weights tell of few queries, blocks tell of all.
+  const [level] = head.levels,
+    { keys } = source.call(t, c);
+  if (!level) return null;
+  const [mass, rows] = await Promise.all([source.chunk(level.mass), source.chunk(level.rows)]);
   const served = [0.9, 0.99].map((share) =>
-    shareServed(
-      coverageOf(values, k, share).map((one, n) => (values[n * k] > 0 ? one : 0)),
-      k,
-    ),
+    shareServed(blocksHolding(mass.values, mass.shape[1], level.key_block, keys, rows.values, share), keys),
   );
-  return { served, note: `The ${k} largest weights of each query are known.` };
+  const { query_block: up, key_block: across } = level;
+  return { served, note: up * across > 1 ? `In whole blocks of ${up} queries × ${across} keys.` : "" };
 }
 
 /**
@@ -212,6 +251,11 @@ export function mountProfiles(host, source, state) {
       ]),
     });
     const tops = source.call(t, c).means?.coverage90?.[h];
+    const { keys } = source.call(t, c);
+    // To the last key: where the line lies is then the same for every head.
+    const served = coverage?.served.map(({ x, y }) =>
+      (x.at(-1) ?? 0) < keys ? { x: [...x, keys], y: [...y, y.at(-1) ?? NaN] } : { x, y },
+    );
     show(3, {
       title: `Keys that hold 90 % and 99 %${records.length > 1 ? `, ${headName(c, h)}` : ""}`,
       xLabel: "keys",
@@ -222,13 +266,11 @@ export function mountProfiles(host, source, state) {
       stepped: true,
       description: "Share of the queries for which so many keys are enough.",
       note: coverage
-        ? coverage.note
+        ? `For 90 %, ${servedText(coverage.served[0])}. ${coverage.note}`
         : typeof tops === "number"
           ? `90 % in ${tops.toFixed(1)} keys on average.`
           : "Not known for this head: pin it, or serve the trace.",
-      series: coverage
-        ? ["90 %", "99 %"].map((name, n) => ({ name, dashed: n > 0, ...coverage.served[n] }))
-        : [],
+      series: served ? ["90 %", "99 %"].map((name, n) => ({ name, dashed: n > 0, ...served[n] })) : [],
     });
   };
   state.on(["t", "c", "h", "selection"], draw);

@@ -32,7 +32,8 @@ export function rankIn(values, at) {
  * What the map says of a cell.
  * @param {Cell & {call: Call, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
  *   count?: number|string, block?: (BlockSize & {value: number, channel: Channel})|null, heads: number,
- *   aggregate: Aggregate, rounded?: boolean}} facts rounded: stored to 3.4 %
+ *   aggregate: Aggregate, rounded?: boolean, waiting?: boolean}} facts rounded: stored to 3.4 %; waiting: the
+ *   block is on its way
  * @returns {string}
  */
 export function cellSentence({
@@ -47,6 +48,7 @@ export function cellSentence({
   heads,
   aggregate,
   rounded = false,
+  waiting = false,
 }) {
   const [rowAt, keyAt] = [row + call.query_offset, key + call.key_offset];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
@@ -59,7 +61,8 @@ export function cellSentence({
       : "";
     return `${pair}, ${rounded && weight > 0 ? "about " : ""}${formatNumber(weight, rounded ? 2 : 3)}${place}${over}`;
   }
-  if (!block || Number.isNaN(block.value)) return `${pair}: no number is stored${over}`;
+  if (!block || Number.isNaN(block.value))
+    return `${pair}: ${waiting && !block ? "being computed …" : `no number is stored${over}`}`;
   const [i, j] = [Math.floor(row / block.queryBlock), Math.floor(key / block.keyBlock)];
   /**
    * @param {number} n @param {number} size @param {number} most
@@ -117,7 +120,7 @@ export async function readCell(source, { t, heads, row, key, aggregate }) {
 
 /**
  * What is drawn now, in words: heads, blocks, and what was done to the numbers.
- * @param {Pick<TileRequest, "heads" | "aggregate" | "channel" | "level" | "hideSink"> & { left: number, rowRank: boolean, calls: Call[], rounded?: boolean }} what
+ * @param {Pick<TileRequest, "heads" | "aggregate" | "channel" | "level" | "hideSink"> & { left: number, rowRank: boolean, calls: Call[], rounded?: boolean, waiting?: boolean }} what
  * @returns {string}
  */
 export function mapSentence({
@@ -130,6 +133,7 @@ export function mapSentence({
   rowRank,
   calls,
   rounded = false,
+  waiting = false,
 }) {
   const names = heads
     .slice(0, 6)
@@ -144,6 +148,7 @@ export function mapSentence({
     ? `weights${rounded ? " within 3.4 %" : ""}`
     : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
   const notes = [];
+  if (waiting) notes.push("being computed …");
   if (left) notes.push(`${left} selected head${left === 1 ? "" : "s"} of another size left out`);
   if (hideSink) {
     const keys = hiddenBlocks(level.keyBlock) * level.keyBlock;

@@ -1,6 +1,7 @@
 // Where the views get their numbers: chunks in the page or from a server, and what follows from them exactly.
 
 import { bytesFromBase64, decodeChunk } from "./codes.js";
+import { Connection } from "./connection.js";
 import { largestIndices } from "./passages.js";
 import { reduceMass, reduceMax } from "./pyramid.js";
 
@@ -14,7 +15,8 @@ export class Source {
   /**
    * @param {PageDocument} pageDocument
    * @param {(name: string) => Promise<Uint8Array>} load bytes of a chunk
-   * @param {((path: string) => Promise<Float32Array|null>)|null} ask the server for numbers; null: no server
+   * @param {((path: string, signal?: AbortSignal) => Promise<Float32Array|null>)|null} ask the server for
+   *   numbers; null: no server
    */
   constructor(pageDocument, load, ask = null) {
     this.document = pageDocument;
@@ -23,6 +25,10 @@ export class Source {
     /** @type {Map<string, Kept>} */
     this.cache = new Map();
     this.bytes = 0;
+    /** What the server was asked for and has not answered. @type {Map<string, {users: number, end: AbortController}>} */
+    this.asked = new Map();
+    /** @type {Connection|null} */
+    this.connection = null;
   }
 
   /**
@@ -33,7 +39,21 @@ export class Source {
   static fromPage(root = document) {
     const pageDocument = JSON.parse(root.querySelector("#regard-document")?.textContent ?? "");
     if (pageDocument.exact === "served") {
-      return new Source(pageDocument, sourceFetchChunk, sourceFetchNumbers);
+      const connection = new Connection();
+      const source = new Source(
+        pageDocument,
+        async (name) => {
+          const { ok, status, bytes } = await connection.ask(`chunk/${encodeURIComponent(name)}`);
+          if (!ok) throw new Error(`the server has no chunk ${name}: ${status}`);
+          return new Uint8Array(bytes);
+        },
+        async (path, signal) => {
+          const { ok, bytes } = await connection.ask(path, signal);
+          return ok ? new Float32Array(bytes) : null;
+        },
+      );
+      source.connection = connection;
+      return source;
     }
     const texts = new Map();
     for (const element of root.querySelectorAll("script.regard-chunks")) {
@@ -118,15 +138,57 @@ export class Source {
    * A tile of 256 x 256 blocks, row by row; NaN beyond the edge.
    * @param {number} t @param {number} c @param {number} h @param {number} queryBlock
    * @param {number} keyBlock @param {number} tileRow @param {number} tileColumn @param {Channel} channel
+   * @param {AbortSignal} [signal] that nobody waits any more
    * @returns {Promise<Float32Array|null>} null: blocks of this size do not follow from what is known
    */
-  async tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel) {
+  async tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel, signal) {
     const level = await this.level(t, c, h, queryBlock, keyBlock, channel);
     if (level) return sourceCut(level, tileRow, tileColumn);
-    const { ask } = this;
+    signal?.throwIfAborted();
+    return this.served(
+      `tile/${t}/${c}/${h}/${queryBlock}/${keyBlock}/${tileRow}/${tileColumn}?channel=${channel}`,
+      signal,
+    );
+  }
+
+  /**
+   * Whether the page itself has blocks of a size, which then are there at once.
+   * @param {number} t @param {number} c @param {number} h @param {BlockSize} level @param {Channel} channel
+   */
+  holds(t, c, h, { queryBlock, keyBlock }, channel) {
+    const { weights, levels } = this.head(t, c, h);
+    return weights !== null || sourceCoarsest(levels, queryBlock, keyBlock, channel) !== null;
+  }
+
+  /**
+   * Numbers of the server, asked for once, and given up as soon as nobody waits for them.
+   * @param {string} path @param {AbortSignal} [signal]
+   * @returns {Promise<Float32Array|null>} null without a server
+   */
+  async served(path, signal) {
+    const { ask, asked } = this;
     if (!ask) return null;
-    const path = `tile/${t}/${c}/${h}/${queryBlock}/${keyBlock}/${tileRow}/${tileColumn}?channel=${channel}`;
-    return this.keep(path, () => ask(path));
+    const value = this.keep(path, async () => {
+      const request = { users: 0, end: new AbortController() };
+      asked.set(path, request);
+      try {
+        return await ask(path, request.end.signal);
+      } finally {
+        if (asked.get(path) === request) asked.delete(path);
+      }
+    });
+    const request = asked.get(path);
+    if (request) {
+      request.users += 1;
+      signal?.addEventListener("abort", () => {
+        request.users -= 1;
+        if (request.users || asked.get(path) !== request) return;
+        asked.delete(path);
+        this.cache.delete(path);
+        request.end.abort();
+      });
+    }
+    return value;
   }
 
   /**
@@ -166,12 +228,8 @@ export class Source {
     const weights = await this.weights(t, c, h);
     const whole = { exact: true, bin: 1, of: /** @type {const} */ ("weights"), rows: 1 };
     if (weights) return { values: weights.values.slice(i * keys, (i + 1) * keys), ...whole };
-    const { ask } = this;
-    if (ask) {
-      const path = `row/${t}/${c}/${h}/${i}`;
-      const values = await this.keep(path, () => ask(path));
-      if (values) return { values, ...whole };
-    }
+    const served = await this.served(`row/${t}/${c}/${h}/${i}`);
+    if (served) return { values: served, ...whole };
     if (i === rows - 1 && head.last_row !== null) {
       const { values } = await this.chunk(head.last_row);
       const bin = head.last_row_bin;
@@ -201,12 +259,8 @@ export class Source {
       const values = Float32Array.from({ length: rows }, (_, i) => weights.values[i * keys + j]);
       return { values, ...whole };
     }
-    const { ask } = this;
-    if (ask) {
-      const path = `column/${t}/${c}/${h}/${j}`;
-      const values = await this.keep(path, () => ask(path));
-      if (values) return { values, ...whole };
-    }
+    const served = await this.served(`column/${t}/${c}/${h}/${j}`);
+    if (served) return { values: served, ...whole };
     const stored = this.head(t, c, h).levels[0];
     if (!stored) return null;
     const { values, shape } = await this.chunk(stored.mass);
@@ -266,7 +320,7 @@ export class Source {
       const value = await kept.value;
       kept.bytes = sourceBytes(value);
     } catch (error) {
-      this.cache.delete(name);
+      if (this.cache.get(name) === kept) this.cache.delete(name);
       throw error;
     }
     this.bytes += kept.bytes;
@@ -286,19 +340,6 @@ export class Source {
       this.bytes -= kept.bytes;
     }
   }
-}
-
-/** @param {string} name */
-async function sourceFetchChunk(name) {
-  const answer = await fetch(`chunk/${encodeURIComponent(name)}`);
-  if (!answer.ok) throw new Error(`the server has no chunk ${name}: ${answer.status}`);
-  return new Uint8Array(await answer.arrayBuffer());
-}
-
-/** @param {string} path */
-async function sourceFetchNumbers(path) {
-  const answer = await fetch(path);
-  return answer.ok ? new Float32Array(await answer.arrayBuffer()) : null;
 }
 
 /** @param {any} value */

@@ -19,6 +19,21 @@ const stateFlag = (value) => ({ true: true, false: false, 1: true, 0: false })[S
 /** @param {any} value */
 const stateName = (value) => (/^[A-Za-z0-9_.:-]{0,64}$/.test(String(value)) ? String(value) : undefined);
 
+/** Panes that are folded. @param {any} value */
+const stateFold = (value) => {
+  const names = String(value).split(",");
+  return ["heads", "text", "profiles"].filter((name) => names.includes(name)).join(",");
+};
+/** Pixels of the panes; 0: as they come. @param {any} value */
+const stateSizes = (value) => (/^\d{1,4}(-\d{1,4}){2}$/.test(String(value)) ? String(value) : undefined);
+
+/** Ends of the colours: of all heads, of one, or numbers. @param {any} value */
+const stateRangeOfColours = (value) => {
+  if (["all", "head"].includes(value)) return value;
+  const ends = /^([\d.]+(?:e-\d+)?):([\d.]+(?:e-\d+)?)$/.exec(String(value))?.slice(1).map(Number);
+  return ends && ends[0] < ends[1] && ends[1] <= 1 ? ends.join(":") : undefined;
+};
+
 /** @param {any} value @param {State} state */
 const stateTrace = (value, state) =>
   /^\d{1,4}$/.test(String(value)) && Number(value) < state.shapes.length ? Number(value) : undefined;
@@ -32,6 +47,7 @@ const STATE_FIELDS = {
   tab: { hash: "tab", clean: stateOneOf(TABS) },
   channel: { hash: "ch", clean: stateOneOf(["mass", "max"]) },
   scale: { hash: "scale", clean: stateOneOf(SCALES) },
+  range: { hash: "range", clean: stateRangeOfColours },
   rowRank: { hash: "rank", clean: stateFlag },
   hideSink: { hash: "sink", clean: stateFlag },
   aggregate: { hash: "agg", clean: stateOneOf(["mean", "max"]) },
@@ -39,17 +55,20 @@ const STATE_FIELDS = {
   sort: { hash: "sort", clean: stateName },
   show: { hash: "show", clean: stateName },
   versus: { hash: "versus", clean: stateFlag },
+  contrast: { hash: "contrast", clean: stateFlag },
   borders: { hash: null, clean: stateFlag },
   band: { hash: null, clean: stateFlag },
   tiles: { hash: null, clean: stateFlag },
   brush: { hash: null, clean: (value) => value },
   other: { hash: "b", clean: stateTrace },
+  fold: { hash: "fold", clean: stateFold },
+  sizes: { hash: "sizes", clean: stateSizes },
   compareMode: { hash: "cmp", clean: stateOneOf(["swipe", "side", "difference"]) },
 };
 
 /**
  * Events: "change" (detail: Set of names); commands sent by `ask`, under their own names: "find", "next-edge",
- * "previous-edge", "export", "fit", "zoom-in", "zoom-out", "clear", "help", "theme".
+ * "previous-edge", "export", "fit", "zoom-in", "zoom-out", "clear", "help", "theme", "print", "printed".
  */
 export class State extends EventTarget {
   /** Trace, call and head. */
@@ -67,6 +86,8 @@ export class State extends EventTarget {
   channel = "mass";
   /** @type {"log" | "linear" | "power"} */
   scale = "log";
+  /** Ends of the colours: "all", "head", or "low:high". */
+  range = "all";
   rowRank = false;
   hideSink = false;
   /** @type {Aggregate} */
@@ -77,6 +98,8 @@ export class State extends EventTarget {
   sort = "model";
   show = "mass";
   versus = false;
+  /** Whether the atlas colours each head by its own weights. */
+  contrast = true;
   borders = true;
   band = false;
   tiles = false;
@@ -85,6 +108,10 @@ export class State extends EventTarget {
   /** The trace compared with. */
   other = 1;
   compareMode = "swipe";
+  /** Folded panes: the map comes first. */
+  fold = "profiles";
+  /** Of heads, text and profiles, in pixels. */
+  sizes = "0-0-0";
   /** @type {{map?: MapView}} */
   views = {};
   /** The address of a page as it opens. */
@@ -311,24 +338,34 @@ export class State extends EventTarget {
    */
   writeAddress(changed) {
     if (!this.address || this.reading) return;
-    const step = ["t", "c", "h", "tab", "channel", "selection"].some((name) => changed.has(name));
+    const step = ["tab", "channel"].some((name) => changed.has(name));
     const hash = `#${this.toHash()}`;
     if (hash === this.lastHash) return;
-    this.lastHash = hash;
+    clearTimeout(this.renewal);
+    if (step) {
+      // What was seen last before the step is where going back leads.
+      this.renewAddress();
+      this.lastHash = hash;
+      this.tryAddress(() => {
+        location.hash = hash;
+      });
+    } else {
+      this.lastHash = hash;
+      this.renewal = setTimeout(() => this.renewAddress(), 120);
+    }
+  }
+
+  renewAddress() {
+    if (this.lastHash !== location.hash)
+      this.tryAddress(() => history.replaceState(null, "", this.lastHash || location.pathname));
+  }
+
+  /** A sandboxed frame may refuse: the page then works without an address. @param {() => void} write */
+  tryAddress(write) {
     try {
-      if (step) location.hash = hash;
-      else {
-        clearTimeout(this.renewal);
-        this.renewal = setTimeout(() => {
-          try {
-            history.replaceState(null, "", this.lastHash);
-          } catch {
-            this.address = false;
-          }
-        }, 120);
-      }
+      write();
     } catch {
-      this.address = false; // a sandboxed frame may refuse: the page then works without an address
+      this.address = false;
     }
   }
 }

@@ -25,13 +25,13 @@ export class Thumbnails {
   /**
    * @param {number} t @param {number} c @param {number} h @param {Channel} channel
    * @param {number} size pixels there are for it
-   * @param {Paper} look
+   * @param {Paper} look @param {boolean} [own] colours from the head's own weights, not the same for all
    * @returns {HTMLCanvasElement|null} null while it is on its way, or when nothing is stored
    */
-  get(t, c, h, channel, size, look) {
+  get(t, c, h, channel, size, look, own = false) {
     const most = Math.min(64, Math.max(16, 2 ** Math.ceil(Math.log2(size * 1.5))));
     const name = [t, c, h, channel, most].join(" ");
-    const sign = `${name} ${look.dark}`;
+    const sign = `${name} ${look.dark} ${own}`;
     const picture = this.pictures.get(sign);
     if (picture) return picture;
     const found = this.values.get(name);
@@ -41,7 +41,7 @@ export class Thumbnails {
       this.work();
     }
     if (!found) return null;
-    const painted = this.paint(found, look, this.source.call(t, c));
+    const painted = this.paint(found, look, this.source.call(t, c), own);
     this.pictures.set(sign, painted);
     return painted;
   }
@@ -100,11 +100,11 @@ export class Thumbnails {
     return { values, I, J, level, picture };
   }
 
-  /** @param {Thumbnail} what @param {Paper} options @param {Shape} options */
-  paint({ values, I, J, level, picture }, { table, none }, { rows, keys }) {
+  /** @param {Thumbnail} what @param {Paper} options @param {Shape} options @param {boolean} own */
+  paint({ values, I, J, level, picture }, { table, none }, { rows, keys }, own) {
     const canvas = Object.assign(document.createElement("canvas"), { width: J, height: I });
     const image = new ImageData(J, I);
-    const [low, high] = limitsFor("log", keys, 1);
+    const [low, high] = (own && ownLimits(values)) || limitsFor("log", keys, 1);
     const mask = picture ? this.masks.get(picture) : undefined;
     for (let i = 0; i < I; i += 1) {
       for (let j = 0; j < J; j += 1) {
@@ -125,4 +125,20 @@ export class Thumbnails {
     penOf(canvas).putImageData(image, 0, 0);
     return canvas;
   }
+}
+
+/**
+ * Ends of a log scale between which most of what is above 0 lies.
+ * @param {ArrayLike<number>} values
+ * @returns {Limits|null} null where nothing is
+ */
+export function ownLimits(values) {
+  const known = Float32Array.from(values)
+    .filter((one) => one > 0)
+    .sort();
+  if (!known.length) return null;
+  /** @param {number} part */
+  const at = (part) => known[Math.floor(part * (known.length - 1))];
+  const high = at(0.995);
+  return [Math.min(at(0.02), high / 2), high];
 }

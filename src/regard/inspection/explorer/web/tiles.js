@@ -1,4 +1,5 @@
-import { toUnit } from "./colours.js";
+import { tallyOf, toUnit } from "./colours.js";
+import { pause } from "./connection.js";
 import { element, penOf } from "./dom.js";
 
 /** Blocks along a side of a tile. */
@@ -7,6 +8,8 @@ const TILES_KEPT = 160;
 /** Keys that count as the first ones when they are hidden. */
 export const FIRST_KEYS = 4;
 const RANK_TILES = 16;
+/** Milliseconds that a server is left alone while the view goes on changing. */
+const TILES_CALM = 90;
 
 /** @param {number} keyBlock @returns {number} blocks that hold the first keys */
 export function hiddenBlocks(keyBlock) {
@@ -93,6 +96,12 @@ export class TileStore {
   pending = 0;
   /** @type {Map<string, number>} */
   largest = new Map();
+  /** How many blocks have which weight, by group. @type {Map<string, Float64Array>} */
+  tallies = new Map();
+  /** Counts pictures of the map. */
+  picture = 0;
+  /** When the view changed last. */
+  moved = -Infinity;
 
   /**
    * @param {Source} source
@@ -104,24 +113,50 @@ export class TileStore {
   }
 
   /**
+   * Draw a picture; what the server was asked for and is not in it is given up.
+   * @param {() => void} draw
+   */
+  inPicture(draw) {
+    this.picture += 1;
+    draw();
+    if (!this.source.ask) return;
+    for (const [name, { end, picture }] of this.kept) {
+      if (!end || picture === this.picture) continue;
+      this.kept.delete(name);
+      end.abort();
+    }
+  }
+
+  /**
    * @param {TileRequest} what
    * @param {number} tileRow @param {number} tileColumn
    * @returns {KnownTile|null} null while it is on its way
    */
   get(what, tileRow, tileColumn) {
     const group = this.group(what);
-    const name = `${group} ${what.ranked ? "rank" : ""} ${tileRow} ${tileColumn}`;
+    const name = this.name(what, tileRow, tileColumn);
     const found = this.kept.get(name);
     if (found) {
       this.kept.delete(name);
       this.kept.set(name, found);
+      found.picture = this.picture;
       return found.values ? /** @type {KnownTile} */ (found) : null;
     }
+    const end = new AbortController();
     /** @type {Tile} */
-    const entry = { values: null, canvas: null, painted: "" };
+    const entry = {
+      values: null,
+      canvas: null,
+      painted: "",
+      picture: this.picture,
+      end,
+    };
     this.kept.set(name, entry);
     this.pending += 1;
-    const work = what.ranked ? this.rank(what, tileRow, tileColumn) : this.fetch(what, tileRow, tileColumn);
+    const { signal } = end;
+    const work = what.ranked
+      ? this.rank(what, tileRow, tileColumn, signal)
+      : this.fetch(what, tileRow, tileColumn, signal);
     work
       .then(
         (values) => {
@@ -129,14 +164,30 @@ export class TileStore {
           entry.none = !values;
           if (values && !what.ranked) this.note(group, values);
         },
-        () => this.kept.delete(name),
+        () => {
+          if (this.kept.get(name) === entry) this.kept.delete(name);
+        },
       )
       .finally(() => {
+        entry.end = null;
         this.pending -= 1;
-        this.arrived();
+        if (!signal.aborted) this.arrived();
       });
     this.evict();
     return null;
+  }
+
+  /**
+   * Whether a tile is on its way.
+   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn
+   */
+  awaits(what, tileRow, tileColumn) {
+    return Boolean(this.kept.get(this.name(what, tileRow, tileColumn))?.end);
+  }
+
+  /** @param {TileRequest} what @param {number} tileRow @param {number} tileColumn */
+  name(what, tileRow, tileColumn) {
+    return `${this.group(what)} ${what.ranked ? "rank" : ""} ${tileRow} ${tileColumn}`;
   }
 
   /** @param {TileRequest} what */
@@ -152,21 +203,31 @@ export class TileStore {
     ].join(" ");
   }
 
+  /** Until the view has stayed as it is for a while. @param {AbortSignal} signal */
+  async calm(signal) {
+    let rest = TILES_CALM;
+    while (rest > 0) {
+      await pause(rest, signal);
+      rest = this.moved + TILES_CALM - performance.now();
+    }
+  }
+
   /**
-   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn
+   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn @param {AbortSignal} signal
    * @returns {Promise<Float32Array | null>}
    */
-  async fetch(
-    { t, heads, level: { queryBlock, keyBlock }, channel, aggregate, hideSink },
-    tileRow,
-    tileColumn,
-  ) {
+  async fetch({ t, heads, level, channel, aggregate, hideSink }, tileRow, tileColumn, signal) {
+    const { queryBlock, keyBlock } = level;
     const tiles = [];
+    if (heads.some(([c, h]) => !this.source.holds(t, c, h, level, channel))) await this.calm(signal);
     for (const [c, h] of heads) {
-      let tile = await this.source.tile(t, c, h, queryBlock, keyBlock, tileRow, tileColumn, channel);
+      /** @param {number} column @param {Channel} name */
+      const read = (column, name) =>
+        this.source.tile(t, c, h, queryBlock, keyBlock, tileRow, column, name, signal);
+      let tile = await read(tileColumn, channel);
       if (!tile) continue;
       if (hideSink) {
-        const first = await this.source.tile(t, c, h, queryBlock, keyBlock, tileRow, 0, "mass");
+        const first = await read(0, "mass");
         tile = withoutFirst(tile, first ?? new Float32Array(tile.length), tileColumn, hiddenBlocks(keyBlock));
       }
       tiles.push(tile);
@@ -176,15 +237,15 @@ export class TileStore {
 
   /**
    * Ranks need the whole row, as far as that is a reasonable number of tiles.
-   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn
+   * @param {TileRequest} what @param {number} tileRow @param {number} tileColumn @param {AbortSignal} signal
    * @returns {Promise<Float32Array | null>}
    */
-  async rank(what, tileRow, tileColumn) {
+  async rank(what, tileRow, tileColumn, signal) {
     const wide = what.columns <= RANK_TILES;
     const places = wide ? Array.from({ length: what.columns }, (_, n) => n) : [tileColumn];
     const across = [];
     for (const place of places) {
-      const tile = await this.fetch(what, tileRow, place);
+      const tile = await this.fetch(what, tileRow, place, signal);
       if (!tile) return null;
       across.push(tile);
     }
@@ -196,6 +257,7 @@ export class TileStore {
     let largest = this.largest.get(group) ?? 0;
     for (let at = 0; at < values.length; at += 1) if (values[at] > largest) largest = values[at];
     this.largest.set(group, largest);
+    this.tallies.set(group, tallyOf(values, this.tallies.get(group)));
   }
 
   evict() {

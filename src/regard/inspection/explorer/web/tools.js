@@ -123,6 +123,22 @@ export function mountTools(host, source, state) {
     (value) => state.set(value === "rank" ? { rowRank: true } : { scale: value, rowRank: false }),
     { "aria-keyshortcuts": "l", title: "l; r for rank in row" },
   );
+  const range = chooser(
+    "Range",
+    [
+      ["all", "all heads"],
+      ["head", "this head"],
+      ["locked", "locked"],
+    ],
+    state.range,
+    (value) => {
+      const { low, high } = state.views.map?.look().limits ?? { low: 0, high: 1 };
+      state.set({
+        range: value === "locked" ? [low, high].map((end) => Number(end.toPrecision(4))).join(":") : value,
+      });
+    },
+    { title: "Ends of the colours: the same for all heads, from this one, or kept as they are now" },
+  );
   const several = chooser(
     "Selection",
     [
@@ -156,7 +172,7 @@ export function mountTools(host, source, state) {
     },
   });
   if (trace) host.append(trace);
-  host.append(layer.node, head.node, channel, scale, rank, several, sink, edges, wipe);
+  host.append(layer.node, head.node, channel, scale, range, rank, several, sink, edges, wipe);
 
   let listed = -1;
   const refresh = () => {
@@ -179,11 +195,15 @@ export function mountTools(host, source, state) {
     if (trace) partOf(trace, "select").value = String(state.t);
     partOf(channel, "select").value = state.channel;
     partOf(scale, "select").value = state.rowRank ? "rank" : state.scale;
+    partOf(range, "select").value = state.range.includes(":") ? "locked" : state.range;
     several.hidden = state.selection.length < 2;
     partOf(several, "select").value = state.aggregate;
     rank.setAttribute("aria-pressed", String(state.rowRank));
     partOf(sink, "input").checked = state.hideSink;
   };
-  state.on(["t", "c", "h", "channel", "scale", "rowRank", "aggregate", "selection", "hideSink"], refresh);
+  state.on(
+    ["t", "c", "h", "channel", "scale", "range", "rowRank", "aggregate", "selection", "hideSink"],
+    refresh,
+  );
   refresh();
 }

@@ -236,6 +236,10 @@ interface Tile {
   none?: boolean;
   canvas: HTMLCanvasElement | null;
   painted: string;
+  /** The last picture that had it. */
+  picture: number;
+  /** While it is on its way. */
+  end: AbortController | null;
 }
 
 /** A tile that has arrived. */
@@ -341,6 +345,9 @@ interface ComparePicture {
   shape: Shape & { queryOffset: number; keyOffset: number };
   /** The numbers of a cell, in words. */
   read: (cell: Cell) => string;
+  /** From the cell that is held to the one shown here, and back; left out where they are the same. */
+  ofHeld?: (cell: Cell) => Cell | null;
+  toHeld?: (cell: Cell) => Cell | null;
 }
 
 // The text of a call.
@@ -476,6 +483,7 @@ interface Figure {
   limits: Limits;
   title: string;
   labels: { query: (n: number) => string; key: (n: number) => string } | null;
+  tokens: { query: (n: number) => string; key: (n: number) => string } | null;
   offsets: Shift;
 }
 
