@@ -1,15 +1,17 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
+import shlex
 
 import jax
 
 from regard.cli.commands import Train
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
+from regard.cli.continuation import describe_trouble, spell_continuation
 from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
-from regard.training import checkpoints, loop, metrics, processes, runs
+from regard.training import checkpoints, locks, loop, metrics, processes, runs
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
@@ -26,7 +28,9 @@ def run_training(command: Train, console: Console) -> int:
         options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
         run = processes.alone(lambda: runs.open_run(directory, task, force=command.force, **options))
         # What the first process found sound need not be read by all.
-        run = run or runs.open_run(directory, task, verify=False, **options)
+        run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
+        if not run.is_finished:
+            processes.everyone(run.task.keep)  # the data are read, and found as they were
         if not run.is_finished and processes.is_first():
             print_overview(console, run.task, run, deployment)
     outcome = advance_run(console, run, deployment)
@@ -36,7 +40,10 @@ def run_training(command: Train, console: Console) -> int:
         return 130 if outcome.status == "interrupted" else 0
     console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
     if outcome.status == "interrupted":
-        console.say(f"stopped at step {outcome.step} with a checkpoint; the same command goes on from there")
+        again = spell_continuation(console.words)
+        same = again == shlex.join(["regard", *console.words])
+        told = "the same command goes on from there" if same else f"this goes on from there\n  {again}"
+        console.say(f"stopped at step {outcome.step} with a checkpoint; {told}")
         return 130
     if outcome.status == "already finished":
         console.say(f"{directory} is finished already ({describe_result(task, outcome)}); nothing to do.")
@@ -73,7 +80,7 @@ def choose_deployment(command: Train, task: Task) -> Deployment | None:
 
 
 def advance_run(console: Console, run: runs.Run, deployment: Deployment | None = None) -> loop.Outcome | None:
-    """Train with a display and with Ctrl-C handled; return None after a divergence, which is reported."""
+    """Train, shown and ready to stop; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
     agreed = processes.watch_for_stop(done) if together else None
@@ -88,8 +95,10 @@ def advance_run(console: Console, run: runs.Run, deployment: Deployment | None =
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
             console.fail(f"{run.task.name}: {error}")
         return None
-    except checkpoints.CheckpointError as error:
+    except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
 
 
 def describe_result(task: Task, outcome: loop.Outcome) -> str:

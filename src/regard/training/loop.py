@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from regard.training import checkpoints, heads, metrics, processes
+from regard.training import checkpoints, heads, locks, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_program
 from regard.training.runs import Run
@@ -102,18 +102,29 @@ def train(
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
+        locks.LockError: when another process trains in the directory.
+        OSError: when the system refuses to write; what was saved before is whole.
     """
-    if run.is_finished:
-        assert run.start is not None
-        return Outcome("already finished", run.start.step, **run.start.record)
-    kept = run.task.keep()
+    with locks.hold(run.directory):
+        processes.alone(run.tidy)
+        if run.is_finished:
+            assert run.start is not None
+            return Outcome("already finished", run.start.step, **run.start.record)
+        return _advance(run, progress or Progress(), stop, deployment)
+
+
+def _advance(
+    run: Run, progress: Progress, stop: Callable[[], bool], deployment: Deployment | None
+) -> Outcome:
+    """Train a run whose lock is held."""
+    kept = processes.everyone(run.task.keep)
     program = make_program(run.task, run.seed, deployment)
     places = None if deployment is None else deployment.divide_state(program.shapes)
     state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
     processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
     processes.everyone(run.demand_begun)
-    return _Session(run, progress or Progress()).advance(program, state, stop)
+    return _Session(run, progress).advance(program, state, stop)
 
 
 class _Session:

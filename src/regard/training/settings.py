@@ -21,6 +21,7 @@ FRACTION = Range("in (0, 1)", lambda value: 0 < value < 1)
 RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
 POSITIVE = Range("above 0", lambda value: value > 0)
 Count = Annotated[int, at_least(1)]
+DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]
 
 
 class Settings:
