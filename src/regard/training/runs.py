@@ -170,7 +170,7 @@ def read_versions() -> dict[str, str]:
 
 
 def open_run(
-    directory: Path,
+    directory: str | Path,
     task: tasks.Task,
     *,
     seed: int = 0,
@@ -201,6 +201,7 @@ def open_run(
         checkpoints.CheckpointError: when a checkpoint is damaged or foreign.
         locks.LockError: when another process trains in the directory.
     """
+    directory = Path(directory)
     tasks.demand_known(task)
     if seed not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
@@ -229,13 +230,14 @@ def open_run(
     return dataclasses.replace(branch, task=restored, mesh=mesh)
 
 
-def load_run(directory: Path) -> tuple[tasks.Task, Any]:
+def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
     """Load the task of a run, and its model, in evaluation mode, from its latest checkpoint.
 
     Raises:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
+    directory = Path(directory)
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
