@@ -80,7 +80,7 @@ def _explain_end(
     number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
 ) -> str:
     """Explain that a signal ended the child."""
-    if not joined and number == signal.SIGABRT:
+    if not joined and number in (signal.SIGABRT, signal.SIGSEGV):
         return _explain_absence(membership)
     if number == signal.SIGABRT:
         return explain_loss("the lines above say more", command, words, membership)
