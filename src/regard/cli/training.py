@@ -33,7 +33,7 @@ def run_training(command: Train, console: Console) -> int:
             processes.everyone(run.task.keep)  # the data are read, and found as they were
         if not run.is_finished and processes.is_first():
             print_overview(console, run.task, run, deployment)
-    outcome = advance_run(console, run, deployment)
+    outcome = advance_run(console, run, deployment, profile=command.profile)
     if outcome is None:
         return 1
     if not processes.is_first():
@@ -79,7 +79,9 @@ def choose_deployment(command: Train, task: Task) -> Deployment | None:
     return deployment
 
 
-def advance_run(console: Console, run: runs.Run, deployment: Deployment | None = None) -> loop.Outcome | None:
+def advance_run(
+    console: Console, run: runs.Run, deployment: Deployment | None = None, *, profile: int = 0
+) -> loop.Outcome | None:
     """Train, shown and ready to stop; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
@@ -89,7 +91,8 @@ def advance_run(console: Console, run: runs.Run, deployment: Deployment | None =
             catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             open_display(console, run.task.name, steps, done) as progress,
         ):
-            return loop.train(run, progress=progress, stop=agreed or is_interrupted, deployment=deployment)
+            stop = agreed or is_interrupted
+            return loop.train(run, progress=progress, stop=stop, deployment=deployment, profile=profile)
     except loop.DivergenceError as error:
         if processes.is_first():
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)

@@ -24,7 +24,7 @@ from regard.training.compilation import run_once
 
 FORMAT = 1
 SEEDS = range(-(2**63), 2**63)
-OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
+OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -271,7 +271,8 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     shapes = nnx.eval_shape(build)
     shapes.eval()
     structure, params, _ = nnx.split(shapes, nnx.Param, ...)
-    params = checkpoints.fit(checkpoint, params, prefix="params/")
+    is_averaged = any(name.startswith("average/") for name in checkpoint.kinds)
+    params = checkpoints.fit(checkpoint, params, prefix="average/" if is_averaged else "params/")
     rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
     return nnx.merge(structure, params, rest)
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, optax, vocabularies
+from regard.training.accuracy import measure_losses
+from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, vocabularies
 from regard.training.settings import (
     FRACTION,
     Cadence,
@@ -262,7 +263,7 @@ class Text(Task):
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
         """Return sums over the counted tokens of a batch."""
         logits, targets, counted = self.read(model, batch), batch["targets"], batch["counted"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        losses = measure_losses(logits, targets)
         return {
             "nats": jnp.sum(losses, where=counted),
             "right": jnp.sum(logits.argmax(-1) == targets, where=counted, dtype=jnp.int32),
