@@ -65,7 +65,7 @@ FOLDERS = {
     " classifier presets sampling prompts prefill generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
-    " processes locks checkpoints runs sharding heads optimization programs history loop",
+    " processes locks checkpoints runs sharding heads optimization programs history work loop",
     "inspection": "words tokens figures.palette figures.canvas figures.cells figures.heatmaps"
     " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"

@@ -25,7 +25,7 @@ from small_runs import (
 )
 
 
-class Recorder:
+class Recorder(loop.Progress):
     """A listener that remembers; it may raise at a given event."""
 
     def __init__(self, die_at=None):

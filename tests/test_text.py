@@ -429,7 +429,7 @@ def test_text_shorter_than_a_row_is_refused(corpus):
 # Runs
 
 
-class Killer:
+class Killer(loop.Progress):
     """A listener that dies at its nth checkpoint."""
 
     def __init__(self, saves):

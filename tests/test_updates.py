@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from regard.cli.displays import describe_step
 from regard.training import checkpoints, loop, programs, runs, settings
 from regard.training.meshes import MeshSpec
 from regard.training.optimization import make_schedule
+from regard.training.work import count_work
 from small_runs import SIZES, read_lines, tiny_copy
 
 DRY = dataclasses.replace(SIZES, dropout_rate=0.0)
@@ -119,3 +121,18 @@ def test_lines_go_to_any_callable_some_steps_are_traced_and_more_checkpoints_kep
     assert [int(path.name) for path in saved] == [14, 21, 22]
     loop.train(runs.open_run(tmp_path / "plain", dataclasses.replace(task)))
     assert read_lines(tmp_path / "plain") == kept
+
+
+def test_work_is_counted_by_hand():
+    """B T (6 N + 12 L d T), over the peak of the chips."""
+    task = tiny_copy(batch_size=5, length=3, precision="bfloat16")
+    params = {"a": np.zeros((7, 11)), "b": np.zeros(13)}
+    found = count_work(task, params, 8, "NVIDIA H100 80GB HBM3")
+    assert found.tokens == 5 * 4
+    assert found.flops == 20 * (6 * 90 + 12 * 1 * 6 * 4)
+    assert found.peak == 8 * 989.5e12
+    assert count_work(task, params, 8, "cpu").peak is None
+    assert (
+        describe_step(1, 3, {"loss": 0.5}, 4.0, found)
+        == "loss 0.5  250 ms/step  80 tokens/s  0% MFU  0 s left"
+    )

@@ -22,12 +22,16 @@ from regard.training.programs import Program, State, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
+from regard.training.work import Work, count_work
 
 FEW_MEASUREMENTS = 100
 
 
 class Progress:
     """A listener that hears everything and says nothing; the loop never waits for the device to feed one."""
+
+    def began(self, work: Work) -> None:
+        """Receive the work of an update, before the first."""
 
     def compiling(self, what: str) -> AbstractContextManager[None]:
         """Surround a compilation, which may take a while."""
@@ -128,6 +132,10 @@ def _advance(session: "_Session", stop: Callable[[], bool], deployment: Deployme
     processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
     processes.everyone(run.demand_begun)
+    num_devices = 1 if deployment is None else deployment.mesh.size
+    session.progress.began(
+        count_work(run.task, program.shapes.params, num_devices, jax.devices()[0].device_kind)
+    )
     return session.advance(program, state, stop)
 
 
