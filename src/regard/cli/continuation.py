@@ -45,6 +45,13 @@ def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> s
     return shlex.join(["regard", *kept])
 
 
+def describe_next(words: Sequence[str]) -> str:
+    """Say which command goes on from the checkpoint that a command has stopped with."""
+    again = spell_continuation(words)
+    is_same = again == shlex.join(["regard", *words])
+    return "the same command goes on from there" if is_same else f"this goes on from there\n  {again}"
+
+
 def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> str:
     """Describe what the system refused to write, and how to go on."""
     where = error.filename or directory

@@ -1,13 +1,12 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
-import shlex
 
 import jax
 
 from regard.cli.commands import Train
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
-from regard.cli.continuation import describe_trouble, spell_continuation
+from regard.cli.continuation import describe_next, describe_trouble
 from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
@@ -40,10 +39,7 @@ def run_training(command: Train, console: Console) -> int:
         return 130 if outcome.status == "interrupted" else 0
     console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
     if outcome.status == "interrupted":
-        again = spell_continuation(console.words)
-        same = again == shlex.join(["regard", *console.words])
-        told = "the same command goes on from there" if same else f"this goes on from there\n  {again}"
-        console.say(f"stopped at step {outcome.step} with a checkpoint; {told}")
+        console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
         return 130
     if outcome.status == "already finished":
         console.say(f"{directory} is finished already ({describe_result(task, outcome)}); nothing to do.")
