@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from regard.cli.displays import describe_step
-from regard.training import checkpoints, loop, programs, runs, settings
+from regard.training import checkpoints, loop, programs, runs, settings, tasks
 from regard.training.meshes import MeshSpec
 from regard.training.optimization import make_schedule
 from regard.training.work import count_work
@@ -42,6 +43,20 @@ def test_a_batch_in_parts_is_the_batch(count):
         np.testing.assert_allclose(measured[name], averaged[name], rtol=2e-5)
     assert f"tensor<{10 // count}x4x6xf32>" in lowered
     assert "tensor<10x4x6xf32>" not in lowered, "no activation of the whole batch"
+
+
+def test_every_part_has_dropout_of_its_own(monkeypatch):
+    """The spread of a number drawn from the model's own stream, over the parts."""
+    measure = tasks.Copy.measure
+
+    def watch(self, model, batch):
+        drawn = jax.random.uniform(jax.tree.leaves(nnx.state(model, nnx.RngKey))[0])
+        return measure(self, model, batch)[0], {"drawn": drawn, "square": drawn**2}
+
+    monkeypatch.setattr(tasks.Copy, "measure", watch)
+    program = programs.make_program(tiny_copy(batch_size=10, accumulate_steps=5), 3)
+    _, measured = jax.jit(program.update)(program.start(), np.int32(0), ())
+    assert measured["square"] - measured["drawn"] ** 2 > 1e-3
 
 
 def test_parts_must_divide_the_batch_and_the_mesh():

@@ -147,8 +147,8 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
         console.fail(explain_loss(_shorten(error), command, words, membership) if is_loss else str(error))
         code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
-        if code == FAILED:
-            _end(code)
+        if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):
+            _end(code)  # the others wait for what will not come
     except Exception as error:
         # Anything may be on its way to the others, or never come: nobody is waited for.
         if _is_loss(error):

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from regard.training.membership import JOIN_SECONDS, Membership
 
 T = TypeVar("T")
+TOLD = "all processes were told"
 HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as lost: well within a minute
 
 
@@ -71,11 +72,18 @@ def everyone(function: Callable[[], T]) -> T:
         result = function()
     except Exception as error:
         gather(f"{type(error).__name__}: {error}")
+        if jax.process_count() > 1:
+            error.add_note(TOLD)
         raise
     for process, message in enumerate(gather("")):
         if message:
             raise PeerError(f"process {process} of {jax.process_count()}: {message}")
     return result
+
+
+def is_known(error: BaseException | None) -> bool:
+    """Return True for an error that `everyone` has told to the other processes."""
+    return TOLD in getattr(error, "__notes__", ())
 
 
 def alone(function: Callable[[], T]) -> T | None:
