@@ -121,6 +121,13 @@ def test_language_model(tmp_path):
     assert "lengths=[400]" in printed
 
 
+def test_own_task(tmp_path):
+    printed = run("own_task", tmp_path)
+    assert "interrupted at step 120\nfinished at step 200, held-out accuracy " in printed
+    assert float(re.findall(r"accuracy (\S+)", printed)[0]) > 0.95
+    assert "parity: the first held-out example" in printed
+
+
 def test_every_example_is_tested_and_short():
     tests = Path(__file__).read_text()
     for name in EXAMPLES:
@@ -128,4 +135,4 @@ def test_every_example_is_tested_and_short():
         assert f'run("{name}"' in tests
         assert len(source.splitlines()) < WHOLE_PROGRAMS.get(name, MOST_LINES), name
         assert f"python examples/{name}.py" in (ast.get_docstring(ast.parse(source)) or "")
-    assert len(EXAMPLES) == 10
+    assert len(EXAMPLES) == 11

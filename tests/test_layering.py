@@ -65,7 +65,7 @@ FOLDERS = {
     " classifier presets sampling prompts prefill generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
-    " processes checkpoints runs sharding heads optimization programs history loop",
+    " processes locks checkpoints runs sharding heads optimization programs history work loop",
     "inspection": "words tokens figures.palette figures.canvas figures.cells figures.heatmaps"
     " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
@@ -79,7 +79,7 @@ FOLDERS = {
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
-    "cli": "console declaration spelling text_models interruption displays overview pictures sources"
+    "cli": "console declaration continuation spelling text_models interruption displays overview pictures sources"
     " commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
     " arguments training supervision inspecting demonstration generating",

@@ -25,7 +25,7 @@ from small_runs import (
 )
 
 
-class Recorder:
+class Recorder(loop.Progress):
     """A listener that remembers; it may raise at a given event."""
 
     def __init__(self, die_at=None):
@@ -305,5 +305,5 @@ def test_a_start_that_does_not_fit_writes_nothing(compiled, tmp_path):
     wide = dataclasses.replace(tiny_copy(), vocab_size=13)
     before = snapshot(tmp_path)
     with pytest.raises(checkpoints.CheckpointError, match="another model"):
-        loop.train(dataclasses.replace(run, task=wide, directory=tmp_path / "new"))
+        loop.train(dataclasses.replace(run, task=wide))
     assert snapshot(tmp_path) == before

@@ -13,6 +13,7 @@ import pytest
 from mesh_cases import pretend
 from regard.cli import main, supervision
 from regard.cli.arguments import parse_arguments
+from regard.cli.console import Console
 from regard.training import runs
 from regard.training.membership import Membership
 
@@ -98,6 +99,28 @@ def test_an_end_by_a_signal_is_put_into_words(tmp_path):
     assert "process 1 of 2 was ended by SIGKILL, as by a system out of memory" in killed
     assert "goes on from step 40, the last checkpoint" in killed
     assert "ended by SIGSEGV\n" in explain(signal.SIGSEGV, True)
+    fixed = [*words, "--mesh", "data=2"]
+    lost = supervision._explain_end(signal.SIGABRT, True, parse_arguments(fixed), fixed, membership)
+    assert f"\n  regard train copy --out '{tmp_path / 'my run'}' --seed 3 --mesh 'data=*'\n" in lost
+
+
+def test_who_waits_for_others_says_so_and_gives_up_in_words(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(supervision, "ANNOUNCED_AFTER", 0.05)
+    monkeypatch.setattr(supervision, "_end", ended.append)
+    own, other = socket.socketpair()
+    with own, other:
+        with supervision._announce_waiting(Console(), other, Membership("a:1", 2, 0), seconds=0.1):
+            while not ended:
+                time.sleep(0.01)
+        assert own.recv(9) == supervision.TOLD
+    waiting, given_up = capsys.readouterr().err.splitlines()
+    assert waiting == "process 0 of 2 has waited 0.05 s for the others at a:1; it gives up after 0.1 s"
+    assert given_up.startswith("error: process 0 of 2 did not find the others at a:1: not all of them came")
+    assert ended == [1]
+    with supervision._announce_waiting(Console(), None, Membership("a:1", 2, 0)):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.processes
@@ -200,7 +223,7 @@ def test_four_processes_learn_a_language_as_one(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_asked_to_stop_stops_all_after_the_same_step(tmp_path, number):
     out = tmp_path / "run"
     words = [*COPY, *LONG, "--steps", "20000", "--out", str(out)]
@@ -226,4 +249,10 @@ def test_a_mistake_is_told_by_all_and_nobody_waits(tmp_path):
     assert codes == [2, 2]
     assert "error: " in said[0][1]
     assert "process 0 of 2: RunError: " in said[1][1]
+    (tmp_path / "file").write_text("mine")
+    codes, said = finish(start([*COPY, *SHORT, "--out", tmp_path / "file" / "run"], 2))
+    assert codes == [1, 2]
+    assert "file/run: Not a directory; give an --out below directories alone\n" in said[0][1]
+    assert "process 0 of 2: NotADirectoryError: " in said[1][1]
+    assert not any("Check failure" in errors for _, errors in said)
     assert time.monotonic() - began < 250  # JAX itself would wait 300

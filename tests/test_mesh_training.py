@@ -171,6 +171,15 @@ def test_copying_over_a_mesh_is_copying_on_one_device():
 
 
 @pytest.mark.processes
+@pytest.mark.slow
+def test_a_batch_in_parts_and_an_average_over_a_mesh_are_those_of_one_device():
+    changes = "optimization=dataclasses.replace(task.optimization, accumulate_steps=4, ema_decay=0.5)"
+    check(
+        f"import dataclasses\ntask = copy(7)\ntask = dataclasses.replace(task, {changes})\n"
+        "check_losses(task, 'data=2,fsdp=2,tensor=2')"
+    )
+
+
 def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
 

@@ -1,12 +1,19 @@
-"""A task of one's own: one class and one registration, and every command knows it."""
+"""A task of one's own: one class, whose runs resume; one variable, and every command knows it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from flax import nnx
 
 from regard.cli import main
 from regard.inspection import Tokens, figures
@@ -77,3 +84,101 @@ def test_a_task_of_ones_own_trains_is_plotted_and_is_inspected(tmp_path, monkeyp
     assert main(["inspect", str(directory)]) == 0
     assert "parity: a row of bits: Classifier, 1 attention layer" in capsys.readouterr().out
     assert (directory / "figures" / "explorer.html").exists()
+
+
+@dataclass(frozen=True)
+class LongCopy(tasks.Copy):
+    """A subclass of a preset, with a setting more."""
+
+    name: ClassVar[str] = "long-copy"
+
+    extra: int = 3
+
+
+def test_a_subclass_of_a_preset_resumes_without_being_registered(tmp_path):
+    task = LongCopy(
+        extra=5,
+        vocab_size=5,
+        length=3,
+        held_out_size=7,
+        model=Sizes(d_model=6, num_heads=2, d_ff=7),
+        optimization=Optimization(steps=3, batch_size=5),
+        cadence=Cadence(heads_every=0),
+    )
+    stop = iter([False, True])
+    assert loop.train(runs.open_run(tmp_path / "run", task), stop=lambda: next(stop)).step == 2
+    assert runs.open_run(str(tmp_path / "run"), task).start.step == 2
+    found, model = runs.load_run(str(tmp_path / "run"))
+    assert found == task
+    assert [name for name, _ in found.pictures(model)] == ["attention", "attention-heads"]
+
+
+def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path):
+    class Mine(tasks.Copy):
+        pass
+
+    told = r"task: .*Mine has the name of Copy, 'copy'; give the class a name of its own"
+    with pytest.raises(ValueError, match=told):
+        runs.open_run(tmp_path / "run", Mine())
+
+
+def test_the_defaults_draw_the_first_held_out_example(tmp_path):
+    task = OWN(model=Sizes(d_model=6, num_heads=2, d_ff=7))
+    example = task.example()
+    row = np.asarray(task.held_out["inputs"][0])
+    assert example.tokens[""].texts == tuple(map(str, row))
+    model = task.make_model(nnx.Rngs(0))
+    drawings = dict(task.pictures(model))
+    assert set(drawings) == {"attention", "attention-heads"}
+
+
+@pytest.mark.slow
+def test_every_command_knows_the_tasks_of_a_file(tmp_path):
+    words = ["train", "parity", "--steps", "2", "--batch-size", "5", "--length", "7", "--held-out-size", "7"]
+    done = run([*words, "--out", "run"], tmp_path, EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    assert "parity: Tell if a row of bits holds an odd number of ones." in done.stdout
+    assert "run is finished already" in run([*words, "--out", "run"], tmp_path, EXAMPLE).stdout
+    assert run(["plot", "run"], tmp_path, EXAMPLE).returncode == 0
+    assert (tmp_path / "run" / "figures" / "attention.png").exists()
+    unknown = run(["plot", "run"], tmp_path, "")
+    assert unknown.returncode == 2
+    assert "one of your own, whose file or module REGARD_TASKS names; got 'parity'" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("nowhere.py", r"got nowhere\.py, which does not exist"),
+        ("nowhere.at.all", "got nowhere.at.all, which Python does not find"),
+        ("json", "expected a subclass of Task with a name in json, got none"),
+    ],
+)
+def test_what_holds_no_task_is_named(names, told, monkeypatch, capsys):
+    with pytest.raises(ValueError, match=f"REGARD_TASKS: .*{told}"):
+        tasks.load_tasks(names)
+    monkeypatch.setenv("REGARD_TASKS", names)
+    assert main(["doctor"]) == 2
+    assert "REGARD_TASKS" in capsys.readouterr().err
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    source = EXAMPLE.read_text().replace('"parity"', '"copy"')
+    (tmp_path / "mine_that_is_taken.py").write_text(source)
+    with pytest.raises(ValueError, match=r"the name 'copy' of .* is taken"):
+        tasks.load_tasks(str(tmp_path / "mine_that_is_taken.py"))
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_task.py"
+with mock.patch.dict(tasks.TASKS):
+    tasks.load_tasks(str(EXAMPLE))
+    OWN = tasks.TASKS["parity"]
+
+
+def run(words, where, names):
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    source = str(EXAMPLE.parents[1] / "src")
+    environment = os.environ | {"REGARD_TASKS": str(names), "PYTHONPATH": source}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=300)

@@ -108,8 +108,11 @@ def test_files_and_directories_are_documents_by_path(tmp_path):
     (tmp_path / "deep" / "empty.txt").write_text("")
     (tmp_path / "deep" / ".hidden").write_bytes(b"\xff")
     (tmp_path / "own.txt").write_text("two")
+    (tmp_path / "deep" / "er" / "digits.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / "deep" / "latin.txt").write_bytes("naïve".encode("latin-1"))
     before = snapshot(tmp_path)
-    documents = corpora.read_documents([tmp_path / "own.txt", tmp_path / "deep"])
+    documents, skipped = corpora.read_documents([tmp_path / "own.txt", tmp_path / "deep"])
+    assert skipped == tuple(str(tmp_path / "deep" / name) for name in ("er/digits.png", "latin.txt"))
     assert documents == {
         str(tmp_path / "deep" / "a.txt"): "one",
         str(tmp_path / "deep" / "er" / "b.md"): "ü\r\n",
@@ -129,7 +132,7 @@ def test_one_file_is_cut_without_losing_a_byte(tmp_path, most):
     pieces = corpora._cut(text, most)
     assert "".join(pieces) == text
     assert all(len(piece.encode()) <= most or len(piece) == 1 for piece in pieces)
-    documents = corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most)
+    documents = corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most).documents
     assert set(documents.values()) == set(pieces)
     assert next(iter(documents)) == f"{tmp_path / 'one.txt'}:1"
 
@@ -162,6 +165,13 @@ def test_paths_that_cannot_serve_are_named(tmp_path):
         corpora.read_documents([tmp_path / "missing"])
     with pytest.raises(ValueError, match="directory without a file"):
         corpora.read_documents([tmp_path / "empty"])
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "digits.png").write_bytes(b"\0")
+    with pytest.raises(
+        ValueError, match=r"pictures; 1 file that is not text was skipped \(.*digits\.png\); give"
+    ):
+        corpora.read_documents([tmp_path / "pictures"])
+    shutil.rmtree(tmp_path / "pictures")
     with pytest.raises(ValueError, match="a comes twice"):
         corpora.read_documents([tmp_path / "a", tmp_path])
     with pytest.raises(ValueError, match="at least two different documents"):
@@ -419,7 +429,7 @@ def test_text_shorter_than_a_row_is_refused(corpus):
 # Runs
 
 
-class Killer:
+class Killer(loop.Progress):
     """A listener that dies at its nth checkpoint."""
 
     def __init__(self, saves):

@@ -14,7 +14,10 @@ from regard.loading import remedy
 
 OK, MISUSED, INTERRUPTED = 0, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
-EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "sklearn", "matplotlib", "safetensors", "tokenizers")
+EXTRAS = (
+    *("tyro", "rich", "flax", "optax", "orbax", "filelock", "sklearn", "matplotlib"),
+    *("safetensors", "tokenizers"),
+)
 # What is written where a terminal or a file has ASCII alone; a question mark stands for the rest.
 PLAIN = {"■": "#", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"} | dict(
     zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)
@@ -32,6 +35,8 @@ codecs.register_error("plain", write_plain)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
+
+    The variable REGARD_TASKS names files or modules with tasks of your own: see `training.tasks.load_tasks`.
 
     Args:
         arguments: words after `regard`; None takes the process's own.
@@ -69,10 +74,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     """Understand the arguments, then run the command; expected errors become messages."""
     if os.environ.get("NO_COLOR"):
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # read when tyro is imported
-    from regard.cli.arguments import parse_arguments
-    from regard.cli.console import Console, UsageError
+    from regard.cli.console import Console, UsageError, expected_errors
+    from regard.training.tasks import load_tasks
 
     words = sys.argv[1:] if arguments is None else arguments
+    try:
+        with expected_errors():
+            load_tasks(os.environ.get("REGARD_TASKS", ""))
+    except UsageError as error:
+        Console().fail(str(error))
+        return MISUSED
+    from regard.cli.arguments import parse_arguments  # which makes an option of every setting of every task
+
     command = parse_arguments(words)
     output = command.output
     console = Console(json_lines=output.json, quiet=output.quiet, words=words)
@@ -80,7 +93,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return command.run(console)
     except UsageError as error:
         console.fail(str(error))
-        return MISUSED
+        return error.code
     except KeyboardInterrupt:
         console.fail("interrupted")
         return INTERRUPTED

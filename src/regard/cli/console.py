@@ -21,7 +21,15 @@ VISIBLE = (
 
 
 class UsageError(Exception):
-    """A wrong argument, setting or directory: the message is for the user, the exit code is 2."""
+    """A wrong argument, setting or directory: the message is for the user."""
+
+    code = 2
+
+
+class RunFailedError(UsageError):
+    """A command that could not be finished, by no fault of its arguments."""
+
+    code = 1
 
 
 @contextmanager

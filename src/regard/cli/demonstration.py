@@ -10,6 +10,7 @@ from typing import Any
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console, expected_errors, new_table
+from regard.cli.continuation import describe_next
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
@@ -64,7 +65,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
         if outcome is None:
             return 1
         if outcome.status == "interrupted":
-            console.say("stopped with a checkpoint; the same command goes on from there")
+            console.say(f"stopped with a checkpoint; {describe_next(console.words)}")
             return 130
         entries.append(Entry(run.task, run, outcome))
     console.say("drawing figures ...")

@@ -20,8 +20,11 @@ from regard.cli.console import Console
 from regard.cli.interruption import leave_at_once
 from regard.training.loop import Progress as Listener
 from regard.training.metrics import LEADING, arrange, replace_nonfinite
+from regard.training.work import Work
 
 PLAIN_INTERVAL_SECONDS = 10.0
+
+NOTHING_LOST = "\ninterrupted before the first step; nothing is lost\n"
 
 
 class Display(Listener):
@@ -29,6 +32,10 @@ class Display(Listener):
 
     def __init__(self, console: Console, label: str, prefix: str = ""):
         self._console, self._label, self._prefix = console, label, prefix
+        self._work: Work | None = None
+
+    def began(self, work: Work) -> None:
+        self._work = work
 
     def stop(self) -> None:
         """Leave the terminal as it was."""
@@ -37,7 +44,11 @@ class Display(Listener):
     def compiling(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
         # Nothing is done before the first step; later, what was done since the last checkpoint would be lost.
-        with leave_at_once() if what == "train step" and jax.process_count() == 1 else nullcontext():
+        with (
+            leave_at_once(NOTHING_LOST)
+            if what == "train step" and jax.process_count() == 1
+            else nullcontext()
+        ):
             yield
         seconds = time.perf_counter() - start
         self._console.say(f"{self._prefix}compiled {what} in {seconds:.1f} s")
@@ -86,7 +97,7 @@ class Bar(Display):
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
         super().stepped(step, steps, metrics, steps_per_second)
         self._bar.start()
-        status = describe_step(step, steps, metrics, steps_per_second)
+        status = describe_step(step, steps, metrics, steps_per_second, self._work)
         self._bar.update(self._task, completed=step, status=status)
 
 
@@ -107,7 +118,7 @@ class Lines(Display):
         super().stepped(step, steps, metrics, steps_per_second)
         if time.perf_counter() - self._spoken >= PLAIN_INTERVAL_SECONDS:
             self._spoken = time.perf_counter()
-            told = describe_step(step, steps, metrics, steps_per_second)
+            told = describe_step(step, steps, metrics, steps_per_second, self._work)
             self._console.say(f"{self._prefix}step {step}/{steps}, {told}")
 
 
@@ -121,13 +132,16 @@ def open_display(console: Console, label: str, steps: int, done: int) -> Iterato
         shown.stop()
 
 
-def describe_step(step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> str:
-    """Describe metrics, rate and time left in a few words."""
+def describe_step(
+    step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float, work: Work | None = None
+) -> str:
+    """Describe metrics, rate, use of the devices and time left in a few words."""
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
     if not math.isfinite(steps_per_second) or steps_per_second <= 0:
         return values
     left = (steps - step) / steps_per_second
-    return f"{values}  {1000 / steps_per_second:.0f} ms/step  {left:.0f} s left"
+    used = "" if work is None else f"  {work.describe(steps_per_second)}"
+    return f"{values}  {1000 / steps_per_second:.0f} ms/step{used}  {left:.0f} s left"
 
 
 def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:

@@ -1,72 +1,75 @@
-"""Ctrl-C while training: the first asks for a checkpoint, the second leaves; before any step, the first."""
+"""Requests to stop: Ctrl-C, a cluster's SIGTERM and a closed terminal's SIGHUP ask for a checkpoint."""
 
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130
 SHOW_CURSOR = b"\x1b[?25h"
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextmanager
 def handle_signals(
-    handler: Callable[[int, FrameType | None], Any], *signals: signal.Signals
+    handler: Callable[[int, FrameType | None], Any] | signal.Handlers, *signals: signal.Signals
 ) -> Iterator[None]:
-    """Handle signals while a block runs; outside the main thread none come, and nothing is changed."""
+    """Handle signals while a block runs; outside the main thread none come, and nothing is changed.
+
+    A hang-up that is ignored, as below nohup, stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(one, signal.signal(one, handler)) for one in signals]
+    wanted = [one for one in signals if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
+    before = [(one, signal.signal(one, handler)) for one in wanted]
     try:
         yield
     finally:
         for one, previous in before:
-            signal.signal(one, previous)
-
-
-@contextmanager
-def leave_at_once() -> Iterator[None]:
-    """Leave the process at once at an interrupt that comes while a block runs."""
-    with handle_signals(_leave, signal.SIGINT):
-        yield
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    # No exception: half-finished work on other threads would print its troubles over it.
-    os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
-    os._exit(INTERRUPTED)
+            signal.signal(one, signal.SIG_DFL if previous is None else previous)
 
 
 @contextmanager
 def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable[[], bool]]:
-    """Catch interrupts while a block runs; yield a function that says if there was one.
+    """Catch requests to stop while a block runs; yield a function that says if there was one.
 
-    `ask` is called at the first one, where more than this process must know.
+    `ask` is called at the first one, where more than this process must know; SIGTERM is then left to JAX. A
+    second Ctrl-C leaves at once; a second SIGTERM or SIGHUP does not, as closing a terminal may send two.
     """
     is_requested = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_requested
+        if is_requested and number == signal.SIGINT:
+            _leave()
         if is_requested:
-            _leave(number, frame)
+            return
         is_requested = True
         # Not through the console: the interrupted code may be in the middle of printing.
-        when = b"within seconds, together" if ask else b"after this step"
-        os.write(sys.stderr.fileno(), b"\nstopping " + when + b"; Ctrl-C again leaves at once\n")
+        when = "within seconds, together" if ask else "after this step"
+        by, leaving = (
+            ("", "Ctrl-C again")
+            if number == signal.SIGINT
+            else (f"{signal.Signals(number).name}: ", "Ctrl-C")
+        )
+        _write(f"\n{by}stopping {when}; {leaving} leaves at once\n".encode())
+        _leave_lost_terminal()
         if ask:
             ask()
 
-    with handle_signals(handle, signal.SIGINT):
+    signals = [one for one in STOPPING if ask is None or one != signal.SIGTERM]
+    with handle_signals(handle, *signals):
         yield lambda: is_requested
 
 
 @contextmanager
-def leave_at_once() -> Iterator[None]:
+def leave_at_once(last_words: str = "") -> Iterator[None]:
     """Leave at the first interrupt while a block runs, even if a compiler keeps Python from hearing of it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,9 +80,7 @@ def leave_at_once() -> Iterator[None]:
     def watch() -> None:
         while number := os.read(heard, 1):
             if number[0] == signal.SIGINT:
-                os.write(sys.stderr.fileno(), SHOW_CURSOR if sys.stderr.isatty() else b"")
-                os.write(sys.stderr.fileno(), b"\ninterrupted before the first step; nothing is lost\n")
-                os._exit(INTERRUPTED)
+                _leave(last_words)
 
     watching = threading.Thread(target=watch, name="regard-interrupts", daemon=True)
     watching.start()
@@ -92,3 +93,25 @@ def leave_at_once() -> Iterator[None]:
         os.close(told)
         watching.join()
         os.close(heard)
+
+
+def _leave(last_words: str = "") -> None:
+    # No exception: half-finished work on other threads would print its troubles over it.
+    _write(SHOW_CURSOR if sys.stderr.isatty() else b"")
+    _write(last_words.encode())
+    os._exit(INTERRUPTED)
+
+
+def _write(text: bytes) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        os.write(sys.stderr.fileno(), text)
+
+
+def _leave_lost_terminal() -> None:
+    """Send to nowhere what would go to a terminal that was closed, where every write fails."""
+    for stream in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)

@@ -7,29 +7,29 @@ whose parent is gone ends too: what was killed does not go on training.
 
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.interruption import handle_signals
-from regard.training.membership import Membership, find_membership
+from regard.cli.continuation import describe_start, spell_continuation
+from regard.cli.interruption import INTERRUPTED, STOPPING, handle_signals
+from regard.training.membership import JOIN_SECONDS, Membership, find_membership
 
 FAILED, MISUSED = 1, 2
+ANNOUNCED_AFTER = 10
 LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its socket to the parent
 JOINED, TOLD = b"j", b"t"
 # How the runtimes of JAX, gloo and NCCL speak of others that are gone.
 LOSS = re.compile(
     r"gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket", re.IGNORECASE
 )
-FLAGS = ("--coordinator", "--processes", "--process")
 
 
 def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
@@ -60,8 +60,7 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
     )
     other.close()
     # The child may still save when this process is asked to stop.
-    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with own, handle_signals(lambda number, frame: child.send_signal(number), *stopping):
+    with own, handle_signals(lambda number, frame: child.send_signal(number), *STOPPING):
         ended = child.wait()
         own.setblocking(False)
         heard = b""
@@ -69,6 +68,9 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
             heard = own.recv(64)
     if ended >= 0:
         return ended
+    if JOINED not in heard and -ended in STOPPING:
+        console.fail("interrupted before all processes had come")
+        return INTERRUPTED
     if TOLD not in heard:
         console.fail(_explain_end(-ended, JOINED in heard, command, words, membership))
     return FAILED
@@ -78,17 +80,25 @@ def _explain_end(
     number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
 ) -> str:
     """Explain that a signal ended the child."""
-    if not joined and number == signal.SIGABRT:
-        where = f" at {membership.coordinator}" if membership.coordinator else ""
-        return (
-            f"{membership} did not find the others{where}: not all of them came in time, the address is "
-            "wrong, or it is taken; start them all with the same --coordinator, the address of process 0"
-        )
+    if not joined and number in (signal.SIGABRT, signal.SIGSEGV):
+        return _explain_absence(membership)
     if number == signal.SIGABRT:
         return explain_loss("the lines above say more", command, words, membership)
     name = signal.Signals(number).name
     hint = ", as by a system out of memory" if number == signal.SIGKILL else ""
     return f"{membership} was ended by {name}{hint}\n{_advise(command, words)}"
+
+
+def _explain_absence(membership: Membership) -> str:
+    """Explain that not all processes came."""
+    return (
+        f"{membership} did not find the others{_locate(membership)}: not all of them came in time, or the "
+        "address is wrong; start them all with the same --coordinator, the address of process 0"
+    )
+
+
+def _locate(membership: Membership) -> str:
+    return f" at {membership.coordinator}" if membership.coordinator else ""
 
 
 def explain_loss(detail: str, command: Train, words: Sequence[str], membership: Membership) -> str:
@@ -101,27 +111,12 @@ def explain_loss(detail: str, command: Train, words: Sequence[str], membership: 
 
 def _advise(command: Train, words: Sequence[str]) -> str:
     """Return the command that goes on."""
-    saved = command.directory.glob("checkpoints/*")
-    steps = [int(path.name) for path in saved if path.name.isdigit()]
-    start = f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
-    again = shlex.join(["regard", *_leave_out(words)])
+    again = spell_continuation(words, lost_devices=True)
     return (
-        f"nothing is lost but what came after: this {start}, on one process or, with --coordinator, "
-        f"--processes and --process, on those that are left\n  {again}\n"
+        f"nothing is lost but what came after: this {describe_start(command.directory)}, on one process or, "
+        f"with --coordinator, --processes and --process, on those that are left\n  {again}\n"
         "a mesh with * takes the devices that there are; a run goes on on any mesh"
     )
-
-
-def _leave_out(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without those that say which process it is."""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word in FLAGS:
-            next(rest, None)
-        elif word.partition("=")[0] not in FLAGS:
-            kept.append(word)
-    return kept
 
 
 # The child
@@ -136,8 +131,12 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
     from regard.cli.training import run_training
     from regard.training import processes
 
-    with expected_errors():
-        processes.join(membership)
+    try:
+        with expected_errors(), _announce_waiting(console, line, membership):
+            processes.join(membership)
+    except UsageError:
+        _tell(line, TOLD)
+        raise
     _tell(line, JOINED)
     if not processes.is_first():
         console = Console(quiet=True)
@@ -146,10 +145,10 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
     except (UsageError, processes.PeerError) as error:
         is_loss = not isinstance(error, processes.PeerError) and _is_loss(error.__cause__)
         console.fail(explain_loss(_shorten(error), command, words, membership) if is_loss else str(error))
-        code = FAILED if is_loss else MISUSED
+        code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
-        if is_loss:
-            _end(code)
+        if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):
+            _end(code)  # the others wait for what will not come
     except Exception as error:
         # Anything may be on its way to the others, or never come: nobody is waited for.
         if _is_loss(error):
@@ -160,6 +159,36 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
         _end(FAILED)
     jax.distributed.shutdown()  # waits until all are done
     return code
+
+
+@contextmanager
+def _announce_waiting(
+    console: Console, line: socket.socket | None, membership: Membership, seconds: float = JOIN_SECONDS
+) -> Iterator[None]:
+    """Say now and then, while a block waits for the others, that it does; in the end, end this process."""
+    came = threading.Event()
+
+    def watch() -> None:
+        passed = 0.0
+        for moment in (ANNOUNCED_AFTER, *range(60, int(seconds), 60)):
+            if came.wait(moment - passed):
+                return
+            passed = moment
+            console.remark(
+                f"{membership} has waited {moment:g} s for the others{_locate(membership)}; "
+                f"it gives up after {seconds:g} s"
+            )
+        if not came.wait(seconds - passed):
+            console.fail(_explain_absence(membership))
+            _tell(line, TOLD)
+            _end(FAILED)
+
+    with handle_signals(signal.SIG_DFL, signal.SIGINT):  # JAX waits without hearing Python's handlers
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            came.set()
 
 
 def _is_loss(error: BaseException | None) -> bool:

@@ -5,11 +5,12 @@ import dataclasses
 import jax
 
 from regard.cli.commands import Train
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
+from regard.cli.continuation import describe_next, describe_trouble
 from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
-from regard.training import checkpoints, loop, metrics, processes, runs
+from regard.training import checkpoints, locks, loop, metrics, processes, runs
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
@@ -26,17 +27,19 @@ def run_training(command: Train, console: Console) -> int:
         options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
         run = processes.alone(lambda: runs.open_run(directory, task, force=command.force, **options))
         # What the first process found sound need not be read by all.
-        run = run or runs.open_run(directory, task, verify=False, **options)
+        run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
+        if not run.is_finished:
+            processes.everyone(run.task.keep)  # the data are read, and found as they were
         if not run.is_finished and processes.is_first():
             print_overview(console, run.task, run, deployment)
-    outcome = advance_run(console, run, deployment)
+    outcome = advance_run(console, run, deployment, profile=command.profile)
     if outcome is None:
         return 1
     if not processes.is_first():
         return 130 if outcome.status == "interrupted" else 0
     console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
     if outcome.status == "interrupted":
-        console.say(f"stopped at step {outcome.step} with a checkpoint; the same command goes on from there")
+        console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
         return 130
     if outcome.status == "already finished":
         console.say(f"{directory} is finished already ({describe_result(task, outcome)}); nothing to do.")
@@ -72,8 +75,10 @@ def choose_deployment(command: Train, task: Task) -> Deployment | None:
     return deployment
 
 
-def advance_run(console: Console, run: runs.Run, deployment: Deployment | None = None) -> loop.Outcome | None:
-    """Train with a display and with Ctrl-C handled; return None after a divergence, which is reported."""
+def advance_run(
+    console: Console, run: runs.Run, deployment: Deployment | None = None, *, profile: int = 0
+) -> loop.Outcome | None:
+    """Train, shown and ready to stop; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
     agreed = processes.watch_for_stop(done) if together else None
@@ -82,14 +87,17 @@ def advance_run(console: Console, run: runs.Run, deployment: Deployment | None =
             catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             open_display(console, run.task.name, steps, done) as progress,
         ):
-            return loop.train(run, progress=progress, stop=agreed or is_interrupted, deployment=deployment)
+            stop = agreed or is_interrupted
+            return loop.train(run, progress=progress, stop=stop, deployment=deployment, profile=profile)
     except loop.DivergenceError as error:
         if processes.is_first():
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
             console.fail(f"{run.task.name}: {error}")
         return None
-    except checkpoints.CheckpointError as error:
+    except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
 
 
 def describe_result(task: Task, outcome: loop.Outcome) -> str:

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from regard.training.task import Metrics
 
 
+def measure_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Float[Array, "*B"]:
+    """Return the cross-entropy of every label in nats, summed in float32 at least."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
 def measure_labels(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> tuple[jax.Array, Metrics]:
     """Return the cross-entropy in nats and the accuracy of one label per example."""
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    loss = measure_losses(logits, labels).mean()
     return loss, {"accuracy": _measure_share(logits.argmax(-1) == labels)}
 
 
@@ -26,7 +32,7 @@ def measure_tokens(
     logits: Float[Array, "B T V"], targets: Int[Array, "B T"], real: Bool[Array, "B T"]
 ) -> tuple[jax.Array, Metrics]:
     """Return the cross-entropy in nats per real token, and both accuracies; padding counts nowhere."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    losses = measure_losses(logits, targets)
     return jnp.mean(losses, where=real), count_right(logits.argmax(-1) == targets, real)
 
 

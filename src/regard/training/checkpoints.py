@@ -14,9 +14,14 @@ parts are wanted: nothing in a checkpoint depends on the mesh.
 import functools
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +88,7 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 
     Raises:
         CheckpointError: when this step is already saved there: nothing is overwritten.
+        OSError: when the system refuses to write, such as on a full disk; the older checkpoints stay.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays.
@@ -98,7 +104,17 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
         draft.mkdir(parents=True)
 
     processes.alone(prepare)
-    _orbax(together=True).save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
+    try:
+        with _hush_writers():
+            _orbax(together=True).save(
+                (draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays))
+            )
+    except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
+        _discard(draft)
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
 
     def finish() -> None:
         _write_index(draft, step, arrays, record)
@@ -111,6 +127,12 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 
     processes.alone(finish)
     return target
+
+
+def tidy(directory: Path) -> None:
+    """Remove what kills left of checkpoints that were being written or dropped."""
+    for draft in directory.glob(".*.draft"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -133,6 +155,32 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
         _verify_files(path, index["files"])
     kinds = {name: (tuple(shape), jax.numpy.dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
     return Checkpoint(path, index["step"], kinds, index["record"])
+
+
+def load_newest(
+    directory: Path, *, verify: bool = True, skip_damaged: bool = False
+) -> tuple[Checkpoint | None, dict[Path, CheckpointError]]:
+    """Open the newest checkpoint, or None; return with it the damaged ones that were skipped, if they may be.
+
+    Raises:
+        CheckpointError: as `load`; it says how to do without the newest.
+    """
+    damaged: dict[Path, CheckpointError] = {}
+    saved = list_checkpoints(directory)
+    while saved:
+        newest = saved.pop()
+        try:
+            return load(newest, verify=verify), damaged
+        except CheckpointError as error:
+            damaged[newest] = error
+            if saved and skip_damaged:
+                continue
+            before = f"go on from step {int(saved[-1].name)}" if saved else "start again"
+            raise CheckpointError(
+                f"{error}\nnothing was changed; remove {newest} to {before}"
+                + ("; --resume newest-whole does so by itself" if saved else "")
+            ) from error
+    return None, damaged
 
 
 def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
@@ -184,6 +232,33 @@ def _orbax(*, together: bool) -> ocp.Checkpointer:
     options = ocp.options.MultiprocessingOptions(**({} if together or jax.process_count() == 1 else alone))
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _discard(draft: Path) -> None:
+    """Remove a draft that failed, and what writers that were still under way put there."""
+    for _ in range(30):
+        shutil.rmtree(draft, ignore_errors=True)
+        time.sleep(0.1)
+        if not draft.exists():
+            return
+
+
+@contextmanager
+def _hush_writers() -> Iterator[None]:
+    """Keep quiet what orbax's threads print about an error beside raising it, hundreds of lines."""
+    logger, before = logging.getLogger("absl"), sys.unraisablehook
+    was_disabled, logger.disabled = logger.disabled, True
+
+    def print_others(raised: Any) -> None:
+        if str(raised.exc_value) != "Event loop is closed":
+            before(raised)
+
+    sys.unraisablehook = print_others
+    try:
+        yield
+        sys.unraisablehook = before  # after an error writers that were still under way have more to say
+    finally:
+        logger.disabled = was_disabled
 
 
 def _make_empty(template: Any) -> Any:

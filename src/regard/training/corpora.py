@@ -2,10 +2,18 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 Documents = dict[str, str]
+
+
+class Corpus(NamedTuple):
+    """Documents, and the paths of files in directories that were skipped, as they are not text."""
+
+    documents: Documents
+    skipped: tuple[str, ...] = ()
 
 
 def read_manual() -> Documents:
@@ -28,31 +36,39 @@ def read_manual() -> Documents:
     return leave_out_excerpts(topics)
 
 
-def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
+def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Corpus:
     """Read files, and the visible files below directories that hold anything, one document per file, by path.
 
-    A single file is cut into documents `PATH:1`, `PATH:2`, ... of at most `piece_bytes`, so that some can
-    be held out. A document with the text of an earlier one is left out, as it could be trained on and held
-    out at once.
+    Files below directories that are not UTF-8 text are skipped. A single file is cut into documents
+    `PATH:1`, `PATH:2`, ... of at most `piece_bytes`, so that some can be held out. A document with the text
+    of an earlier one is left out, as it could be trained on and held out at once.
 
     Raises:
-        ValueError: for a path that is missing or comes twice, for a file that is empty, binary or not UTF-8
-            (with the offset of the first byte that is not), and where nothing could be held out.
+        ValueError: for a path that is missing or comes twice, for a file given by name that is empty, binary
+            or not UTF-8 (with the offset of the first byte that is not), and where nothing could be held out.
 
     Example:
         >>> import pathlib, tempfile
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> _ = (folder / "a.txt").write_text("one two"), (folder / "b.txt").write_text("three")
-        >>> [pathlib.Path(name).name for name in read_documents([folder])]
+        >>> [pathlib.Path(name).name for name in read_documents([folder]).documents]
         ['a.txt', 'b.txt']
     """
-    paths = [path for given in files for path in _list_files(Path(given))]
+    paths = [(path, path != Path(given)) for given in files for path in _list_files(Path(given))]
     seen: set[Path] = set()
-    for path in paths:
+    for path, _ in paths:
         if path.resolve() in seen:
             raise ValueError(f"files: {path} comes twice; give every file once")
         seen.add(path.resolve())
-    documents = {str(path): _read_text(path) for path in sorted(paths)}
+    documents: Documents = {}
+    skipped: list[str] = []
+    for path, is_found in sorted(paths):
+        try:
+            documents[str(path)] = _read_text(path)
+        except _NotTextError:
+            if not is_found:
+                raise
+            skipped.append(str(path))
     if len(documents) == 1:
         ((name, text),) = documents.items()
         pieces = _cut(text, piece_bytes)
@@ -62,9 +78,26 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
     if len(documents) < 2:
         raise ValueError(
             "files: expected at least two different documents, one to train on and one to hold out, got "
-            f"{', '.join(map(str, files))}; give more files, or a smaller --document-bytes to cut one file"
+            f"{', '.join(map(str, files))}{describe_skipped(skipped)}; give more files, or a smaller "
+            "--document-bytes to cut one file"
         )
-    return documents
+    return Corpus(documents, tuple(skipped))
+
+
+def describe_skipped(paths: Sequence[str]) -> str:
+    """Say, to end a sentence about a corpus, how many files were skipped, and name some.
+
+    Example:
+        >>> describe_skipped(["a.png", "b.png", "c.png", "d.png"])
+        '; 4 files that are not text were skipped (a.png, b.png, c.png, ...)'
+    """
+    if not paths:
+        return ""
+    shown = ", ".join([*paths[:3], *(["..."] if len(paths) > 3 else [])])
+    counted = (
+        "1 file that is not text was" if len(paths) == 1 else f"{len(paths)} files that are not text were"
+    )
+    return f"; {counted} skipped ({shown})"
 
 
 def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
@@ -142,6 +175,10 @@ def _list_files(path: Path) -> list[Path]:
     return [path]
 
 
+class _NotTextError(ValueError):
+    """A file that is binary, or text in another encoding than UTF-8."""
+
+
 def _read_text(path: Path) -> str:
     """Read a file's text; raise with what is wrong with it."""
     try:
@@ -151,11 +188,13 @@ def _read_text(path: Path) -> str:
     if not data:
         raise ValueError(f"files: {path} is empty; leave it out")
     if (offset := data.find(b"\0")) >= 0:
-        raise ValueError(f"files: {path} is binary, not text: a zero byte at offset {offset}; leave it out")
+        raise _NotTextError(
+            f"files: {path} is binary, not text: a zero byte at offset {offset}; leave it out"
+        )
     try:
         return data.decode("utf-8", errors="strict")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise _NotTextError(
             f"files: {path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
             f"({error.reason}); convert it to UTF-8, or leave it out"
         ) from error

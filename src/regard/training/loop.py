@@ -7,7 +7,7 @@ was interrupted and resumed does exactly what an uninterrupted one does.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,22 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from regard.training import checkpoints, heads, metrics, processes
+from regard.training import checkpoints, heads, locks, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
+from regard.training.work import Work, count_work
 
 FEW_MEASUREMENTS = 100
 
 
 class Progress:
     """A listener that hears everything and says nothing; the loop never waits for the device to feed one."""
+
+    def began(self, work: Work) -> None:
+        """Receive the work of an update, before the first."""
 
     def compiling(self, what: str) -> AbstractContextManager[None]:
         """Surround a compilation, which may take a while."""
@@ -85,6 +89,8 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
     deployment: Deployment | None = None,
+    log: Callable[[Mapping[str, Any]], Any] | None = None,
+    profile: int = 0,
 ) -> Outcome:
     """Train to the last step, or until `stop` says so, and save; another call goes on from there.
 
@@ -95,6 +101,9 @@ def train(
         progress: hears what happens; None means nobody does.
         stop: asked after every step; True saves a checkpoint and returns. All processes must say the same.
         deployment: the mesh to train on; None means one device. A run may go on on another mesh, or none.
+        log: called in the first process with each line of metrics.jsonl, such as `wandb.log`.
+        profile: steps, after the first, that JAX's profiler traces into the directory profile, which
+            TensorBoard and Perfetto open; 0 traces none.
 
     Returns:
         The step and the metrics at the end.
@@ -102,25 +111,45 @@ def train(
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
+        locks.LockError: when another process trains in the directory.
+        OSError: when the system refuses to write; what was saved before is whole.
     """
-    if run.is_finished:
-        assert run.start is not None
-        return Outcome("already finished", run.start.step, **run.start.record)
-    kept = run.task.keep()
+    with locks.hold(run.directory):
+        processes.alone(run.tidy)
+        if run.is_finished:
+            assert run.start is not None
+            return Outcome("already finished", run.start.step, **run.start.record)
+        return _advance(_Session(run, progress or Progress(), log, profile), stop, deployment)
+
+
+def _advance(session: "_Session", stop: Callable[[], bool], deployment: Deployment | None) -> Outcome:
+    """Train a run whose lock is held."""
+    run = session.run
+    kept = processes.everyone(run.task.keep)
     program = make_program(run.task, run.seed, deployment)
     places = None if deployment is None else deployment.divide_state(program.shapes)
     state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
     processes.demand_same("run", run.describe(kept))
     processes.alone(lambda: run.begin(kept))
     processes.everyone(run.demand_begun)
-    return _Session(run, progress or Progress()).advance(program, state, stop)
+    num_devices = 1 if deployment is None else deployment.mesh.size
+    session.progress.began(
+        count_work(run.task, program.shapes.params, num_devices, jax.devices()[0].device_kind)
+    )
+    return session.advance(program, state, stop)
 
 
 class _Session:
     """One process's share of a run: its clocks, and the metrics that are still on the device."""
 
-    def __init__(self, run: Run, progress: Progress):
-        self.task, self.run, self.progress = run.task, run, progress
+    def __init__(
+        self,
+        run: Run,
+        progress: Progress,
+        log: Callable[[Mapping[str, Any]], Any] | None,
+        profile: int,
+    ):
+        self.task, self.run, self.progress, self.log, self.profile = run.task, run, progress, log, profile
         self.began = time.perf_counter()
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
         own = run.start.record if run.start and run.source is None else {}
@@ -138,25 +167,27 @@ class _Session:
         training_data = program.place(self.task.training_data)
         held_out = program.place(self.task.held_out, as_batch=True)
         update = self._compile("train step", program, program.update, state, np.int32(0), training_data)
-        measure = self._compile("evaluation", program, program.evaluate, state.params, held_out)
+        measure = self._compile("evaluation", program, program.evaluate, state.evaluated, held_out)
         watch_heads = self._prepare_heads(program, state)
         self.mark = time.perf_counter()
         if self.first == 0:
             watch_heads(0, state)
-        for step in range(self.first + 1, steps + 1):
-            state, measured = update(state, np.int32(step - 1), training_data)
-            self.pending.append((step, measured))
-            watch_heads(step, state)
-            last = stop() or step == steps
-            if step % cadence.evaluate_every == 0 or step == steps:
-                self._evaluate(step, partial(measure, state.params, held_out))
-            elif step % cadence.log_every == 0:
-                # Read one logging interval late: the device is never waited for while it has work.
-                self._settle(step - cadence.log_every)
-            if step % cadence.checkpoint_every == 0 or last:
-                record = self._save(step, state)
-            if last:
-                break
+        with ExitStack() as tracing:
+            for step in range(self.first + 1, steps + 1):
+                self._trace(step - self.first - 1, tracing)
+                state, measured = update(state, np.int32(step - 1), training_data)
+                self.pending.append((step, measured))
+                watch_heads(step, state)
+                last = stop() or step == steps
+                if step % cadence.evaluate_every == 0 or step == steps:
+                    self._evaluate(step, partial(measure, state.evaluated, held_out))
+                elif step % cadence.log_every == 0:
+                    # Read one logging interval late: the device is never waited for while it has work.
+                    self._settle(step - cadence.log_every)
+                if step % cadence.checkpoint_every == 0 or last:
+                    record = self._save(step, state)
+                if last:
+                    break
         return Outcome("finished" if step == steps else "interrupted", step, **record)
 
     def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
@@ -174,6 +205,16 @@ class _Session:
                 self.head_stats.append((step, measure(state.params, probe)))
 
         return watch
+
+    def _trace(self, done: int, tracing: ExitStack) -> None:
+        """Begin the profiler's trace after one step of this session, and end it after those wanted."""
+        if self.profile and done == 1:
+            jax.block_until_ready(self.pending)
+            jax.profiler.start_trace(str(self.run.directory / "profile"))
+            tracing.callback(jax.profiler.stop_trace)
+        if done == 1 + self.profile:
+            jax.block_until_ready(self.pending)
+            tracing.close()
 
     def _compile(
         self, what: str, program: Program, function: Any, *arguments: Any, options: Any = None
@@ -220,6 +261,8 @@ class _Session:
     def _log(self, line: Mapping[str, Any]) -> None:
         if processes.is_first():
             metrics.append(self.run.metrics_path, [line])
+            if self.log is not None:
+                self.log(line)
 
     def _training_seconds(self) -> float:
         running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
@@ -241,7 +284,8 @@ class _Session:
                 "compile_seconds": self.compile_seconds,
                 "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
             }
-            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, record)
+            keep = self.task.cadence.keep_checkpoints
+            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, record, keep=keep)
             self.progress.saved(step)
         return record
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 AUTO = "auto"
+JOIN_SECONDS = 300  # to wait for all processes to come
 # Launchers whose coordinator JAX finds by itself: where they keep the number of processes, and which it is.
 LAUNCHERS = (
     # Without a step there is a batch script, whose SLURM_NTASKS speaks of processes that it has yet to start.

@@ -65,11 +65,13 @@ class MeshSpec:
         Raises:
             ValueError: naming the setting and the sizes that could be.
         """
-        rows, batch_size = self.data * self.fsdp, task.optimization.batch_size
+        batch_size = task.optimization.batch_size
+        rows = self.data * self.fsdp * task.optimization.accumulate_steps
         if batch_size % rows:
             below = batch_size - batch_size % rows
             raise ValueError(
-                f"mesh: expected a batch size that data * fsdp = {rows} divides, got batch_size={batch_size};"
+                f"mesh: expected a batch size that data * fsdp * accumulate_steps = {rows} divides, got "
+                f"batch_size={batch_size};"
                 f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
         for name in ("num_heads", "d_ff"):

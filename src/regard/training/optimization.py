@@ -9,12 +9,18 @@ from regard.training.settings import Optimization
 
 
 def make_schedule(optimization: Optimization) -> optax.Schedule:
-    """Return the learning rate by updates done: a linear rise, then a cosine down to 0 or a constant."""
+    """Return the learning rate by updates done: a linear rise, then the schedule that is named."""
     peak, rise = optimization.learning_rate, optimization.warmup_steps
-    if optimization.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, max(optimization.steps - rise, 1))
-    else:
-        after = optax.constant_schedule(peak)
+    rest = max(optimization.steps - rise, 1)
+    stable = rest - max(rest // 5, 1)
+    constant = optax.constant_schedule(peak)
+    after = {
+        "cosine": optax.cosine_decay_schedule(peak, rest),
+        "linear": optax.linear_schedule(peak, 0.0, rest),
+        "exponential": optax.exponential_decay(peak, rest, 0.01),
+        "stable": optax.join_schedules([constant, optax.linear_schedule(peak, 0.0, rest - stable)], [stable]),
+        "constant": constant,
+    }[optimization.schedule]
     return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise]) if rise else after
 
 

@@ -1,7 +1,9 @@
 """Coordination of processes that train together, on JAX's runtime: joining, waiting, failing and stopping."""
 
 import itertools
+import os
 import signal
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,27 +11,31 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from regard.training.membership import Membership
+from regard.training.membership import JOIN_SECONDS, Membership
 
 T = TypeVar("T")
+TOLD = "all processes were told"
 HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as lost: well within a minute
 
 
 class PeerError(RuntimeError):
-    """The error of another process, with its message."""
+    """The error of another process, with its message, or a difference between processes."""
 
 
 def join(membership: Membership) -> None:
     """Join the other processes, before any other use of JAX; return when all are there.
 
     Raises:
-        ValueError: where flags are missing and JAX cannot find them out.
+        ValueError: where flags are missing and JAX cannot find them out, or the first one's port is taken.
     """
+    if membership.index == 0 and membership.coordinator is not None:
+        _demand_free_port(membership.coordinator)
     try:
         jax.distributed.initialize(
             membership.coordinator,
             membership.count,
             membership.index,
+            initialization_timeout=JOIN_SECONDS + 60,  # `supervision` gives up before, in words
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
@@ -66,11 +72,18 @@ def everyone(function: Callable[[], T]) -> T:
         result = function()
     except Exception as error:
         gather(f"{type(error).__name__}: {error}")
+        if jax.process_count() > 1:
+            error.add_note(TOLD)
         raise
     for process, message in enumerate(gather("")):
         if message:
             raise PeerError(f"process {process} of {jax.process_count()}: {message}")
     return result
+
+
+def is_known(error: BaseException | None) -> bool:
+    """Return True for an error that `everyone` has told to the other processes."""
+    return TOLD in getattr(error, "__notes__", ())
 
 
 def alone(function: Callable[[], T]) -> T | None:
@@ -82,12 +95,12 @@ def demand_same(what: str, text: str) -> None:
     """Raise where processes do not have the same text.
 
     Raises:
-        ValueError: naming a process that differs.
+        PeerError: naming a process that differs.
     """
     texts = gather(text)
     for process, other in enumerate(texts):
         if other != texts[0]:
-            raise ValueError(
+            raise PeerError(
                 f"{what}: expected the same in every process, got {texts[0]!r} in process 0 and {other!r} in "
                 f"process {process}; start all with the same command and the same versions"
             )
@@ -106,3 +119,15 @@ def watch_for_stop(first: int) -> Callable[[], bool]:
 def ask_to_stop() -> None:
     """Make all processes stop after the same step."""
     signal.raise_signal(signal.SIGTERM)  # JAX's own notice, which reaches the others, too
+
+
+def _demand_free_port(coordinator: str) -> None:
+    """Raise where another program listens at the address that the others are told: JAX would crash."""
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ValueError(
+            f"coordinator: port {port} of this machine is taken ({os.strerror(error.errno or 0)}); "
+            "give another port to all processes"
+        ) from error

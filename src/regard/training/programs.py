@@ -4,6 +4,7 @@ The state is parameters and optimizer; everything random in step n is a function
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +22,16 @@ from regard.training.task import DROPOUT, INITIALISATION, TRAINING, Batch, Metri
 
 
 class State(NamedTuple):
-    """Parameters and optimizer, which an update turns into the next."""
+    """Parameters, optimizer and the parameters' moving average if there is one: an update makes the next."""
 
     params: Any
     optimizer: optax.OptState
+    average: Any = None
+
+    @property
+    def evaluated(self) -> Any:
+        """The parameters that are evaluated."""
+        return self.params if self.average is None else self.average
 
 
 @dataclass(frozen=True)
@@ -84,13 +91,20 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     shapes.eval()
     resting = nnx.graphdef(shapes)
     shapes.train()
+    narrow, promotion = _leave, nullcontext
+    if optimization.precision == "bfloat16":
+        narrow = partial(_cast, dtype=jnp.bfloat16)
+        promotion = partial(jax.numpy_dtype_promotion, "standard")  # flax's norms need it
+        for _, module in nnx.iter_modules(shapes):
+            if isinstance(module, nnx.Embed):
+                module.dtype = jnp.dtype(jnp.bfloat16)  # it would cast to the dtype it was built with
     active = nnx.graphdef(shapes)
     # Random streams, whose seeds do not matter: every step sets them.
     rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
 
     def draw_state() -> State:
         params = nnx.split(build(), nnx.Param, ...)[1]
-        return State(params, optimizer.init(params))
+        return State(params, optimizer.init(params), params if optimization.ema_decay else None)
 
     state_shapes = jax.eval_shape(draw_state)
     places, divide, collect = None, _leave, _leave
@@ -103,21 +117,48 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.
-        model = nnx.merge(active, collect(params), jax.tree.map(jnp.asarray, rest))
+        model = nnx.merge(active, collect(narrow(params)), jax.tree.map(jnp.asarray, rest))
         nnx.reseed(model, dropout=rng)
-        return task.measure(model, batch)
+        with promotion():
+            return _cast(task.measure(model, narrow(batch)), jnp.float32)
+
+    differentiate = jax.value_and_grad(compute_loss, has_aux=True)
+
+    def accumulate(params: Any, batch: Batch, rng: jax.Array) -> Any:
+        """Differentiate parts of a batch one after the other; average all they give."""
+        count = optimization.accumulate_steps
+        if count == 1:
+            return differentiate(params, batch, rng)
+        # Every count-th row is one part's: a device has its share of each.
+        parts = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), batch)
+
+        def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            found = differentiate(params, divide(part[0]), jax.random.fold_in(rng, part[1]))
+            return jax.tree.map(lambda one, other: one + other / count, total, found), None
+
+        shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda rows: rows[0], parts), rng)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+        return jax.lax.scan(add, zeros, (parts, jnp.arange(count)))[0]
 
     def update(state: State, index: jax.Array, training_data: Any = ()) -> tuple[State, Metrics]:
         batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
         batch = divide(task.draw(training_data, batch_rng, optimization.batch_size))
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
-        (loss, measured), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params, batch, rng)
+        (loss, measured), gradients = accumulate(state.params, batch, rng)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
             rate = jnp.asarray(schedule(index))
             change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
         norms = {"grad_norm": optax.tree.norm(gradients), "parameter_norm": optax.tree.norm(params)}
-        return State(params, optimizer_state), {"loss": loss, **measured, "learning_rate": rate, **norms}
+        average = state.average
+        if average is not None:
+            average = optax.incremental_update(params, average, 1 - optimization.ema_decay)
+        return State(params, optimizer_state, average), {
+            "loss": loss,
+            **measured,
+            "learning_rate": rate,
+            **norms,
+        }
 
     def evaluate(params: Any, batch: Batch) -> Metrics:
         return task.evaluate(nnx.merge(resting, collect(params), rest), divide(batch))
@@ -127,6 +168,13 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Cast the floating-point arrays of a tree."""
+    return jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
+    )
 
 
 def _leave(tree: Any) -> Any:

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from regard.training import checkpoints, metrics, tasks
+from regard.training import checkpoints, locks, metrics, tasks
 from regard.training.compilation import run_once
 
 FORMAT = 1
-OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures")
+SEEDS = range(-(2**63), 2**63)
+OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -44,6 +45,7 @@ class Run:
         note: what a reader should know about the start, such as other versions, or None.
         mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
             on on another one.
+        damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
     """
 
     directory: Path
@@ -53,6 +55,7 @@ class Run:
     source: Path | None = None
     note: str | None = None
     mesh: str | None = None
+    damaged: tuple[Path, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -69,12 +72,29 @@ class Run:
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
 
+    def tidy(self) -> None:
+        """Remove what kills left in the directory, while its lock is held.
+
+        Raises:
+            RunError: when another process trained in the directory since the run was opened.
+        """
+        checkpoints.tidy(self.checkpoints_path)
+        for name in (*OWN_ENTRIES, *self.task.keeps):
+            (self.directory / f".{name}.draft").unlink(missing_ok=True)
+        saved = checkpoints.list_checkpoints(self.checkpoints_path)
+        found = [path for path in saved if path not in self.damaged]
+        if found[-1:] != ([self.start.path] if self.start and self.source is None else []):
+            raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
+
     def begin(self, kept: Mapping[str, str]) -> None:
         """Write the settings and what the task keeps, and drop the metrics after the starting step.
 
         Raises:
-            RunError: when the directory keeps something else than the task; nothing is written.
+            RunError: when the directory keeps something else than the task, or a line of metrics.jsonl is
+                damaged; nothing is written.
         """
+        for path in (self.metrics_path, *([self.source / "metrics.jsonl"] if self.source else [])):
+            _demand_sound(path)
         present = _read_kept(self.directory, self.task)
         for name, text in kept.items():
             if present.get(name, text) != text:
@@ -87,6 +107,10 @@ class Run:
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
         for name in kept.keys() - present.keys():
             metrics.replace_text(self.directory / name, kept[name])
+        for path in self.damaged:
+            aside = path.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
         if self.source is not None:
             history = metrics.read(self.source / "metrics.jsonl")
             metrics.replace_text(self.metrics_path, "")
@@ -146,7 +170,7 @@ def read_versions() -> dict[str, str]:
 
 
 def open_run(
-    directory: Path,
+    directory: str | Path,
     task: tasks.Task,
     *,
     seed: int = 0,
@@ -161,9 +185,10 @@ def open_run(
         directory: the run directory; may be missing or empty.
         task: what to train.
         seed: seeds parameters, batches and dropout.
-        resume: "auto" goes on from the directory's latest checkpoint; "never" refuses a directory that holds
-            a run; a path (a run directory, or one of its checkpoints) is where to start when this directory
-            has no checkpoint of its own: same task and model, other steps, rates and seeds allowed.
+        resume: "auto" goes on from the directory's latest checkpoint; "newest-whole" from the latest that is
+            not damaged, for restarts that nobody watches; "never" refuses a directory that holds a run; a
+            path (a run directory, or one of its checkpoints) is where to start when this directory has no
+            checkpoint of its own: same task and model, other steps, rates and seeds allowed.
         force: delete the run that is there and start again. Never deletes what Regard did not write.
         mesh: the devices' mesh of this session; None means one device.
         verify: False does not read the files of the checkpoint, as another process has checked them.
@@ -174,7 +199,13 @@ def open_run(
     Raises:
         RunError: when the directory holds something else, another task or other settings.
         checkpoints.CheckpointError: when a checkpoint is damaged or foreign.
+        locks.LockError: when another process trains in the directory.
     """
+    directory = Path(directory)
+    tasks.demand_known(task)
+    if seed not in SEEDS:
+        raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
+    locks.demand_free(directory)
     existing = _read_config(directory)
     if existing is not None and force:
         _delete_run(directory, existing.task.keeps)
@@ -183,27 +214,30 @@ def open_run(
         raise RunError(
             f"{directory} holds a run already; give another --out, or --force to delete it and start again"
         )
-    note = own = None
+    note, own, damaged = None, None, {}
     kept = _read_kept(directory, task)
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
         _demand_same(directory, existing, task, seed, remedy)
         note = _compare_versions(existing.versions)
-        own = load_checkpoint(directory, verify=verify)
-    if own is not None or resume in ("auto", "never"):
-        return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh)
+        folder, skips = directory / "checkpoints", resume == "newest-whole"
+        own, damaged = checkpoints.load_newest(folder, verify=verify, skip_damaged=skips)
+        note = "; ".join(filter(None, [note, *map(str, damaged.values())])) or None
+    if own is not None or resume in ("auto", "newest-whole", "never"):
+        return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh, damaged=tuple(damaged))
     branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
     restored = task.restore(kept or _read_kept(branch.source or directory, task))
     return dataclasses.replace(branch, task=restored, mesh=mesh)
 
 
-def load_run(directory: Path) -> tuple[tasks.Task, Any]:
+def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
     """Load the task of a run, and its model, in evaluation mode, from its latest checkpoint.
 
     Raises:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
+    directory = Path(directory)
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
@@ -227,7 +261,7 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
         RunError: when the run has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    checkpoint = load_checkpoint(directory)
+    checkpoint, _ = checkpoints.load_newest(directory / "checkpoints")
     if checkpoint is None:
         raise RunError(f"{directory} has no checkpoint yet; go on training it: regard train {task.name}")
 
@@ -237,7 +271,8 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     shapes = nnx.eval_shape(build)
     shapes.eval()
     structure, params, _ = nnx.split(shapes, nnx.Param, ...)
-    params = checkpoints.fit(checkpoint, params, prefix="params/")
+    is_averaged = any(name.startswith("average/") for name in checkpoint.kinds)
+    params = checkpoints.fit(checkpoint, params, prefix="average/" if is_averaged else "params/")
     rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
     return nnx.merge(structure, params, rest)
 
@@ -254,7 +289,11 @@ def _read_config(directory: Path) -> _Config | None:
         return None
     if not directory.is_dir():
         raise RunError(f"{directory} is a file, not a run directory; give another --out")
-    entries = sorted(path.name for path in directory.iterdir() if not path.name.endswith(".draft"))
+    entries = sorted(
+        path.name
+        for path in directory.iterdir()
+        if not path.name.endswith(".draft") and path.name not in locks.FILES
+    )
     if not entries:
         return None
     path = directory / "config.json"
@@ -300,14 +339,15 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     config = _read_config(source)
     if config is None:
         raise RunError(
-            f"--resume {path} is not a Regard run; give auto, never, a run directory or a checkpoint"
+            f"--resume {path} is not a Regard run; "
+            "give auto, newest-whole, never, a run directory or a checkpoint"
         )
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
     _demand_same(source, config, task, seed, "ask for the same data and model", free)
     found = checkpoints.load(path, verify=verify) if path != source else None
-    start = found or load_checkpoint(source, verify=verify)
+    start = found or checkpoints.load_newest(source / "checkpoints", verify=verify)[0]
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
     steps = task.optimization.steps
@@ -316,18 +356,12 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     return Run(directory, task, seed, start, source=source, note=_compare_versions(config.versions))
 
 
-def load_checkpoint(directory: Path, *, verify: bool = True) -> checkpoints.Checkpoint | None:
-    """Load the newest checkpoint; its error says how to do without it."""
-    saved = checkpoints.list_checkpoints(directory / "checkpoints")
-    if not saved:
-        return None
+def _demand_sound(path: Path) -> None:
+    """Raise a RunError for a damaged line of metrics.jsonl."""
     try:
-        return checkpoints.load(saved[-1], verify=verify)
-    except checkpoints.CheckpointError as error:
-        before = f"go on from step {int(saved[-2].name)}" if len(saved) > 1 else "start again"
-        raise checkpoints.CheckpointError(
-            f"{error}\nnothing was changed; remove {saved[-1]} to {before}"
-        ) from error
+        metrics.read(path)
+    except ValueError as error:
+        raise RunError(f"{error}; mend or delete that line, and give the same command again") from error
 
 
 def _compare_versions(recorded: dict[str, str]) -> str | None:
@@ -341,9 +375,10 @@ def _compare_versions(recorded: dict[str, str]) -> str | None:
 
 def _delete_run(directory: Path, kept: tuple[str, ...]) -> None:
     """Delete what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
-    for name in reversed((*OWN_ENTRIES, *kept)):
-        path = directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    with locks.hold(directory):
+        for name in reversed((*OWN_ENTRIES, *kept)):
+            path = directory / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

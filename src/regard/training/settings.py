@@ -21,6 +21,7 @@ FRACTION = Range("in (0, 1)", lambda value: 0 < value < 1)
 RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
 POSITIVE = Range("above 0", lambda value: value > 0)
 Count = Annotated[int, at_least(1)]
+DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]
 
 
 class Settings:
@@ -134,16 +135,23 @@ class Optimization(Settings):
     """Updates of the parameters."""
     batch_size: Count = 128
     """Examples per update."""
+    accumulate_steps: Count = 1
+    """Equal parts of a batch whose gradients are averaged one part after the other, in the memory of one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype that updates compute in; parameters, optimizer and sums stay float32, and so does evaluation."""
     learning_rate: Annotated[float, POSITIVE] = 3e-3
     """Peak learning rate."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine down to 0, or constant."""
+    schedule: Literal["cosine", "linear", "exponential", "stable", "constant"] = "cosine"
+    """Learning rate after the warm-up: cosine or linear down to 0, exponential to a hundredth, stable until a
+    fifth of the steps is left and then linear to 0, or constant."""
     warmup_steps: Annotated[int, at_least(0)] = 0
     """Updates over which the learning rate rises linearly from 0."""
     clip_norm: Annotated[float, at_least(0)] = 1.0
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
     weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
+    ema_decay: Annotated[float, RATE] = 0.0
+    """Decay per update of a moving average of parameters, which is what is evaluated and loaded; 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,6 +159,11 @@ class Optimization(Settings):
             raise ValueError(
                 f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and "
                 f"steps={self.steps}"
+            )
+        if self.batch_size % self.accumulate_steps:
+            raise ValueError(
+                f"accumulate_steps must divide batch_size, got accumulate_steps={self.accumulate_steps} and "
+                f"batch_size={self.batch_size}"
             )
 
 
@@ -166,3 +179,5 @@ class Cadence(Settings):
     """Steps between two checkpoints."""
     heads_every: Annotated[int, at_least(0)] = 20
     """Steps between two looks at the entropy and the largest logit of every head; 0 never looks."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints that are kept."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from regard.training.lazy_modules import compilation, figures, inspection, jax, np
-from regard.training.settings import Cadence, Count, Goal, Optimization, Settings, Sizes
+from regard.training.settings import Cadence, Count, DataSeed, Goal, Optimization, Settings, Sizes
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -50,9 +50,10 @@ class Task(Settings, abc.ABC):
     """Something to learn: settings, and from them a model, data, a measure, an example and pictures.
 
     A task is a frozen dataclass whose fields are its settings; the docstring of a field is what `regard train
-    TASK --help` prints. Its class declares `name` and `goal`, gives `model` a default, and implements
-    `config`, `make_model`, `make_held_out`, `make_batch`, `measure`, `example` and `pictures`; a line of
-    `regard.training.tasks.TASKS` makes it known.
+    TASK --help` prints. Its class declares a `name` of its own and a `goal`, gives `model` a default, and
+    implements `config`, `make_model`, `make_batch`, `measure` and, if it is no `SyntheticTask`,
+    `make_held_out`; `example` and `pictures` as they are here serve batches whose "inputs" are tokens.
+    `open_run` and `load_run` know every class that is defined; commands, those of `tasks.load_tasks`, too.
 
     Attributes:
         name: a word for the command line and for run directories.
@@ -70,7 +71,7 @@ class Task(Settings, abc.ABC):
     model: Any = Sizes()
     optimization: Optimization = Optimization()
     cadence: Cadence = Cadence()
-    data_seed: int = 0
+    data_seed: DataSeed = 0
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
     kept: Mapping[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -149,9 +150,12 @@ class Task(Settings, abc.ABC):
         """Return a text that a trained model writes, where it writes."""
         raise NotImplementedError(f"{self.name} writes no text")
 
-    @abc.abstractmethod
     def example(self) -> Example:
-        """Choose the held-out example that `regard inspect` shows."""
+        """Choose the held-out example that `regard inspect` shows: the first one, its tokens as numbers."""
+        batch = self.pick(0)
+        row = np.asarray(batch["inputs"][0])
+        tokens = inspection.Tokens([str(token) for token in row.tolist()], ids=row)
+        return Example(batch, {"": tokens}, f"{self.name}: the first held-out example")
 
     def read_text(self, text: str) -> Example:
         """Make an example of a user's text.
@@ -161,9 +165,12 @@ class Task(Settings, abc.ABC):
         """
         raise ValueError(f"--text is for models that read text; {self.name} reads examples of its own")
 
-    @abc.abstractmethod
     def pictures(self, model: Any) -> Iterator[Picture]:
-        """Draw what a trained model attends to, for `regard plot`: names and drawings."""
+        """Draw what a trained model attends to, for `regard plot`; here the weights of the last block."""
+        batch, tokens, title = self.example()
+        _, aux = self.read_with_weights(model, batch)
+        texts = list(tokens[""].texts)
+        yield from draw_heads(np.asarray(aux["blocks"][-1]["weights"][0]), texts, texts, title)
 
     def pick(self, row: int) -> Batch:
         """Return one held-out example, as a batch."""

@@ -34,9 +34,12 @@ class Train(Command):
     """Seed of parameters, batches and dropout."""
     smoke: bool = False
     """Tiny model, 20 steps: checks the plumbing. Settings you give yourself stay."""
-    resume: Annotated[str, option("auto|never|DIR")] = "auto"
-    """The start: auto goes on from this run's checkpoint; never refuses a directory that holds a run;
-    DIR is another run or checkpoint of the same model, from which other steps, rates or seeds go on."""
+    resume: Annotated[str, option("auto|newest-whole|never|DIR")] = "auto"
+    """The start: auto goes on from this run's checkpoint; newest-whole from the newest that is not damaged,
+    for restarts that nobody watches; never refuses a directory that holds a run; DIR is another run or
+    checkpoint of the same model, from which other steps, rates or seeds go on."""
+    profile: Annotated[int, option("STEPS")] = 0
+    """Steps, after the first, that are traced into the run's folder profile, for TensorBoard or Perfetto."""
     force: bool = False
     """Delete the run in the output directory and start again."""
     mesh: Annotated[str | None, option("AXIS=N,...", "one device; data=* for several processes")] = None

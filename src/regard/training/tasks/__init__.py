@@ -1,12 +1,18 @@
 """The tasks that Regard trains, by name, and their settings to and from JSON.
 
-`TASKS` is the table: a task of your own is a subclass of `Task` and one entry more. Importing this package
-loads no JAX.
+`TASKS` is the table. A task of your own is a subclass of `Task` with a name of its own: see `Task` and
+`load_tasks`. Importing this package loads no JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from regard.training.task import Example as Example
@@ -25,6 +31,94 @@ SMOKE: dict[str, dict[str, int]] = {
     "optimization": {"steps": 20, "batch_size": 16, "warmup_steps": 0},
     "cadence": {"log_every": 5, "evaluate_every": 10, "checkpoint_every": 10, "heads_every": 5},
 }
+
+
+def find_task(name: str) -> type[Task]:
+    """Return the class of tasks of a name: one of `TASKS`, or the one of that name that was defined last.
+
+    Raises:
+        ValueError: for a name that no class has.
+    """
+    own = [task for task in _list_subclasses(Task) if vars(task).get("name") == name]
+    if name not in TASKS and not own:
+        raise ValueError(
+            f"task: expected one of {', '.join(TASKS)}, or one of your own, whose file or module "
+            f"REGARD_TASKS names; got {name!r}"
+        )
+    return TASKS[name] if name in TASKS else own[-1]
+
+
+def demand_known(task: Task) -> None:
+    """Raise where a run of this task could not be known again, as its class shares its name.
+
+    Raises:
+        ValueError: naming both classes.
+    """
+    kind = type(task)
+    if find_task(task.name) is not kind:
+        raise ValueError(
+            f"task: {kind.__qualname__} has the name of {find_task(task.name).__qualname__}, {task.name!r}; "
+            "give the class a name of its own: name: ClassVar[str] = ..."
+        )
+
+
+def load_tasks(names: str) -> None:
+    """Import tasks of your own and put them into `TASKS`, as commands do with the variable REGARD_TASKS.
+
+    Args:
+        names: files, such as parity.py, or modules, with commas between; their classes of tasks that have a
+            name of their own are taken.
+
+    Raises:
+        ValueError: for what cannot be found or holds no task, and for a name that is taken.
+    """
+    for name in filter(None, map(str.strip, names.split(","))):
+        module = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        own = [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
+            if "name" in vars(value) and not inspect.isabstract(value)
+        ]
+        if not own:
+            raise ValueError(f"REGARD_TASKS: expected a subclass of Task with a name in {name}, got none")
+        for task in own:
+            known = TASKS.setdefault(task.name, task)
+            if (known.__module__, known.__qualname__) != (task.__module__, task.__qualname__):
+                raise ValueError(f"REGARD_TASKS: the name {task.name!r} of {name} is taken; choose another")
+
+
+def _import_file(path: Path) -> Any:
+    """Import a file under its own name; what stands below `if __name__ == "__main__"` does not run."""
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.absolute()):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(
+            f"REGARD_TASKS: expected files or modules with tasks, got {path}, which does not exist"
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise ValueError(
+            f"REGARD_TASKS: expected files or modules with tasks, got {name}, which Python does not find"
+        ) from error
+
+
+def _list_subclasses(kind: type[Task]) -> Iterator[type[Task]]:
+    """Yield the subclasses of a class, theirs too."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from _list_subclasses(one)
 
 
 def shrink(task: Task) -> Task:
@@ -65,9 +159,7 @@ def from_settings(name: str, settings: dict[str, Any]) -> Task:
     Raises:
         ValueError: for an unknown task, an unknown setting, or a value out of range.
     """
-    if name not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
-    return _rebuild(TASKS[name], settings, name)
+    return _rebuild(find_task(name), settings, name)
 
 
 def _rebuild(record: Any, settings: Any, where: str) -> Any:

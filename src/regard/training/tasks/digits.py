@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from regard.loading import remedy
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
-from regard.training.settings import FRACTION, Cadence, Goal, Optimization, Sizes, at_least
+from regard.training.settings import FRACTION, Cadence, DataSeed, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, Task
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Digits(Task):
     distortion: Annotated[float, at_least(0)] = 1.0
     """Random turns, stretches and moves of training scans: 1 is up to 0.15 radians, a tenth and half a pixel;
     0 leaves them alone."""
-    data_seed: int = 0
+    data_seed: DataSeed = 0
     """Seed of the split into training and held-out scans."""
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128, num_layers=2, positions="learned")
     optimization: Optimization = Optimization(steps=800, batch_size=64, warmup_steps=50, weight_decay=0.1)

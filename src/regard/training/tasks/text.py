@@ -16,8 +16,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, optax, vocabularies
-from regard.training.settings import FRACTION, Cadence, Count, DecoderSizes, Goal, Optimization, at_least
+from regard.training.accuracy import measure_losses
+from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, vocabularies
+from regard.training.settings import (
+    FRACTION,
+    Cadence,
+    Count,
+    DataSeed,
+    DecoderSizes,
+    Goal,
+    Optimization,
+    at_least,
+)
 from regard.training.task import Batch, Example, Metrics, Picture, Task, draw_heads
 
 if TYPE_CHECKING:
@@ -49,8 +59,8 @@ class Text(Task):
     keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
 
     files: tuple[str, ...] = ()
-    """UTF-8 files, each one document, and directories of them; a single file is cut into documents. None
-    means the topics of Python's own manual, which come with Python."""
+    """UTF-8 files, each one document, and directories, in which what is not text is skipped; a single file is
+    cut into documents. None means the topics of Python's own manual, which come with Python."""
     document_bytes: Count = 4096
     """A single file is cut at ends of lines into documents of at most this many bytes."""
     vocab_size: Annotated[int, at_least(NUM_BYTES)] = NUM_BYTES
@@ -60,20 +70,23 @@ class Text(Task):
     """Tokens per row, which is as far as the model ever looks back in training."""
     held_out_fraction: Annotated[float, FRACTION] = 0.1
     """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
-    data_seed: int = 0
+    data_seed: DataSeed = 0
     """Seed of the split and of the order of the documents."""
     model: DecoderSizes = DecoderSizes()
     optimization: Optimization = Optimization(steps=300, batch_size=16, warmup_steps=50, weight_decay=0.1)
     cadence: Cadence = Cadence(evaluate_every=100, checkpoint_every=100)
 
     @functools.cached_property
-    def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
-        """Training and held-out documents, read when first asked for: a loaded model does not need them."""
+    def corpus(self) -> corpora.Corpus:
+        """The documents, read when first asked for: a loaded model does not need them."""
         if self.files:
-            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes)
-        else:
-            found = corpora.read_manual()
-        return corpora.split_documents(found, self.held_out_fraction, self.data_seed)
+            return corpora.read_documents(self.files, piece_bytes=self.document_bytes)
+        return corpora.Corpus(corpora.read_manual())
+
+    @functools.cached_property
+    def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
+        """Training and held-out documents."""
+        return corpora.split_documents(self.corpus.documents, self.held_out_fraction, self.data_seed)
 
     @functools.cached_property
     def vocabulary(self) -> vocabularies.ByteVocabulary:
@@ -209,7 +222,8 @@ class Text(Task):
         )
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
-            "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark",
+            "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark"
+            f"{corpora.describe_skipped(self.corpus.skipped)}",
             "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} rows; "
             f"{overlap:.1%} of its lines stand in training documents too",
         }
@@ -249,7 +263,7 @@ class Text(Task):
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
         """Return sums over the counted tokens of a batch."""
         logits, targets, counted = self.read(model, batch), batch["targets"], batch["counted"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        losses = measure_losses(logits, targets)
         return {
             "nats": jnp.sum(losses, where=counted),
             "right": jnp.sum(logits.argmax(-1) == targets, where=counted, dtype=jnp.int32),

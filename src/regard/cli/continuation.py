@@ -1,0 +1,83 @@
+"""The command that goes on with a run, and what is said where training could not go on."""
+
+import errno
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard.training.meshes import read_mesh
+
+MEMBERSHIP = ("--coordinator", "--processes", "--process")
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: "give an --out where you may write",
+    errno.EACCES: "give an --out where you may write",
+    errno.EPERM: "give an --out where you may write",
+    errno.ENOTDIR: "give an --out below directories alone",
+    errno.EEXIST: "give an --out below directories alone",
+}
+BEGUN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # troubles that the same directory can get over
+
+
+def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> str:
+    """Spell the command that goes on after another: without what starts anew, and who is which process.
+
+    After a loss of devices, a mesh of so many becomes one of all that there are.
+
+    Example:
+        >>> spell_continuation(["train", "copy", "--force", "--mesh", "fsdp=2,tensor=2"], lost_devices=True)
+        "regard train copy --mesh 'fsdp=*'"
+    """
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in (*MEMBERSHIP, "--mesh", "--resume"):
+            value = value if equals else next(rest, "")
+            told = {"--mesh": _fit_mesh(value) if lost_devices else value, "--resume": value}.get(name)
+            if told and told != "never":
+                kept += [name, told]
+        elif name != "--force":
+            kept.append(word)
+    return shlex.join(["regard", *kept])
+
+
+def describe_next(words: Sequence[str]) -> str:
+    """Say which command goes on from the checkpoint that a command has stopped with."""
+    again = spell_continuation(words)
+    is_same = again == shlex.join(["regard", *words])
+    return "the same command goes on from there" if is_same else f"this goes on from there\n  {again}"
+
+
+def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> str:
+    """Describe what the system refused to write, and how to go on."""
+    where = error.filename or directory
+    said = f"{where}: {error.strerror or error}"
+    number = error.errno or 0
+    if number not in BEGUN:
+        return f"{said}; {REMEDIES.get(number, 'see to it, then give the same command again')}"
+    return (
+        f"{said}; {REMEDIES[number]}: what was saved before is whole, and this {describe_start(directory)}\n"
+        f"  {spell_continuation(words)}"
+    )
+
+
+def describe_start(directory: Path) -> str:
+    """Say where a run goes on."""
+    steps = [int(path.name) for path in directory.glob("checkpoints/*") if path.name.isdigit()]
+    return f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
+
+
+def _fit_mesh(text: str) -> str:
+    """Return a mesh like this one for any number of devices."""
+    try:
+        sizes = read_mesh(text).sizes
+    except ValueError:
+        return text
+    several = [axis for axis, size in sizes.items() if size != 1]
+    if len(several) == 1 and "*" in text:
+        return text
+    return "fsdp=*" if "fsdp" in several else "data=*"

@@ -1,0 +1,103 @@
+"""Requests to stop: every signal that asks for one saves, and what is said next goes on from there."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from regard.cli import main
+from regard.cli.continuation import spell_continuation
+from regard.cli.displays import Lines
+from regard.cli.interruption import STOPPING, catch_interrupts
+
+TINY = [
+    *("train", "copy", "--smoke", "--vocab-size", "5", "--length", "3", "--d-model", "6", "--d-ff", "7"),
+    *("--num-heads", "2", "--held-out-size", "16", "--heads-every", "0", "--steps", "100000"),
+]
+
+
+@pytest.mark.parametrize("number", STOPPING, ids=lambda number: number.name)
+def test_every_signal_that_asks_to_stop_is_heard_and_forgotten(number, capfd):
+    before = [signal.getsignal(one) for one in STOPPING]
+    with catch_interrupts() as is_asked:
+        assert not is_asked()
+        signal.raise_signal(number)
+        assert is_asked()
+        signal.raise_signal(signal.SIGTERM)  # closing a terminal may send several
+    assert [signal.getsignal(one) for one in STOPPING] == before
+    said = capfd.readouterr().err
+    assert said.count("stopping after this step") == 1
+    assert (number.name in said) == (number != signal.SIGINT)
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with catch_interrupts() as is_asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not is_asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_sigterm_saves_and_the_command_that_goes_on_is_told(tmp_path, monkeypatch, capsys):
+    """A command with --force would start again: that which is told does not."""
+    saved = Lines.saved
+
+    def ask(self, step):
+        saved(self, step)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Lines, "saved", ask)
+    out = str(tmp_path / "my run")
+    assert main([*TINY, "--out", out, "--force"]) == 130
+    said = capsys.readouterr().out
+    assert "stopped at step 11 with a checkpoint; this goes on from there\n" in said
+    assert f"\n  regard {' '.join(TINY)} --out '{out}'\n" in said
+    assert (tmp_path / "my run" / "checkpoints" / "00000011" / "checkpoint.json").exists()
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_loses_nothing(tmp_path):
+    """Every write to it fails then."""
+    import pty
+
+    own, other = pty.openpty()
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    words = [*TINY, "--log-every", "1", "--checkpoint-every", "100000", "--out", str(tmp_path / "run")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), other),
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )
+    os.close(other)
+    shown = b""
+    while b"held out:" not in shown:
+        shown += os.read(own, 4096)
+    os.close(own)
+    assert child.wait(timeout=60) == 130
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert re.fullmatch(r"\d{8}", saved.name)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--force --out a", "--out a"),
+        ("--resume never --resume newest-whole", "--resume newest-whole"),
+        ("--resume=never --seed 3", "--seed 3"),
+        ("--coordinator h:1 --processes=2 --process 0 --mesh data=2", "--mesh 'data=*'"),
+        ("--mesh=data=2,tensor=*", "--mesh 'data=*'"),
+        ("--mesh tensor=2,fsdp=4", "--mesh 'fsdp=*'"),
+        ("--mesh sequence=*", "--mesh 'sequence=*'"),
+    ],
+)
+def test_the_command_that_goes_on_starts_nothing_anew_and_fits_any_devices(words, told):
+    assert (
+        spell_continuation(["train", "copy", *words.split()], lost_devices=True)
+        == f"regard train copy {told}"
+    )

@@ -1,0 +1,155 @@
+"""Troubles while training: one line says what is wrong and what to do, and nothing that was saved is lost."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from regard.cli import main
+from regard.training import checkpoints, processes, runs
+from small_runs import begin, snapshot, tiny_copy
+
+COPY = [
+    *("train", "copy", "--vocab-size", "11", "--length", "3", "--held-out-size", "13", "--steps", "17"),
+    *("--d-model", "6", "--num-heads", "2", "--d-ff", "7", "--dropout-rate", "0.25", "--batch-size", "5"),
+    *("--learning-rate", "0.01", "--clip-norm", "0.125", "--log-every", "3", "--evaluate-every", "5"),
+    *("--checkpoint-every", "7", "--heads-every", "0", "--schedule", "cosine"),
+]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("troubles") / "run"
+    begin(directory, tiny_copy())
+    return directory
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+    return shutil.copytree(begun, tmp_path / "run")
+
+
+def refuse(capsys, words, code):
+    """What the one error says; nothing is written."""
+    assert main([*COPY, *map(str, words)]) == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "Traceback" not in error
+    return error
+
+
+def test_a_place_below_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    error = refuse(capsys, ["--out", tmp_path / "file" / "run"], 1)
+    assert error.count("\n") == 1
+    assert "file/run: Not a directory; give an --out below directories alone" in error
+
+
+@pytest.mark.parametrize("seed", [10**20, -(2**63) - 1])
+def test_a_seed_beyond_64_bits_is_refused(tmp_path, capsys, seed):
+    error = refuse(capsys, ["--out", tmp_path / "run", "--seed", seed], 2)
+    assert error == f"error: seed: expected a number from -2**63 to 2**63 - 1, got {seed}\n"
+    assert not (tmp_path / "run").exists()
+    assert runs.open_run(tmp_path / "run", tiny_copy(), seed=2**63 - 1).seed == 2**63 - 1
+    assert jax.random.key(2**63 - 1).shape == ()
+
+
+def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, capsys):
+    (run / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2}\n')
+    before = snapshot(run)
+    error = refuse(capsys, ["--out", run], 2)
+    assert re.search(r"metrics\.jsonl, line 1 is not JSON: .*; mend or delete that line", error)
+    assert error.count("\n") == 1
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (27, r"raise .* \(ulimit -f\)")])
+def test_what_the_system_refuses_to_write_leaves_the_older_checkpoint(
+    run, capsys, monkeypatch, number, remedy
+):
+    """As tensorstore tells it, in the text of a ValueError."""
+
+    def fail(self, path, args):
+        (path / "state").mkdir(parents=True)
+        raise ValueError(f"RESOURCE_EXHAUSTED: Failed to write [os_error_code='{number}']")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+    before = snapshot(run / "checkpoints")
+    error = refuse(capsys, ["--out", run, "--resume", "newest-whole"], 1)
+    assert re.search(rf"00000007: .*; {remedy}: .* this goes on from step 1, the last checkpoint\n", error)
+    assert error.endswith(f"  regard {' '.join([*COPY, '--out', str(run), '--resume newest-whole'])}\n")
+    assert snapshot(run / "checkpoints") == before
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["00000001"]
+
+
+@pytest.mark.slow
+def test_a_limit_of_file_sizes_is_told_in_one_line(run):
+    """For real: the writers' own threads print hundreds of lines otherwise."""
+    code = "import sys; from regard.cli import main; sys.exit(main())"
+    limited = f"ulimit -f 3; exec '{sys.executable}' -c '{code}' \"$@\""
+    command = ["bash", "-c", limited, "-", *COPY, "--quiet", "--out", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("error: ")
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 2, "and the command that goes on"
+    assert runs.open_run(run, tiny_copy()).start.step == 1
+
+
+def test_the_newest_whole_checkpoint_is_gone_on_from_where_asked(run):
+    params = {"a": np.arange(3.0)}
+    for step in (2, 3):
+        checkpoints.save(run / "checkpoints", step, params, {}, keep=9)
+        next((run / "checkpoints" / f"{step:08d}").rglob("manifest.ocdbt")).write_bytes(b"")
+    before = snapshot(run)
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"00000003 is damaged.*\n.*--resume newest-whole does"
+    ):
+        runs.open_run(run, tiny_copy())
+    opened = runs.open_run(run, tiny_copy(), resume="newest-whole")
+    assert opened.start.step == 1
+    assert [path.name for path in opened.damaged] == ["00000003", "00000002"]
+    assert re.search("00000003 is damaged: .*; .*00000002 is damaged: ", opened.note)
+    assert snapshot(run) == before
+    opened.tidy()
+    opened.begin({})
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "00000001",
+        "00000002.damaged",
+        "00000003.damaged",
+    ]
+    assert runs.open_run(run, tiny_copy()).start.step == 1
+
+
+def test_where_no_checkpoint_is_whole_nothing_starts_again_by_itself(run):
+    next((run / "checkpoints" / "00000001").rglob("manifest.ocdbt")).write_bytes(b"")
+    with pytest.raises(checkpoints.CheckpointError, match=r"remove .*00000001 to start again$"):
+        runs.open_run(run, tiny_copy(), resume="newest-whole")
+    shutil.rmtree(run / "checkpoints")
+    assert runs.open_run(run, tiny_copy(), resume="newest-whole").start is None
+
+
+def test_processes_that_differ_are_told_so(monkeypatch):
+    monkeypatch.setattr(processes, "gather", lambda text: [text, "copy from step 7"])
+    with pytest.raises(
+        processes.PeerError, match=r"got 'copy from step 0' in process 0 .* in process 1; start all"
+    ):
+        processes.demand_same("run", "copy from step 0")
+
+
+def test_a_coordinator_port_that_is_taken_is_named():
+    import socket
+
+    from regard.training.membership import Membership
+
+    with contextlib.closing(socket.create_server(("", 0))) as taken:
+        port = taken.getsockname()[1]
+        told = rf"port {port} of this machine is taken \(Address already in use\); give another port"
+        with pytest.raises(ValueError, match=told):
+            processes.join(Membership(f"127.0.0.1:{port}", 2, 0))
