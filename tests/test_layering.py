@@ -74,7 +74,7 @@ FOLDERS = {
     " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
     " traces.owners traces.sequences traces.captures traces",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
-    " weight_files weight_maps families.family"
+    " weight_files weight_maps families.entries families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
