@@ -27,8 +27,8 @@ FLOORS = {
     "derivation": 5,
     "parallel": 5,
     "layers": 6,
-    "planning": 6,
     "models": 7,
+    "planning": 8,
     "inspection": 8,
     "interop": 8,
     "training": 9,
@@ -58,7 +58,7 @@ FOLDERS = {
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence execution"
     " per_shard cost_reports"
     " placements calls",
-    "planning": "chips candidates estimates reports planner",
+    "planning": "chips candidates estimates rings search reports planner steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
