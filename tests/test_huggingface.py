@@ -190,9 +190,7 @@ def test_unreadable_configs_are_named(tmp_path):
 def test_an_unknown_entry_is_refused_by_name(name):
     config, _ = draw_tensors(name)
     huggingface.read_config({**config, "attention_sink_size": None, "note": ""})
-    with pytest.raises(
-        ValueError, match=r"known for \w+, got attention_sink_size = 4, which may change"
-    ):
+    with pytest.raises(ValueError, match=r"known for \w+, got attention_sink_size = 4, which may change"):
         huggingface.read_config({**config, "attention_sink_size": 4})
 
 
@@ -219,7 +217,7 @@ def test_an_unknown_entry_of_a_rotary_rule_is_refused_by_name(kind, spelling):
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: expected a number"),
         ({"head_dim": 0}, "head_dim: expected an integer of at least 1, got 0"),
         ({"num_key_value_heads": 0}, "num_key_heads: expected an integer of at least 1, got 0"),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config.json, got 'false'"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config"),
         ({"rms_norm_eps": math.inf}, "norm_epsilon: expected a number above 0, got inf"),
         ({"rope_interleaved": True}, "rope_interleaved: expected False for llama, got True"),
         ({"model_type": "mistral", "sliding_window": "7"}, "sliding_window: expected an integer"),
@@ -250,9 +248,7 @@ def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
     folder = fill(tmp_path / "it", name)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
-    with pytest.raises(
-        ValueError, match=rf"{entry}: expected at most as many layers as .*; got 1000000000"
-    ):
+    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many layers as .*; got 1000000000"):
         huggingface.load(folder)
 
 
@@ -267,9 +263,7 @@ def test_integers_and_nan_are_no_weights(tmp_path):
 
     with pytest.raises(ValueError, match=rf"1 do not fit:\n  no floating point: {name} of I8$"):
         huggingface.load(fill(tmp_path / "int8", "llama", round_it))
-    with pytest.raises(
-        ValueError, match=rf"expected finite numbers, got NaN or infinity in {name}"
-    ):
+    with pytest.raises(ValueError, match=rf"expected finite numbers, got NaN or infinity in {name}"):
         huggingface.load(fill(tmp_path / "nan", "llama", spoil_it))
 
 

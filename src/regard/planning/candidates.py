@@ -103,11 +103,12 @@ class Candidate:
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
-        axes = self.axes if len(self.axes) > 1 else self.axes[0]
+        (first, *others), axes = self.axes, self.axes
+        axes = axes if others else first
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
         padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
-        first = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
-        return f"{first}mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
+        remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
+        return f"{remarks}mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
 
 
 def list_candidates(

@@ -40,7 +40,7 @@ class Report:
 
     @property
     def best(self) -> Estimate:
-        """Of the meshes within 2% of the fastest, one without padding, of few devices, that sends little."""
+        """The first mesh within 2% of the fastest: without padding, of few devices, sending little."""
         return self.ranking[0]
 
     @property

@@ -124,8 +124,9 @@ class Rings:
             return None
         if any(size not in (1, number.size) for size in kinds.shape[-2:]):
             return None
-        held = np.broadcast_to(kinds != TileKind.EMPTY, (*kinds.shape[:-2], number.size, number.size))
-        held = held.reshape(-1, number.size, number.size).any(0)[:count, :count].copy()
+        kinds = np.broadcast_to(kinds, (*kinds.shape[:-2], number.size, number.size))
+        kinds = kinds.reshape((-1, number.size, number.size)).max(0)[:count, :count]
+        held = np.asarray(kinds != TileKind.EMPTY)
         held[real:], held[:, real:] = False, False
         return held
 

@@ -31,7 +31,7 @@ def list_counts(devices: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a device does and holds beside attention."""
+    """Work and memory of a device beside attention."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -121,25 +121,28 @@ class Search:
             (self._spread(count * step), count, count * step) for count in list_counts(devices // step)
         ]
         heapq.heapify(waiting)
-        order = itertools.count(devices + 1)
+        numbers = itertools.count(devices + 1)
         alike: list[tuple[float, Estimate]] = []
         fastest, first = math.inf, (True, devices)
         room = self.chip.memory_bytes * self.assumptions.memory_share
         while waiting and waiting[0][0] <= ALIKE * fastest:
             least, _, one = heapq.heappop(waiting)
-            candidate = one.candidate if isinstance(one, Estimate) else one
+            if isinstance(one, int):
+                order = (False, one)
+            else:
+                order = one.candidate.order if isinstance(one, Estimate) else one.order
             # From there on nothing is faster: only a better order counts.
-            if least > fastest and ((False, one) if isinstance(one, int) else candidate.order) > first:
+            if least > fastest and order > first:
                 continue
             if isinstance(one, int):
                 for candidate in self.list(one):
-                    heapq.heappush(waiting, (self.bound(candidate), next(order), candidate))
+                    heapq.heappush(waiting, (self.bound(candidate), next(numbers), candidate))
             elif isinstance(one, Candidate):
                 item = self.weigh(one, guess=True)
                 if item.memory_bytes + self.beside(one).bytes <= room:
-                    heapq.heappush(waiting, (self.total(item, guess=True), next(order), item))
+                    heapq.heappush(waiting, (self.total(item, guess=True), next(numbers), item))
             else:
-                item = self.weigh(candidate)
+                item = self.weigh(one.candidate)
                 seconds = self.total(item)
                 fastest = min(fastest, seconds)
                 alike = [pair for pair in [*alike, (seconds, item)] if pair[0] <= ALIKE * fastest]

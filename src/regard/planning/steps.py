@@ -13,7 +13,6 @@ import jax
 from regard import masks
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.explanation import scaled
-from regard.models import TransformerConfig
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions, Estimate
@@ -81,11 +80,11 @@ class Step:
         return "\n".join(f"{label:<10} {text}" for label, text in rows.items())
 
 
-def count_parameters(config: TransformerConfig) -> dict[str, int]:
+def count_parameters(config: Any) -> dict[str, int]:
     """Count the parameters of a `Decoder`, by where they are.
 
     Args:
-        config: the decoder's.
+        config: the decoder's `TransformerConfig`.
 
     Returns:
         Numbers of each block's `attention`, `feed_forward` and `norms`, of the `embedding` with all that
@@ -125,7 +124,7 @@ def count_parameters(config: TransformerConfig) -> dict[str, int]:
 
 
 def plan_step(
-    config: TransformerConfig,
+    config: Any,
     *,
     length: int | str,
     batch: int,
@@ -143,7 +142,7 @@ def plan_step(
     bfloat16. With `config.remat`, only the stream between blocks is kept, and each block is run again.
 
     Args:
-        config: the decoder's; `remat` says whether blocks are run again.
+        config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
         length: tokens of a sequence, as in `plan`.
         batch: sequences of a step.
         devices, chip, fixed, assumptions: as in `plan`.
@@ -204,7 +203,7 @@ def plan_step(
 class _Model:
     """All of a step but attention's own work."""
 
-    config: TransformerConfig
+    config: Any
     sizes: Mapping[str, int]
     chip: Chip
     shares: Assumptions
