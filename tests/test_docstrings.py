@@ -140,6 +140,7 @@ PUBLISHED = {
     "regard.parallel.ring_attend": ("Ring Attention", "Striped Attention"),
     "regard.parallel.to_zigzag": ("Llama 3",),
     "regard.planning.plan": ("Roofline",),
+    "regard.planning.plan_step": ("ZeRO", "Sublinear"),
 }
 
 

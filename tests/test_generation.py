@@ -375,6 +375,90 @@ def test_learned_positions_limit_what_can_be_written():
         generate(pair, SOURCE, max_tokens=8, start_token=1)
 
 
+# Conversations.
+
+
+@pytest.mark.parametrize("name", mostly_slow(("learned", "windowed", "llama"), "windowed"))
+def test_a_conversation_goes_on_without_reading_its_beginning(name, monkeypatch):
+    """Rows end at different places; what is read again is the last token, which nobody had read."""
+    options = {**CONFIGS[name], **({"max_length": 64} if name == "learned" else {})}
+    model = build(**options)
+    first = generate(model, PROMPTS, max_tokens=N)
+    stops = (first.rows()[0][2],)
+    written = generate(model, PROMPTS, max_tokens=N, stop_tokens=stops, capacity=48, return_cache=True)
+    plain = generate(model, PROMPTS, max_tokens=N, stop_tokens=stops)
+    assert written.rows() == plain.rows()
+    assert len({len(row) for row in written.rows()}) > 1
+    texts = [[*prompt, *row] for prompt, row in zip(PROMPTS, written.rows(), strict=True)]
+    assert written.cache.model.lengths.tolist() == [len(text) - 1 for text in texts]
+    more = [[8, 2], [], [5, 5, 7]]
+    read = []
+    original = Decoder.read
+    monkeypatch.setattr(
+        Decoder,
+        "read",
+        lambda self, tokens, *rest: read.append(tokens.shape[1]) or original(self, tokens, *rest),
+    )
+    again = generate(model, more, max_tokens=N, cache=written.cache, return_cache=True)
+    # What is pending, the prompts in as many pieces as a window takes, and one token at a time.
+    assert sum(read) <= (2 * 16 if name == "windowed" else 17) + 1
+    monkeypatch.undo()
+    texts = [[*text, *prompt] for text, prompt in zip(texts, more, strict=True)]
+    assert again.rows() == generate(model, texts, max_tokens=N).rows()
+    third = generate(model, [[], [1], []], max_tokens=2, cache=again.cache)
+    texts = [[*text, *row, *end] for text, row, end in zip(texts, again.rows(), ([], [1], []), strict=True)]
+    assert third.rows() == generate(model, texts, max_tokens=2).rows()
+
+
+def test_a_conversation_remembers_what_a_penalty_applies_to(model):
+    keys, options = row_keys(jax.random.key(5), 3), {"sampling": WARM, "max_tokens": 3}
+    written = generate(model, PROMPTS, **options, rng=keys, capacity=40, return_cache=True)
+    texts = [[*prompt, *row, 4] for prompt, row in zip(PROMPTS, written.rows(), strict=True)]
+    again = generate(model, [[4]] * 3, **options, rng=keys, cache=written.cache)
+    assert again.rows() == generate(model, texts, **options, rng=keys).rows()
+
+
+def test_a_conversation_goes_on_under_jit(model):
+    written = generate(model, SOURCE, max_tokens=2, capacity=30, return_cache=True)
+    more = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+    inside = jax.jit(lambda cache, more: generate(model, more, max_tokens=3, cache=cache).tokens)
+    expected = generate(model, more, max_tokens=3, cache=written.cache).tokens
+    np.testing.assert_array_equal(inside(written.cache, more), expected)
+
+
+def test_a_cache_that_does_not_fit_is_refused(model):
+    written = generate(model, PROMPTS, max_tokens=2, return_cache=True)
+    with pytest.raises(
+        ValueError, match=r"cache: expected room for \d+ tokens, .* Give capacity= to the first"
+    ):
+        generate(model, PROMPTS, max_tokens=20, cache=written.cache)
+    with pytest.raises(ValueError, match="prompts: expected one for each of the cache's 3 rows, got 1"):
+        generate(model, [[1]], max_tokens=1, cache=written.cache)
+    for name in ("start_token", "capacity"):
+        with pytest.raises(ValueError, match=f"{name}: expected None with a cache, whose first call had it"):
+            generate(model, PROMPTS, max_tokens=1, cache=written.cache, **{name: 5})
+    with pytest.raises(TypeError, match=r"cache: expected the `cache` of an earlier .*got DecodingCache"):
+        generate(model, PROMPTS, max_tokens=1, cache=written.cache.model)
+    with pytest.raises(TypeError, match="cache: expected a Decoder to go on with it, got EncoderDecoder"):
+        generate(build_pair(), SOURCE, max_tokens=1, start_token=START, cache=written.cache)
+
+
+def test_rows_may_be_padded_on_either_side(model):
+    lengths = np.array([len(prompt) for prompt in PROMPTS])
+    left = np.full((3, 13), 99)
+    for row, prompt in enumerate(PROMPTS):
+        left[row, 13 - len(prompt) :] = prompt
+    expected = generate(model, PROMPTS, max_tokens=N).rows()
+    assert generate(model, left, lengths=lengths, padding="left", max_tokens=N).rows() == expected
+    write = jax.jit(
+        lambda left, lengths: generate(model, left, lengths=lengths, padding="left", max_tokens=N)
+    )
+    assert write(np.where(left == 99, 0, left), lengths).rows() == expected
+    assert generate(model, PROMPTS, padding="left", max_tokens=N).rows() == expected
+    with pytest.raises(ValueError, match="padding: expected one of right, left; got 'both'"):
+        generate(model, PROMPTS, padding="both", max_tokens=N)
+
+
 @pytest.mark.parametrize(
     ("request_", "error", "message"),
     [

@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
+from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
 from regard.interop.families.family import Family
@@ -180,6 +181,99 @@ def test_unreadable_configs_are_named(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=rf"config.json: {complaint}"):
             huggingface.load(tmp_path)
+
+
+# Entries of configs.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_entry_is_refused_by_name(name):
+    config, _ = draw_tensors(name)
+    huggingface.read_config({**config, "attention_sink_size": None, "note": ""})
+    with pytest.raises(ValueError, match=r"known for \w+, got attention_sink_size = 4, which may change"):
+        huggingface.read_config({**config, "attention_sink_size": 4})
+
+
+@pytest.mark.parametrize("kind", [None, "linear", "llama3", "yarn"])
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_an_unknown_entry_of_a_rotary_rule_is_refused_by_name(kind, spelling):
+    rules = {"factor": 2.0} if kind == "linear" else {}
+    if kind == "llama3":
+        rules = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rules = {**rules, "rope_type": kind, "mrope_section": [16, 24, 24]}
+    with pytest.raises(ValueError, match=rf"rotary positions, got {spelling}.mrope_section = \[16, 24, 24\]"):
+        read(**{spelling: rules})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta: expected one number, got"),
+        ({"rope_theta": "1e4"}, "rope_theta: expected a number above 0, got '1e4'"),
+        ({"rope_theta": math.inf}, "rope_theta: expected a number above 0, got inf"),
+        ({"rope_theta": 0}, "rope_theta: expected a number above 0, got 0"),
+        ({"rope_scaling": "linear"}, "rope_scaling: expected an object with rope_type and its numbers"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "rope_type: expected"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: expected a number"),
+        ({"head_dim": 0}, "head_dim: expected an integer of at least 1, got 0"),
+        ({"num_key_value_heads": 0}, "num_key_heads: expected an integer of at least 1, got 0"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config"),
+        ({"rms_norm_eps": math.inf}, "norm_epsilon: expected a number above 0, got inf"),
+        ({"rope_interleaved": True}, "rope_interleaved: expected False for llama, got True"),
+        ({"model_type": "mistral", "sliding_window": "7"}, "sliding_window: expected an integer"),
+        ({"model_type": "qwen2", "use_mrope": True}, "use_mrope: expected False for qwen2, got True"),
+        ({"model_type": "llama", "pruned_heads": {"0": [1]}}, "known for llama, got pruned_heads"),
+    ],
+)  # fmt: skip
+def test_entries_that_make_no_model_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        read(**settings)
+
+
+def test_t5_must_say_its_activation_once():
+    config, _ = draw_tensors("t5_gated")
+    with pytest.raises(ValueError, match="expected what feed_forward_proj says, got 'relu' and True; leave"):
+        huggingface.read_config({**config, "dense_act_fn": "relu"})
+
+
+# Hostile files.
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [("llama", "num_hidden_layers"), ("gemma2", "num_hidden_layers"), ("gpt2", "n_layer"),
+     ("t5", "num_layers"), ("t5", "num_decoder_layers")],
+)  # fmt: skip
+def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
+    folder = fill(tmp_path / "it", name)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
+    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many layers as .*; got 1000000000"):
+        huggingface.load(folder)
+
+
+def test_integers_and_nan_are_no_weights(tmp_path):
+    name = "model.layers.1.input_layernorm.weight"
+
+    def round_it(tensors):
+        tensors[name] = tensors[name].astype(np.int8)
+
+    def spoil_it(tensors):
+        tensors[name] = np.where(np.arange(tensors[name].size) == 5, np.float32(np.nan), tensors[name])
+
+    with pytest.raises(ValueError, match=rf"1 do not fit:\n  no floating point: {name} of I8$"):
+        huggingface.load(fill(tmp_path / "int8", "llama", round_it))
+    with pytest.raises(ValueError, match=rf"expected finite numbers, got NaN or infinity in {name}"):
+        huggingface.load(fill(tmp_path / "nan", "llama", spoil_it))
+
+
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path, capsys):
+    folder = fill(tmp_path / "it", "llama")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="expected tokenizer files that `tokenizers` reads, got Exception: "):
+        huggingface.load(folder)
+    assert main(["generate", str(folder), "--prompt", "a"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {folder}: expected tokenizer files")
 
 
 # Weights that do not fit.

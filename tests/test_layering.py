@@ -58,7 +58,7 @@ FOLDERS = {
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence execution"
     " per_shard cost_reports"
     " placements calls",
-    "planning": "chips candidates estimates reports planner",
+    "planning": "chips candidates estimates rings search reports planner steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
@@ -75,12 +75,12 @@ FOLDERS = {
     " traces.owners traces.sequences traces.captures traces interventions"
     " observations head_effects contributions",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
-    " weight_files weight_maps families.family"
+    " weight_files weight_maps families.entries families.family"
     " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
-    "cli": "console declaration continuation spelling text_models interruption displays overview pictures sources"
-    " commands.demo commands.train commands.generate commands.plot commands.inspect"
+    "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
+    " sources commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
     " arguments training supervision inspecting demonstration generating",
 }

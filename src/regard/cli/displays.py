@@ -23,7 +23,6 @@ from regard.training.metrics import LEADING, arrange, replace_nonfinite
 from regard.training.work import Work
 
 PLAIN_INTERVAL_SECONDS = 10.0
-
 NOTHING_LOST = "\ninterrupted before the first step; nothing is lost\n"
 
 

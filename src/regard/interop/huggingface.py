@@ -18,8 +18,8 @@ from flax import nnx
 from regard.axes import Array
 from regard.interop.families import FAMILIES
 from regard.interop.families.vit import cut_patches as cut_patches
+from regard.interop.huggingface_configs import find_family, read_settings, write_settings
 from regard.interop.huggingface_configs import read_config as read_config
-from regard.interop.huggingface_configs import read_settings, write_settings
 from regard.interop.tokenizer_files import read_tokenizer
 from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths, read_parameters
@@ -109,9 +109,10 @@ def load(
     """
     directory = _find_transformer(Path(directory))
     settings = read_settings(directory)
+    family, weights = find_family(settings), open_weights(directory)
+    family.check_layers(settings, len(weights))
     kind, config = read_config(settings, length=length)
     config = dataclasses.replace(config, scan_layers=scan_layers, remat=remat)
-    family, weights = FAMILIES[kind], open_weights(directory)
     table = family.weight_map(config)
     # Files often hold both; where they differ, the model was not tied, whatever its config says.
     if config.tied_output and table.has_own_head(weights):

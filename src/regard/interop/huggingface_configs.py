@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.interop.families import FAMILIES
+from regard.interop.families import FAMILIES, Family
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
 
@@ -54,7 +54,8 @@ def read_config(
         mistral, qwen2, qwen3, gemma2) or an `EncoderDecoder` (t5).
 
     Raises:
-        ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing.
+        ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing,
+            or that is unknown and may change what the model computes.
 
     Example:
         >>> from regard.interop import huggingface_configs
@@ -68,14 +69,24 @@ def read_config(
     Reference: the configuration classes of transformers 5.23, and the spellings of releases before 5.
     """
     settings = read_settings(source)
-    kind: Any = settings.get("model_type")
-    check_choice("model_type", kind, FAMILIES)
+    family = find_family(settings)
     if settings.get("quantization_config"):
         raise ValueError(
             "quantization_config: expected weights of floating point, got quantized ones; load a checkpoint"
             " that is not quantized"
         )
-    return kind, FAMILIES[kind].read(settings, length)
+    return family.kind, family.read(settings, length)
+
+
+def find_family(settings: Mapping[str, Any]) -> Family:
+    """Find the family that a config.json says its model is of.
+
+    Raises:
+        ValueError: an unsupported model_type.
+    """
+    kind: Any = settings.get("model_type")
+    check_choice("model_type", kind, FAMILIES)
+    return FAMILIES[kind]
 
 
 def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[str, Any]:

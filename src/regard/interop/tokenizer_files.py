@@ -14,19 +14,32 @@ def read_tokenizer(directory: Path) -> Any:
     unless tokenizer_config.json says otherwise, and vocab.json with merges.txt as GPT-2's bytes. Truncation
     and padding, which some files ask for, are left out: whoever calls decides.
     """
+    try:
+        tokenizer = _read(directory)
+    except ImportError:
+        raise
+    except Exception as error:  # the library raises nothing more special
+        raise ValueError(
+            f"{directory}: expected tokenizer files that `tokenizers` reads, got {type(error).__name__}:"
+            f" {error}; fetch them again, or take them out to load the model without a tokenizer"
+        ) from error
+    if tokenizer is not None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+def _read(directory: Path) -> Any:
+    """Return the tokenizer of the first files that are there, as they ask for it; None without any."""
     from tokenizers import Tokenizer
 
     if (directory / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    elif (directory / "vocab.txt").is_file():
-        tokenizer = Tokenizer.from_str(_word_pieces(directory).to_str())
-    elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        tokenizer = Tokenizer.from_str(_byte_pairs(directory).to_str())
-    else:
-        return None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    if (directory / "vocab.txt").is_file():
+        return Tokenizer.from_str(_word_pieces(directory).to_str())
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return Tokenizer.from_str(_byte_pairs(directory).to_str())
+    return None
 
 
 def _word_pieces(directory: Path) -> Any:

@@ -13,6 +13,7 @@ from flax import nnx
 
 from regard.interop.weight_files import LazyTensor, WeightFiles
 
+_PIECE = 1 << 20
 Shape = tuple[int, ...]
 Settings = Mapping[str, Any]
 """The content of a config.json."""
@@ -172,7 +173,8 @@ def read_parameters(
         settings: the model's config.json; a conversion may need a size from it.
 
     Raises:
-        ValueError: tensors that are missing, extra or of another shape: one error lists them all.
+        ValueError: tensors that are missing, extra, of another shape or of integers: one error lists them
+            all. While reading: a tensor with NaN or infinity.
     """
     held = {table.spell(name): name for name in weights}
     if len(held) < len(weights):
@@ -184,6 +186,8 @@ def read_parameters(
         expected = conversion.stored_shape(shapes[path], settings)
         if tensor not in held:
             faults.add(f"missing: {table.written(tensor)} {expected}, for {path}")
+        elif not weights[held[tensor]].dtype.startswith(("F", "BF")):
+            faults.add(f"no floating point: {held[tensor]} of {weights[held[tensor]].dtype}")
         elif weights[held[tensor]].shape != expected:
             faults.add(f"misshapen: {held[tensor]}: expected {expected}, got {weights[held[tensor]].shape}")
     known = {tensor for tensor, _ in found.values()}
@@ -206,7 +210,18 @@ def _read(
     for path, (tensor, conversion) in sorted(found.items(), key=lambda item: item[1][0]):
         if tensor != last:
             last, array = tensor, weights.read(held[tensor])
+            if not _is_finite(array):
+                raise ValueError(
+                    f"weights: expected finite numbers, got NaN or infinity in {held[tensor]}; the file is"
+                    " damaged, or was saved by a run that diverged"
+                )
         yield path, conversion.load(array), array.dtype
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Return whether no number is NaN or infinite, looking at a piece at a time."""
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[first : first + _PIECE]).all() for first in range(0, flat.size, _PIECE))
 
 
 def name_tensors(

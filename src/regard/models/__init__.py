@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.generation import Generated, generate, stream
     from regard.models.presets import PRESETS, Preset, preset
+    from regard.models.prompts import TextCache
     from regard.models.sampling import Sampling
     from regard.models.stack import DecodingCache
 
@@ -33,6 +34,7 @@ __all__ = [
     "Generated",
     "Preset",
     "Sampling",
+    "TextCache",
     "TransformerConfig",
     "beam_search",
     "generate",
@@ -53,6 +55,7 @@ __getattr__, __dir__ = defer(
     encoder_decoder="EncoderDecoder",
     generation="Generated generate stream",
     presets="PRESETS Preset preset",
+    prompts="TextCache",
     sampling="Sampling",
     stack="DecodingCache",
 )

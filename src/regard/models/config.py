@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
@@ -173,7 +174,7 @@ class TransformerConfig:
                 isinstance(number, bool) or not isinstance(number, int) or number < least
             ):
                 raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
-            elif kind == "float" and not (isinstance(number, int | float) and number > 0):
+            elif kind == "float" and not (isinstance(number, int | float) and 0 < number < math.inf):
                 raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:

@@ -19,13 +19,14 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import (
     Request,
+    TextCache,
     canonicalize,
     canonicalize_stop_tokens,
     check_token,
     vocabulary_size,
 )
 from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys
-from regard.records import record
+from regard.records import record, static
 
 
 @record
@@ -51,6 +52,8 @@ class Generated:
     """True where a stop token ended the row."""
     healthy: Bool[Array, " batch"]
     """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
+    cache: TextCache | None = None
+    """The text read and written, for the next call; None unless `return_cache`."""
 
     def rows(self) -> list[list[int]]:
         """Return the tokens of each row as a list, its end included, the padding left out."""
@@ -75,6 +78,7 @@ class Rules:
     keys: Any  # one random key per row; None where nothing is drawn
     stop_tokens: Any  # (n,) int32
     pad_token: Any  # int32
+    keep: bool = static()  # rows that have ended read nothing, as the cache is wanted
 
 
 @record
@@ -101,6 +105,9 @@ def generate(
     pad_token: int = 0,
     capacity: int | None = None,
     chunk: int | None = None,
+    padding: str = "right",
+    cache: Any = None,
+    return_cache: bool = False,
 ) -> Generated:
     """Write tokens after prompts: the most probable ones, or drawn ones.
 
@@ -123,13 +130,18 @@ def generate(
         stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
         rng: a random key, from which row b gets the key `fold_in(rng, b)`; or keys `(batch,)`. Token t of a
             row depends on its key, its prompt and t, not on other rows. None serves temperature 0 only.
-        lengths: real tokens per row of an array of prompts, at its start; None means all.
+        lengths: real tokens per row of an array of prompts; None means all.
         start_token: put before every prompt, which may then be empty; for an encoder-decoder before every
             target, and required. None means nothing.
         pad_token: what `tokens` holds behind the end of a row.
         capacity: places per row in the cache, for prompt and output; equal ones spare a new compilation
             where prompts differ in length. None means as many as are needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
+        padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
+        cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with
+            these prompts, which may be empty. Nothing is read again.
+        return_cache: whether the result has a `cache`. Then `capacity` should be that of the whole
+            conversation.
 
     Returns:
         Tokens, lengths, log-probabilities, and how each row ended.
@@ -138,7 +150,8 @@ def generate(
         TypeError: a model that does not write; prompts, tokens or keys of another type.
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
             -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity below
-            prompt and output; a temperature above 0 without `rng`.
+            prompt and output; a temperature above 0 without `rng`; a cache of another number of rows, or
+            without room.
 
     Example:
         >>> import jax
@@ -151,13 +164,15 @@ def generate(
         >>> written.tokens.shape, written.lengths.tolist()
         ((2, 5), [5, 5])
     """
-    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token)
+    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=return_cache)
     structure, arrays = split_model(model)
-    cache, draft = _prefill(structure, arrays, request, rules)
+    read, draft = _prefill(structure, arrays, request, rules)
     if request.max_tokens > 1:
-        _, draft = _decode(structure, arrays, cache, draft, rules, np.int32(request.max_tokens))
-    return draft.written
+        read, draft = _decode(structure, arrays, read, draft, rules, np.int32(request.max_tokens))
+    if not return_cache:
+        return draft.written
+    return dataclasses.replace(draft.written, cache=TextCache(read, draft.newest, draft.seen))
 
 
 def stream(
@@ -198,7 +213,7 @@ def stream(
     """
     burst = whole_number("burst", burst, 1)
     request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, 0)
+    rules = _check_rules(model, request, sampling, stop_tokens, rng, 0, keep=False)
     return _stream(*split_model(model), request, rules, burst)
 
 
@@ -231,7 +246,9 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     if rules.sampling.repetition_penalty is not None:
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
-        seen = _mark(jnp.zeros((batch, vocabulary_size(model)), bool), jnp.asarray(request.start), real)
+        before = None if request.cache is None else request.cache.seen
+        before = jnp.zeros((batch, vocabulary_size(model)), bool) if before is None else before
+        seen = _mark(before, jnp.asarray(request.start), real)
     written = Generated(
         tokens=jnp.full(shape, rules.pad_token, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
@@ -256,7 +273,8 @@ def _decode(
     def advance(carry: tuple[Any, Draft]) -> tuple[Any, Draft]:
         cache, draft = carry
         # Rows that have ended read on, for nobody: there is room, and one shape of work is fastest.
-        hidden, cache = model.read(draft.newest[:, None], cache)
+        counts = draft.alive.astype(jnp.int32) if rules.keep else None
+        hidden, cache = model.read(draft.newest[:, None], cache, counts)
         return cache, _write_column(draft, model.predict(hidden)[:, 0], rules)
 
     return jax.lax.while_loop(is_open, advance, (cache, draft))
@@ -288,7 +306,7 @@ def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
             finished=written.finished | (counts & stopped),
             healthy=written.healthy & (healthy | ~alive),
         ),
-        newest=chosen,
+        newest=jnp.where(alive, chosen, draft.newest),
         alive=counts & ~stopped,
         step=draft.step + 1,
         seen=None if seen is None else _mark(seen, chosen[:, None], counts[:, None]),
@@ -307,7 +325,7 @@ def _mark(seen: Array, tokens: Array, real: Array) -> Array:
 
 
 def _check_rules(
-    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any
+    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, *, keep: bool
 ) -> Rules:
     """Check how tokens are chosen."""
     if not isinstance(sampling, Sampling):
@@ -322,4 +340,4 @@ def _check_rules(
         keys = row_keys(rng, request.start.shape[0])
     check_token("pad_token", pad_token, 2**31)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
-    return Rules(sampling, keys, stops, np.int32(pad_token))
+    return Rules(sampling, keys, stops, np.int32(pad_token), keep)

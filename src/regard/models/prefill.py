@@ -47,7 +47,9 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     start, counts = jnp.asarray(request.start), request.counts
     batch, size = start.shape
     capacity, chunk = request.capacity, request.chunk
-    if request.source is None:
+    if request.cache is not None:
+        cache = request.cache.model
+    elif request.source is None:
         cache = model.start_cache(batch, capacity, chunk=chunk)
     else:
         memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)

@@ -7,15 +7,42 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.axes import Array, Int
+from regard.layers.choices import check_choice
 from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.padding import check_lengths, check_range
+from regard.models.stack import DecodingCache
 from regard.records import record, static
 
 # Lists of prompts are padded to a multiple of this, so that prompts of similar lengths share a program.
 STRIDE = 16
+
+
+@record
+class TextCache:
+    """Text that `generate` has read and written, for the next call to go on with; a pytree, batch first.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig, generate
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> written = generate(model, [[1, 2, 3]], max_tokens=4, capacity=32, return_cache=True)
+        >>> more = generate(model, [[5]], max_tokens=2, cache=written.cache)
+        >>> again = generate(model, [[1, 2, 3, *written.rows()[0], 5]], max_tokens=2)
+        >>> more.rows() == again.rows()
+        True
+    """
+
+    model: DecodingCache
+    """Keys and values of all that was read."""
+    pending: Int[Array, " batch"]
+    """The last token of each row, which was written and not read yet."""
+    seen: Any = None
+    """Tokens that a repetition penalty applies to, `(batch, V)` booleans; None without one."""
 
 
 @record
@@ -26,6 +53,7 @@ class Request:
     counts: Any  # (batch,) real tokens of start; None, all
     source: Any  # of an encoder-decoder: (batch, S) tokens or (batch, S, W) vectors
     source_lengths: Any
+    cache: TextCache | None  # what was read before
     max_tokens: int = static()
     capacity: int = static()
     chunk: int = static()  # tokens read at once
@@ -39,12 +67,17 @@ def canonicalize(
     start_token: int | None,
     capacity: int | None,
     chunk: int | None,
+    cache: Any = None,
+    padding: str = "right",
 ) -> Request:
     """Check what a model is asked to read and write."""
     vocab_size = vocabulary_size(model)
     max_tokens = whole_number("max_tokens", max_tokens, 1)
     if start_token is not None:
         check_token("start_token", start_token, vocab_size)
+    check_choice("padding", padding, ("right", "left"))
+    if cache is not None:
+        _check_cache(model, cache, start_token, capacity)
     source = source_lengths = counts = None
     if isinstance(model, EncoderDecoder):
         if start_token is None:
@@ -52,30 +85,62 @@ def canonicalize(
                 "start_token: expected the token that targets begin with, as an encoder-decoder writes beside"
                 " its prompts, not after them; got None"
             )
-        source, source_lengths = _check_source(model, prompts, lengths)
+        source, source_lengths = _check_source(model, prompts, lengths, padding)
         start = np.full((source.shape[0], 1), start_token, np.int32)
     else:
         most = _most_tokens(model, capacity, start_token)
-        start, counts = _check_tokens(prompts, lengths, vocab_size, most)
-        start, counts = _prepend_start(start, counts, start_token)
+        start, counts = _check_tokens(prompts, lengths, vocab_size, most, padding)
+        start, counts = _prepend_start(start, counts, start_token if cache is None else cache.pending)
     longest = int(np.max(counts)) if counts is not None and is_concrete(counts) else start.shape[1]
     needed = longest + max_tokens - 1  # the last token is written and not read
+    used = 0 if cache is None or not is_concrete(cache.model.lengths) else int(np.max(cache.model.lengths))
+    longest, needed = used + longest, used + needed
     if model.config.positions == "learned" and needed > model.config.max_length:
         raise ValueError(
             f"max_tokens: expected prompt and output within the {model.config.max_length} learned positions"
             f" (max_length), at most {max(model.config.max_length - longest + 1, 0)} tokens after {longest};"
             f" got {max_tokens}"
         )
+    if cache is not None:
+        if needed > _room(cache):
+            raise ValueError(
+                f"cache: expected room for {needed} tokens, those it has, the prompt and max_tokens; it has"
+                f" {_room(cache)} places. Give capacity= to the first call of a conversation"
+            )
+        longest_chunk = min((layer.longest_chunk for layer in cache.model.layers), default=longest)
+        chunk = longest_chunk if chunk is None else min(chunk, longest_chunk)
     start, counts, chunk = _pad_to_chunks(start, counts, chunk)
     least = max(needed, chunk)
-    if capacity is None:
+    if cache is not None:
+        capacity = _room(cache)
+    elif capacity is None:
         capacity = int(start.shape[1]) + max_tokens - 1
     elif capacity < least:
         raise ValueError(
             f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
             f" of max_tokens but the last; got {capacity}. None chooses it"
         )
-    return Request(start, counts, source, source_lengths, max_tokens, capacity, chunk)
+    return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk)
+
+
+def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int | None) -> None:
+    """Raise for a cache that no text of this model can go on with."""
+    if not isinstance(cache, TextCache):
+        raise TypeError(
+            "cache: expected the `cache` of an earlier `generate(..., return_cache=True)`, got"
+            f" {type(cache).__name__}"
+        )
+    if not isinstance(model, Decoder):
+        raise TypeError(f"cache: expected a Decoder to go on with it, got {type(model).__name__}")
+    given = [name for name, one in (("start_token", start_token), ("capacity", capacity)) if one is not None]
+    if given:
+        raise ValueError(f"{given[0]}: expected None with a cache, whose first call had it; leave it out")
+
+
+def _room(cache: TextCache) -> int:
+    """Return the tokens per row that a cache has places for; layers that forget have no end."""
+    ends = [layer.capacity for layer in cache.model.layers if layer.window is None]
+    return min(ends, default=2**31 - 1)
 
 
 def vocabulary_size(model: Any) -> int:
@@ -107,19 +172,21 @@ def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     return np.unique(np.asarray(tokens, np.int32))
 
 
-def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any) -> tuple[Any, Any]:
+def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any, padding: str) -> tuple[Any, Any]:
     """Check what the encoder reads: tokens, or vectors."""
     config = model.config
     if config.vocab_size is not None:
         most = config.max_length if config.positions == "learned" else None
-        return _check_tokens(prompts, lengths, config.vocab_size, most)
+        return _check_tokens(prompts, lengths, config.vocab_size, most, padding)
     if getattr(prompts, "ndim", None) != 3:
         got = f"shape {prompts.shape}" if hasattr(prompts, "shape") else type(prompts).__name__
         raise ValueError(f"prompts: expected real vectors (batch, S, {config.input_width}); got {got}")
     return prompts, check_lengths("lengths", lengths, prompts.shape[:1], prompts.shape[1])
 
 
-def _check_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None) -> tuple[Any, Any]:
+def _check_tokens(
+    prompts: Any, lengths: Any, vocab_size: int, most: int | None, padding: str
+) -> tuple[Any, Any]:
     """Check prompts; return tokens `(batch, P)`, and how many of each row are real."""
     if isinstance(prompts, str) or (
         isinstance(prompts, list | tuple) and any(isinstance(one, str) for one in prompts)
@@ -143,6 +210,8 @@ def _check_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None)
             f" {tuple(tokens.shape)}{hint}"
         )
     lengths = check_lengths("lengths", lengths, tokens.shape[:1], tokens.shape[1])
+    if padding == "left" and lengths is not None and not isinstance(prompts, list | tuple):
+        tokens = _move_to_start(tokens, lengths)
     if not is_concrete((tokens, lengths)):
         return tokens, lengths
     tokens = np.asarray(tokens)
@@ -150,6 +219,14 @@ def _check_tokens(prompts: Any, lengths: Any, vocab_size: int, most: int | None)
         tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, tokens.dtype.type(0))
     check_range("prompts", "tokens", tokens, vocab_size - 1, f"vocab_size={vocab_size}")
     return tokens.astype(np.int32), lengths
+
+
+def _move_to_start(tokens: Any, lengths: Any) -> Any:
+    """Move tokens that end every row to its start."""
+    arrays: Any = np if is_concrete((tokens, lengths)) else jnp
+    tokens, size = arrays.asarray(tokens), tokens.shape[1]
+    places = (arrays.arange(size)[None] + size - arrays.asarray(lengths)[:, None]) % size
+    return arrays.take_along_axis(tokens, places, axis=1)
 
 
 def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -180,8 +257,8 @@ def _most_tokens(model: Any, capacity: int | None, start_token: int | None) -> i
     return min(limits) - (start_token is not None) if limits else None
 
 
-def _prepend_start(tokens: Any, lengths: Any, start_token: int | None) -> tuple[Any, Any]:
-    """Put the start token before every prompt; without one, refuse empty prompts."""
+def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, Any]:
+    """Put the start token, or one for each row, before every prompt; without, refuse empty prompts."""
     if start_token is None:
         known = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
         if np.min(known) < 1:
@@ -191,8 +268,14 @@ def _prepend_start(tokens: Any, lengths: Any, start_token: int | None) -> tuple[
                 " which is put before every prompt"
             )
         return tokens, lengths
-    arrays: Any = np if is_concrete(tokens) else jnp
-    column = arrays.full((tokens.shape[0], 1), start_token, tokens.dtype)
+    arrays: Any = np if is_concrete((tokens, start_token)) else jnp
+    first = arrays.asarray(start_token)
+    if first.shape not in ((), tokens.shape[:1]):
+        raise ValueError(
+            f"prompts: expected one for each of the cache's {first.shape[0]} rows, got {tokens.shape[0]}; an"
+            " empty one goes on with the text"
+        )
+    column = arrays.broadcast_to(first[..., None], (tokens.shape[0], 1)).astype(tokens.dtype)
     return arrays.concatenate([column, tokens], axis=1), None if lengths is None else lengths + 1
 
 

@@ -103,5 +103,7 @@ def move(tree: Any, division: Division, steps: int) -> Any:
 
 def moved_halves(division: Division) -> float:
     """Compute the share of a device's data that balance sends elsewhere, on average."""
-    routes = _routes(division)
-    return sum(here != there for route in routes for here, there in route) / sum(map(len, routes))
+    ring = division.size(division.ring)
+    # Member i has halves 2 i and 2 i + 1 and works on i and 2 n - 1 - i: one stays where i = 0, and one where
+    # 3 i is 2 n - 1 or 2 n - 2.
+    return 1 - (1 + (ring % 3 != 0)) / (2 * ring)

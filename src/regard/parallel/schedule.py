@@ -65,17 +65,23 @@ def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarr
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     """Return the rounds in which some device has work, and the pairs of parts that have it."""
-    held = chunk_codes(problem, division) != TileKind.EMPTY
+    return find_rounds(chunk_codes(problem, division) != TileKind.EMPTY, division)
+
+
+def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
+    """Return the rounds in which some device has work, from the pairs of chunks that have it."""
     ring, parts = division.size(division.ring), range(division.parts)
     members = np.arange(ring)
+    chunks = [division.chunk_of(part, members) for part in parts]
     pairs: list[list[tuple[int, int]]] = [[] for _ in members]
     for one in parts:
         for other in parts:
-            theirs = [division.chunk_of(other, member) for member in range(ring)]
-            met = np.zeros(ring, bool)  # in each round, by some member
-            for member in range(ring):
-                met[(member - members) % ring] |= held[division.chunk_of(one, member), theirs]
-            for number in np.flatnonzero(met):
+            met = held[np.ix_(chunks[one], chunks[other])]
+            # Row m, column r: whether member m meets the keys of member m - r.
+            twice = np.concatenate([met, met], axis=1)
+            row, column = twice.strides
+            shifted = np.lib.stride_tricks.as_strided(twice[:, ring:], (ring, ring), (row + column, -column))
+            for number in np.flatnonzero(shifted.any(0)):
                 pairs[number].append((one, other))
     rounds = [Round(number, tuple(some)) for number, some in enumerate(pairs) if some]
     return tuple(rounds)

@@ -1,13 +1,14 @@
-"""Planning: the best mesh of devices for attention at a length, by a roofline that says its assumptions.
+"""Planning: the best mesh of devices for attention or a training step, by a roofline that tells its sources.
 
-Start from `plan`, whose `Report` gives memory, work and time of every mesh; `CHIPS` describes devices, and
-`measure_host` the one at hand.
+Start from `plan`, whose `Report` gives memory, work and time of every mesh, or from `plan_step` for a whole
+decoder; `CHIPS` describes devices, and `measure_host` the one at hand.
 """
 
 from regard.planning.chips import CHIPS, Chip, measure_host
 from regard.planning.estimates import Assumptions, Estimate
 from regard.planning.planner import MemoryTooSmallError, plan, read_amount
 from regard.planning.reports import Report
+from regard.planning.steps import Step, count_parameters, plan_step
 
 __all__ = [
     "CHIPS",
@@ -16,7 +17,10 @@ __all__ = [
     "Estimate",
     "MemoryTooSmallError",
     "Report",
+    "Step",
+    "count_parameters",
     "measure_host",
     "plan",
+    "plan_step",
     "read_amount",
 ]

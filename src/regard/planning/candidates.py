@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -12,9 +13,8 @@ from typing import Any
 import jax
 
 from regard.engine.call.problem import Problem
-from regard.parallel.division import Division, Round
+from regard.parallel.division import Chunking, Division
 from regard.parallel.placements import MeshPlacement
-from regard.parallel.schedule import plan_rounds
 from regard.planning.chips import Line
 
 AXES = ("data", "sequence", "exchange", "heads")
@@ -34,6 +34,20 @@ class Candidate:
     exchange: int
     heads: int
     layout: str
+    tokens: int = 0
+    """Tokens that the caller appends and masks out, so that the mesh divides the length."""
+    rows: int = 0
+    """Sequences that the caller appends, so that the mesh divides the batch."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return math.prod(getattr(self, name) for name in AXES)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """The order of meshes that are as fast: those without padding, then those of few devices."""
+        return bool(self.tokens + self.rows), self.devices
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -72,32 +86,47 @@ class Candidate:
         axes = (ring, exchange, place.batch, place.heads)
         return Division(place.mesh, *axes, self.layout, problem.T, problem.S)
 
-    def divide(self, problem: Problem, known: dict[Any, tuple[Round, ...]] | None = None) -> Division:
-        """Return each device's part, and the rounds of the ring; `known` keeps those of one problem."""
-        division, known = self.cut(problem), {} if known is None else known
-        # The batch and the heads have no part in them.
-        chunks = (self.sequence, self.layout, division.queries.chunk)
-        if chunks not in known:
-            known[chunks] = plan_rounds(problem, division)
-        return dataclasses.replace(division, rounds=known[chunks])
+    def pad(self, problem: Problem) -> Problem:
+        """Return the call with what the caller appends; the mask is that of the call without."""
+        if not self.tokens + self.rows:
+            return problem
+
+        def grow(array: Any) -> jax.ShapeDtypeStruct:
+            batch, heads, length, width = array.shape
+            return jax.ShapeDtypeStruct((batch + self.rows, heads, length + self.tokens, width), array.dtype)
+
+        arrays = {name: grow(getattr(problem, name)) for name in ("query", "key", "value")}
+        return dataclasses.replace(problem, **arrays)
 
     def code(self) -> str:
         """Return Python that runs attention like this."""
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
-        first, *others = self.axes
-        axes = self.axes if others else first
+        (first, *others), axes = self.axes, self.axes
+        axes = axes if others else first
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
-        return f"mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
+        padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
+        remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
+        return f"{remarks}mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
 
 
-def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:
-    """Yield meshes whose sizes divide batch and heads, with tokens in order and balanced."""
+def list_candidates(
+    problem: Problem, devices: int, fixed: Mapping[str, int], *, padded: bool = False
+) -> Iterator[Candidate]:
+    """Yield meshes of so many devices, with tokens in order and balanced.
+
+    Args:
+        problem: the call.
+        devices: devices of each mesh.
+        fixed: sizes of axes that are given.
+        padded: also yield meshes that divide batch and length once something is appended.
+    """
     batch, query_heads = problem.leading[0], problem.leading[-1]
     key_heads = problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads
-    for data, heads in itertools.product(_divisors(math.gcd(devices, batch)), _divisors(divisible)):
+    along_batch = _divisors(devices, batch) if padded else _divisors(math.gcd(devices, batch))
+    for data, heads in itertools.product(along_batch, _divisors(divisible)):
         if devices % (data * heads):
             continue
         rest = devices // (data * heads)
@@ -108,9 +137,17 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
             # Fewer rows than devices are not worth a division.
             if rest > min(problem.T, problem.S):
                 continue
-            layouts = ("contiguous", "balanced") if sizes["sequence"] > 1 else ("contiguous",)
-            yield from (Candidate(**sizes, layout=layout) for layout in layouts)
+            for layout in ("contiguous", "balanced") if sizes["sequence"] > 1 else ("contiguous",):
+                parts = 1 if layout == "contiguous" else 2
+                tokens = Chunking(problem.T, parts, sizes["sequence"], exchange).padded - problem.T
+                if batch % data == 0:
+                    yield Candidate(**sizes, layout=layout)
+                if padded and (tokens or batch % data):
+                    yield Candidate(**sizes, layout=layout, tokens=tokens, rows=-batch % data)
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+@functools.cache
+def _divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the divisors up to `most`, in order."""
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return [size for size in sorted({*low, *(number // size for size in low)}) if size <= (most or number)]

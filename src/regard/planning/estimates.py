@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,12 +56,13 @@ class Work:
 
     def divide(self, division: Division) -> np.ndarray:
         """Return the cells of each member of the ring."""
-        chunk, parts = division.queries.chunk, range(division.parts)
-        chunks = [
-            [division.chunk_of(part, member) for part in parts] for member in range(division.queries.ring)
-        ]
-        first = np.asarray(chunks) * chunk
-        return (self._before(first + chunk) - self._before(first)).sum(-1)
+        chunk, members = division.queries.chunk, np.arange(division.queries.ring)
+        first = np.stack([division.chunk_of(part, members) * chunk for part in range(division.parts)])
+        return self.count_rows(first, chunk).sum(0)
+
+    def count_rows(self, first: np.ndarray, count: int) -> np.ndarray:
+        """Return the cells of so many rows, from each first one on."""
+        return self._before(first + count) - self._before(first)
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
         """Return the cells above a row; within a tile they are taken to be spread evenly."""
@@ -186,10 +188,10 @@ class Weighing:
         later += 4 * self.statistic + self.tiles
         return round(caller + max(forward, later))
 
-    def estimate(self, work: Work, chip: Chip, assumptions: Assumptions) -> Estimate:
-        """Return what the call costs on chips of a kind."""
+    def estimate(self, cells: np.ndarray, chip: Chip, assumptions: Assumptions) -> Estimate:
+        """Return what the call costs on chips of a kind, from the cells of each member of the ring."""
         problem, candidate, division = self.problem, self.candidate, self.division
-        cells, memory, steps = work.divide(division), self.peak(), len(division.rounds)
+        memory, steps = self.peak(), len(division.rounds)
         heads = problem.leading[-1] / (candidate.heads * candidate.exchange)
         products = problem.D + problem.E
         read = self.query + self.keys + 2 * self.sums  # and written, if each step reads once what it needs
@@ -197,7 +199,7 @@ class Weighing:
             products += 3 * problem.D + 2 * problem.E
             read += self.query + self.keys + self.output + 2 * self.statistic
             read += 2 * self.query_sums + 2 * self.key_sums
-        flops = 2 * float(cells.max()) * (problem.leading[0] // candidate.data * heads) * products
+        flops = 2 * float(cells.max()) * (-(-problem.leading[0] // candidate.data) * heads) * products
         rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
         kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
         trips = 2 if self.backward else 1
@@ -226,14 +228,21 @@ class Weighing:
     def _travel(self, chip: Chip, assumptions: Assumptions) -> float:
         """Return seconds of keys, values and gradients on their way around the ring."""
         line = self.candidate.line("sequence")
-        steps = [step.number for step in self.division.rounds]
-        hops = [later - earlier for earlier, later in zip([0, *steps], steps, strict=False)]
-        carried = [(self.keys, hop) for hop in hops]
-        if self.backward and steps:
-            carried += [(self.keys + self.key_sums, hop) for hop in hops[1:]]
-            carried += [(self.keys, hops[0]), (self.key_sums, -steps[-1])]
-        carried = [(count, hop) for count, hop in carried if hop % line.size]
-        return assumptions.reach(sum(hop_seconds(chip, line, *one) for one in carried), len(carried))
+        steps = np.array([step.number for step in self.division.rounds], int)
+        hops = np.diff(steps, prepend=0)
+        carried = Counter()
+
+        def carry(count: int, hops: np.ndarray) -> None:
+            for hop, times in zip(*np.unique(hops, return_counts=True), strict=True):
+                carried[count, int(hop)] += int(times)
+
+        carry(self.keys, hops)
+        if self.backward and steps.size:
+            carry(self.keys + self.key_sums, hops[1:])
+            carried.update([(self.keys, int(hops[0])), (self.key_sums, -int(steps[-1]))])
+        sent = {one: times for one, times in carried.items() if one[1] % line.size}
+        seconds = sum(times * hop_seconds(chip, line, *one) for one, times in sent.items())
+        return assumptions.reach(seconds, sum(sent.values()))
 
     def _wait(self, chip: Chip, assumptions: Assumptions, gathered: int, summed: int) -> float:
         """Return seconds of all that overlaps with nothing."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from heapq import nsmallest
+from typing import Any, NoReturn
 
 import jax
 
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
-from regard.planning.candidates import AXES, list_candidates
+from regard.planning.candidates import AXES
 from regard.planning.chips import Chip, find_chip
-from regard.planning.estimates import Assumptions, Estimate, Weighing, Work
+from regard.planning.estimates import Assumptions, Estimate, Work
 from regard.planning.reports import Report
+from regard.planning.rings import Rings
+from regard.planning.search import ALIKE, Search, list_counts
 
-_ALIKE = 1.02  # times that differ by less are the same: bytes decide
 _MOST_DEVICES = 1 << 20
+_MOST_MESHES = 64  # of those of all devices that are weighed
 
 
 class MemoryTooSmallError(ValueError):
@@ -44,12 +48,14 @@ def plan(
     seconds = exchange + max(FLOPs / peak, bytes read / bandwidth, bytes that travel / links)
 
     Every division of the devices into data, sequence (keys travel), exchange (sequence for heads) and heads
-    is weighed by this roofline, on the device with most work. Nothing is allocated or compiled.
+    is weighed by this roofline, on the device with most work, and so are meshes of fewer devices: of all
+    numbers up to 64, and of 32 in each doubling beyond. Of those within 2% of the fastest, the best needs
+    no padding, has the fewest devices, and sends least, in this order. Nothing is allocated.
 
     Args:
         length: tokens, such as 1_048_576 or "1M"; k, M and G are powers of 1024.
         heads: query heads.
-        devices: how many there are.
+        devices: how many there are; the best mesh may have fewer.
         chip: a name in `CHIPS`, "cpu" for this machine, which is measured, or a `Chip`.
         key_heads: heads of keys and values; None means `heads`.
         width: of a head.
@@ -61,11 +67,11 @@ def plan(
         assumptions: shares of the chip's figures that are reached; None means `Assumptions()`.
 
     Returns:
-        A report to read or print, with every mesh in order.
+        A report to read or print: the best mesh, then all of exactly `devices`, in order.
 
     Raises:
         ValueError: a number below 1, heads that are no multiple of key heads, an unknown chip or axis, or
-            devices that no mesh divides; with what would do.
+            given sizes with which no mesh divides the call; with what would do.
         MemoryTooSmallError: no mesh holds the call; it says how many devices would.
 
     Example:
@@ -98,57 +104,68 @@ def plan(
             for count in (heads, key_heads)
         )
         problem = canonicalize(query, key, key, mask=mask)
+    search = prepare(problem, chip, assumptions or Assumptions(), backward, fixed)
+    best = search.find_best(devices)
+    if best is None:
+        _refuse(search, devices, sizes)
+    found = [search.weigh(one) for one in nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)]
+    best = next((item for item in found if item.candidate == best.candidate), best)
+    request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
+    chosen, work = search.chip_of(best.candidate.devices), search.work
+    return Report(request, chosen, search.assumptions, rank(found, best), work.kept, work.side)
+
+
+def prepare(
+    problem: Problem, chip: str | Chip, assumptions: Assumptions, backward: bool, fixed: Mapping[str, int]
+) -> Search:
+    """Return the search for a call on chips that multiply its dtype."""
     chosen = find_chip(chip) if isinstance(chip, str) else chip
-    chosen = chosen.divide(devices) if chosen.shared else chosen
     if problem.matmul_dtype.name not in chosen.flops:
         raise ValueError(
-            f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got {dtype},"
-            f" which is multiplied as {problem.matmul_dtype.name}"
+            f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got"
+            f" {problem.query.dtype}, which is multiplied as {problem.matmul_dtype.name}"
         )
-    assumptions = assumptions or Assumptions()
-    candidates = list(list_candidates(problem, devices, fixed))
-    if not candidates:
+    return Search(problem, chosen, assumptions, backward, fixed, Rings(problem, Work.count(problem)))
+
+
+def _refuse(search: Search, devices: int, sizes: Mapping[str, int]) -> NoReturn:
+    """Raise for a call that no mesh divides, or none holds."""
+    fixed, chip = search.fixed, search.chip
+    step = math.prod(fixed.values())
+    if not any(True for count in list_counts(devices // step) for _ in search.list(count * step)):
         wanted = ", ".join(f"{name}={size}" for name, size in fixed.items())
         raise ValueError(
-            f"devices: no mesh of {devices}{' with ' * bool(fixed)}{wanted} divides the call; data must"
-            f" divide the batch, {sizes['batch']}; heads times exchange the {key_heads} key heads; and"
-            f" sequence times exchange is at most the length, {sizes['length']}"
+            f"devices: no mesh of up to {devices}{' with ' * bool(fixed)}{wanted} divides the call; data is"
+            f" at most the batch, {sizes['batch']}; heads times exchange divides the {sizes['key_heads']} key"
+            f" heads; and sequence times exchange is at most the length, {sizes['length']}"
         )
-    room = chosen.memory_bytes * assumptions.memory_share
+    room = chip.memory_bytes * search.assumptions.memory_share
 
     def find_least(count: int) -> float:
         """Return the bytes per device on the mesh of so many that needs least."""
-        listed = list_candidates(problem, count, fixed)
-        return min(
-            (Weighing(problem, one, one.cut(problem), backward).peak() for one in listed), default=math.inf
-        )
+        return min((search.peak(one) for one in search.list(count)), default=math.inf)
 
-    if (least := find_least(devices)) > room:
-        doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
-        more = [] if chosen.shared else [count for count in doubled if count < 2 * _MOST_DEVICES]
-        enough = next((count for count in more if find_least(count) <= room), None)
-        advice = "more devices do not help, a smaller batch or a shorter sequence would"
-        raise MemoryTooSmallError(
-            f"devices: no mesh of {devices} {chosen.name} holds the call: it takes {scaled(least, 'B')} per"
-            f" device of the {scaled(room, 'B')} there are for arrays; "
-            + (f"{enough} devices would do" if enough else advice)
-        )
-    work = Work.count(problem)
-    rounds: dict[Any, Any] = {}
-    found = [
-        Weighing(problem, one, one.divide(problem, rounds), backward).estimate(work, chosen, assumptions)
-        for one in candidates
-    ]
-    request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
-    return Report(request, chosen, assumptions, rank(found), work.kept, work.side)
+    # More devices never hold less, but of exactly so many there may be no mesh.
+    counts = list_counts(devices)
+    least = min(find_least(count) for count in counts[len(counts) // 2 :])
+    doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
+    more = [] if chip.shared else [count for count in doubled if count < 2 * _MOST_DEVICES]
+    enough = next((count for count in more if find_least(count) <= room), None)
+    advice = "more devices do not help, a smaller batch or a shorter sequence would"
+    raise MemoryTooSmallError(
+        f"devices: no mesh of up to {devices} {chip.name} holds the call: it takes {scaled(least, 'B')} per"
+        f" device of the {scaled(room, 'B')} there are for arrays; "
+        + (f"{enough} devices would do" if enough else advice)
+    )
 
 
-def rank(found: list[Estimate]) -> tuple[Estimate, ...]:
-    """Order those that fit by time, but first, of those as fast as the fastest, the one that sends least."""
+def rank(found: list[Estimate], best: Estimate | None = None) -> tuple[Estimate, ...]:
+    """Order those that fit by time, behind the best: without one, of the fastest that which sends least."""
     fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
     rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
-    alike = [item for item in fitting if item.seconds <= _ALIKE * fitting[0].seconds]
-    best = min(alike, key=lambda item: (item.all_bytes, item.seconds))
+    if best is None:
+        alike = [item for item in fitting if item.seconds <= ALIKE * fitting[0].seconds]
+        best = min(alike, key=lambda item: (item.all_bytes, item.seconds))
     return (best, *(item for item in fitting if item is not best), *rest)
 
 

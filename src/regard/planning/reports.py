@@ -32,7 +32,7 @@ class Report:
     assumptions: Assumptions
     """Shares of them that are taken to be reached."""
     ranking: tuple[Estimate, ...]
-    """Every mesh that divides the call, the best one first, those that do not fit last."""
+    """The best mesh, then those of exactly as many devices as were given, those that do not fit last."""
     kept: float
     """Share of the pairs of query and key that are in tiles with work."""
     tile_side: int
@@ -40,13 +40,19 @@ class Report:
 
     @property
     def best(self) -> Estimate:
-        """The mesh that sends least of those within 2% of the fastest."""
+        """The first mesh within 2% of the fastest: without padding, of few devices, sending little."""
         return self.ranking[0]
+
+    @property
+    def spread(self) -> Estimate | None:
+        """The best mesh of exactly as many devices as were given; None if none holds the call."""
+        every = [item for item in self.ranking if item.candidate.devices == self.request["devices"]]
+        return next((item for item in every if item.fits), None)
 
     @property
     def processes(self) -> int:
         """Processes, one for each host."""
-        return -(-self.request["devices"] // self.chip.devices_per_host)
+        return -(-self.best.candidate.devices // self.chip.devices_per_host)
 
     def explain_loss(self, other: Estimate) -> str:
         """Say why a mesh is not the best one."""
@@ -87,7 +93,17 @@ class Report:
             counted = f"{self.kept:.1%} of the pairs are in {side} with work"
         yield "mask", f"{asked['mask']}: {counted}" if asked["mask"] else "none: every pair counts"
         joined = "one machine" if chip.shared else f"on hosts of {chip.devices_per_host}: {self.processes}"
-        yield "devices", f"{asked['devices']} x {chip.name}, {joined}"
+        used, given = best.candidate.devices, asked["devices"]
+        count = f"{used:,}" if used == given else f"{used:,} of {given:,}"
+        yield "devices", f"{count} x {chip.name}, {joined}"
+        if used < given:
+            slower = "no mesh of all of them divides and holds the call"
+            if self.spread is not None:
+                slower = f"all {given:,} take {spell_seconds(self.spread.seconds)}"
+            yield "fewer", f"{used:,} of {given:,} devices are best; {slower}"
+        if best.candidate.tokens or best.candidate.rows:
+            length, rows = asked["length"] + best.candidate.tokens, asked["batch"] + best.candidate.rows
+            yield "padding", f"to {rows} x {length:,} tokens, masked out, so that the mesh divides them"
         place = f"{name_mesh(best)} ({best.candidate.plan}, {best.candidate.layout})"
         yield "best", f"{place}: {spell_seconds(best.seconds)}, bound by {best.bound}"
         yield "memory", f"{scaled(best.memory_bytes, 'B')} of {scaled(chip.memory_bytes, 'B')} per device"
@@ -127,7 +143,7 @@ class Report:
             "model",
             "products in tiles with work; arrays read once per round; a round waits for its slowest link;"
             " sequences of a batch have as much work each; heads divided before the call are summed by the"
-            " projection after it",
+            " projection after it; of fewer devices, all numbers to 64 and 32 in each doubling are weighed",
         )
 
     def code(self) -> str:
@@ -148,7 +164,12 @@ class Report:
     def _row(self, item: Estimate) -> dict[str, Any]:
         row = dataclasses.asdict(item)
         del row["candidate"]
-        chosen = {"mesh": item.candidate.mesh, "plan": item.candidate.plan, "layout": item.candidate.layout}
+        chosen = {
+            "devices": item.candidate.devices,
+            "tokens": item.candidate.tokens,
+            "rows": item.candidate.rows,
+        }
+        chosen |= {"mesh": item.candidate.mesh, "plan": item.candidate.plan, "layout": item.candidate.layout}
         return chosen | row | {"seconds": item.seconds, "bound": item.bound, "why": self.explain_loss(item)}
 
     def __str__(self) -> str:

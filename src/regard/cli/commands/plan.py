@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan(Command):
-    """Say which mesh of devices is best for attention at a length, and what it costs; nothing is allocated.
+    """Say which mesh of up to so many devices is best for attention at a length, and what it costs there.
 
     Example: regard plan --length 1M --heads 32 --key-heads 8 --devices 256 --chip h100 --mask 'causal()'
     """
@@ -26,7 +26,7 @@ class Plan(Command):
     heads: Annotated[int, option("N")]
     """Query heads."""
     devices: Annotated[int, option("N")]
-    """Number of devices."""
+    """Number of devices; the best mesh may have fewer."""
     chip: Annotated[str, option("NAME")]
     """Kind of device: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
@@ -107,12 +107,16 @@ def _tabulate(report: Report, top: int) -> Table:
     from regard.planning.reports import name_mesh, spell_seconds
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("time", "compute", "travel", "exchange", "memory", "sent"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    table.add_column("mesh, and why not")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("mesh, what it takes, and why not", overflow="fold")
     for item in report.ranking[:top]:
-        times = (item.seconds, item.compute_seconds, item.travel_seconds, item.exchange_seconds)
-        sizes = (item.memory_bytes, item.all_bytes)
+        times = {
+            "compute": item.compute_seconds,
+            "travel": item.travel_seconds,
+            "exchange": item.exchange_seconds,
+        }
+        parts = ", ".join(f"{name} {spell_seconds(seconds)}" for name, seconds in times.items())
+        sizes = f"{scaled(item.memory_bytes, 'B')} held, {scaled(item.all_bytes, 'B')} sent"
         place = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"
-        table.add_row(*map(spell_seconds, times), *(scaled(size, "B") for size in sizes), place)
+        table.add_row(spell_seconds(item.seconds), f"{place}\n{parts}; {sizes}")
     return table

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
+from regard.interop.families.entries import HARMLESS, Entries, read_size, refuse_unread
 from regard.interop.weight_maps import Settings, WeightMap
 from regard.layers.choices import check_choice
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
@@ -50,8 +51,10 @@ class Family:
         sizes: entries of config.json that must be there, integers, and the fields of TransformerConfig that
             they are.
         entries: entries that may be left out, and their fields.
+        layer_counts: entries that are numbers of layers.
         choices: fields that all of the family have, and what entries mean that are left out.
         required: entries of which one value is supported; any other is refused.
+        harmless: entries that change no number, beside `entries.HARMLESS`.
         assumed: entries to write where `save` is not given them.
         weights: names of the tensors.
     """
@@ -61,8 +64,10 @@ class Family:
     model: ClassVar[type[Model]] = Decoder
     sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
     entries: ClassVar[Mapping[str, str]] = {}
+    layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     choices: ClassVar[Mapping[str, Any]] = {}
     required: ClassVar[Mapping[str, Any]] = {}
+    harmless: ClassVar[tuple[str, ...]] = ()
     assumed: ClassVar[Mapping[str, Any]] = {}
     weights: ClassVar[WeightMap]
 
@@ -70,8 +75,9 @@ class Family:
         """Read what a config.json describes; `length` is the number of tokens to serve.
 
         Raises:
-            ValueError: an entry that is missing, or that has a value which is not supported.
+            ValueError: an entry that is missing, that has a value which is not supported, or that is unknown.
         """
+        settings = Entries(settings)
         for name, expected in self.required.items():
             value = settings.get(name)
             if value is not None and value != expected:
@@ -82,12 +88,16 @@ class Family:
             **self.choices,
             **{field: self._read_size(settings, name) for name, field in self.sizes.items()},
             **{
-                field: read_activation(settings[name]) if field == "activation" else settings[name]
+                field: _read_entry(name, field, settings[name])
                 for name, field in self.entries.items()
                 if name in settings
             },
         }
-        return TransformerConfig(**fields | self.read_more(settings, fields, length))
+        fields |= self.read_more(settings, fields, length)
+        known = {*HARMLESS, *self.harmless, *self.assumed}
+        unread = {name: value for name, value in settings.list_unread().items() if name not in known}
+        refuse_unread(self.kind, unread)
+        return TransformerConfig(**fields)
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Write a config as entries of config.json; the inverse of `read`."""
@@ -115,11 +125,27 @@ class Family:
         """Return the entries of config.json that a model says beside its config."""
         return {}
 
+    def check_layers(self, settings: Settings, num_tensors: int) -> None:
+        """Raise for more layers than files with so many tensors can hold, before one is built."""
+        for name in self.layer_counts:
+            count = settings.get(name)
+            if isinstance(count, int) and count > num_tensors:
+                raise ValueError(
+                    f"{name}: expected at most as many layers as the files hold tensors, {num_tensors}; got"
+                    f" {count}; correct config.json, or put all the shards there"
+                )
+
     def _read_size(self, settings: Settings, name: str) -> int:
-        value = settings.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name}: expected an integer in the config.json of {self.kind}, got {value!r}")
-        return value
+        return read_size(name, settings.get(name), f"the config.json of {self.kind}")
+
+
+def _read_entry(name: str, field: str, value: Any) -> Any:
+    """Return the value of a field of TransformerConfig."""
+    if field == "activation":
+        return read_activation(value)
+    if isinstance(getattr(TransformerConfig, field), bool) and not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false in config.json, got {value!r}")
+    return value
 
 
 def read_activation(name: Any) -> str:

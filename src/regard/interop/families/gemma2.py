@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from regard.interop.families.entries import read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
@@ -24,7 +25,9 @@ class Gemma2(Llama):
         "final_logit_softcapping": "output_softcap",
     }
     choices: ClassVar = GEMMA2
-    required: ClassVar = {"use_bidirectional_attention": False}
+    required: ClassVar = {**Llama.required, "use_bidirectional_attention": False}
+    # transformers, too, goes by hidden_activation alone.
+    harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
         *(
             Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", ONE_MORE)
@@ -45,7 +48,10 @@ class Gemma2(Llama):
         return {
             **super().read_more(settings, fields, length),
             **({} if activation is None else {"activation": read_activation(activation)}),
-            "attention_scale": settings.get("query_pre_attn_scalar", 256) ** -0.5,
+            "attention_scale": read_number(
+                "query_pre_attn_scalar", settings.get("query_pre_attn_scalar", 256)
+            )
+            ** -0.5,
             "windows": read_windows(settings, settings.get("sliding_window", 4096), sliding),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from regard.interop.families.entries import read_size
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, linear
@@ -57,6 +58,12 @@ class Llama(Family):
         "tie_word_embeddings": "tied_output",
     }
     choices: ClassVar = LLAMA
+    required: ClassVar = {
+        "rope_interleaved": False,
+        "is_encoder_decoder": False,
+        "add_cross_attention": False,
+    }
+    harmless: ClassVar = ("is_llama_config", "is_decoder")
     # Its relatives have some of these tensors each.
     weights = build_map(
         Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
@@ -68,10 +75,12 @@ class Llama(Family):
     head_dim: int | None = None
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        head_dim = settings.get("head_dim") or self.head_dim
-        head_width = head_dim or fields["d_model"] // fields["num_heads"]
+        head_dim, key_heads = settings.get("head_dim"), settings.get("num_key_value_heads")
+        head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)
+        head_width = fields["d_model"] // max(fields["num_heads"], 1) if head_dim is None else head_dim
+        key_heads = fields["num_heads"] if key_heads is None else read_size("num_key_value_heads", key_heads)
         return {
-            "num_key_heads": settings.get("num_key_value_heads") or fields["num_heads"],
+            "num_key_heads": key_heads,
             "head_dim": head_dim,
             **read_rotary(settings, head_width, fields["max_length"], length),
         }

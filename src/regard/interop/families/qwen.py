@@ -17,11 +17,12 @@ class Qwen3(Llama):
     kind = "qwen3"
     architecture = "Qwen3ForCausalLM"
     choices: ClassVar = {**Llama.choices, "query_key_norm": True}
+    required: ClassVar = {**Llama.required, "use_mrope": False}
     head_dim = 128
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        window = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
-        first = settings.get("max_window_layers", 28)
+        window, first = settings.get("sliding_window", 4096), settings.get("max_window_layers", 28)
+        window = window if settings.get("use_sliding_window") else None
         sliding = [layer >= first for layer in range(fields["num_layers"])]
         windows = read_windows(settings, window, sliding)
         return {**super().read_more(settings, fields, length), "windows": windows}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from regard.interop.families.entries import Entries, read_number, refuse_unread
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
@@ -40,22 +41,30 @@ def read_rotary(
         ValueError: a kind of scaling that is not supported; two rules that differ.
     """
 
-    def read_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
-        if any(isinstance(value, Mapping) for value in rules.values()):
-            raise ValueError("rope_parameters: expected one rule for all layers, got one per kind of layer")
-        share = rules.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+    def read_rule(name: str) -> dict[str, Any]:
+        given = settings.get(name) or {}
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{name}: expected an object with rope_type and its numbers, got {given!r}")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise ValueError(f"{name}: expected one rule for all layers, got one per kind of layer")
+        rules = Entries(given)
+        share = _read_once(settings, rules, "partial_rotary_factor", 1.0)
+        base = _read_once(settings, rules, "rope_theta", 10_000.0)
+        scaling = _read_scaling(settings, rules, max_length, length)
+        unread = {f"{name}.{key}": value for key, value in rules.list_unread().items()}
+        refuse_unread("rotary positions", unread)
         return {
-            "rotary_base": float(rules.get("rope_theta") or settings.get("rope_theta") or 10_000.0),
-            "rotary_width": None if share in (None, 1, 1.0) else int(head_width * share),
-            "rotary_scaling": _read_scaling(settings, rules, max_length, length),
+            "rotary_base": base,
+            "rotary_width": None if share == 1 else int(head_width * share),
+            "rotary_scaling": scaling,
         }
 
-    spellings = (settings.get("rope_parameters"), settings.get("rope_scaling"))
-    found = [read_rule(rules) for rules in spellings if rules] or [read_rule({})]
+    names = ("rope_parameters", "rope_scaling")
+    found = [read_rule(name) for name in names if settings.get(name)] or [read_rule(names[0])]
     if found[0] != found[-1]:
         raise ValueError(
             "rope_scaling: expected the same rule as in rope_parameters, where both are given; got"
-            f" {spellings[1]} beside {spellings[0]}; leave out the wrong one"
+            f" {settings['rope_scaling']} beside {settings['rope_parameters']}; leave out the wrong one"
         )
     return found[0]
 
@@ -64,12 +73,11 @@ def _read_scaling(
     settings: Mapping[str, Any], rules: Mapping[str, Any], max_length: int, length: int | None
 ) -> Scaling | None:
     """Return the rule by which positions serve longer sequences; None for none."""
-    kind = rules.get("rope_type") or rules.get("type") or "default"
-    trained = int(
-        settings.get("original_max_position_embeddings")
-        or rules.get("original_max_position_embeddings")
-        or max_length
-    )
+    kinds = [rules.get(name) for name in ("rope_type", "type")]
+    kind = kinds[0] or kinds[1] or "default"
+    if kinds[1] not in (None, kind):
+        raise ValueError(f"rope_type: expected the same as type, got {kind!r} beside {kinds[1]!r}")
+    trained = int(_read_once(settings, rules, "original_max_position_embeddings", max_length))
     match kind:
         case "default":
             return None
@@ -82,16 +90,27 @@ def _read_scaling(
             low, high = (_number(rules, f"{end}_freq_factor") for end in ("low", "high"))
             return Llama3(_number(rules, "factor"), trained, low, high)
         case "yarn":
-            factor = float(rules.get("factor") or max_length / trained)
+            factor = read_number("rope_scaling.factor", rules.get("factor") or max_length / trained)
             return YaRN(
                 factor,
                 trained,
-                float(rules.get("beta_fast") or 32),
-                float(rules.get("beta_slow") or 1),
+                read_number("rope_scaling.beta_fast", rules.get("beta_fast") or 32),
+                read_number("rope_scaling.beta_slow", rules.get("beta_slow") or 1),
                 _read_sharpness(rules, factor),
                 rules.get("truncate", True),
             )
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
+
+
+def _read_once(settings: Mapping[str, Any], rules: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number that config.json holds beside its rule or in it."""
+    found = [where[name] for where in (rules, settings) if where.get(name) is not None] or [default]
+    if found[0] != found[-1]:
+        raise ValueError(
+            f"{name}: expected one number, got {found[0]!r} in the rotary rule and {found[1]!r} beside it;"
+            " leave out the wrong one"
+        )
+    return read_number(name, found[0])
 
 
 def _number(rules: Mapping[str, Any], name: str) -> float:
@@ -99,14 +118,14 @@ def _number(rules: Mapping[str, Any], name: str) -> float:
     if rules.get(name) is None:
         kind = rules.get("rope_type") or rules.get("type")
         raise ValueError(f"rope_scaling: expected the entry {name} for {kind}, got {', '.join(rules)}")
-    return float(rules[name])
+    return read_number(f"rope_scaling.{name}", rules[name])
 
 
 def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
     """Return the factor of sines and cosines; None for YaRN's own formula."""
-    if rules.get("attention_factor") is not None:
-        return float(rules["attention_factor"])
     parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
+    if rules.get("attention_factor") is not None:
+        return read_number("rope_scaling.attention_factor", rules["attention_factor"])
     if not all(parts):
         return None
     over, under = (0.1 * float(part) * math.log(factor) + 1 for part in parts if part)

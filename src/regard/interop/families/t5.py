@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
+from regard.interop.families.entries import read_size
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, Family, read_activation
 from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap
 from regard.models import EncoderDecoder, TransformerConfig
@@ -48,16 +49,30 @@ class T5(Family):
         "relative_attention_max_distance": "relative_max_distance",
         "tie_word_embeddings": "tied_output",
     }
+    layer_counts: ClassVar = ("num_layers", "num_decoder_layers")
     choices: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}
+    # Its positions are relative.
+    harmless: ClassVar = ("n_positions", "is_decoder", "add_cross_attention")
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         gate, _, name = settings.get("feed_forward_proj", "relu").rpartition("-")
         # transformers 5 ties the head of version 1.1 as well, and says apart whether its input is scaled.
         scaled = settings.get("scale_decoder_outputs", fields["tied_output"])
+        activation = "gelu_tanh" if (gate, name) == ("gated", "gelu") else read_activation(name)
+        gated = gate == "gated"
+        act, is_gated = settings.get("dense_act_fn"), settings.get("is_gated_act")
+        same = act in (None, name) or read_activation(act) == activation
+        if not same or is_gated not in (None, gated):
+            raise ValueError(
+                "dense_act_fn, is_gated_act: expected what feed_forward_proj says, got"
+                f" {act!r} and {is_gated!r}; leave out the wrong ones"
+            )
+        if settings.get("num_decoder_layers") is not None:
+            read_size("num_decoder_layers", settings["num_decoder_layers"])
         return {
-            "activation": "gelu_tanh" if (gate, name) == ("gated", "gelu") else read_activation(name),
-            "gated": gate == "gated",
+            "activation": activation,
+            "gated": gated,
             "output_scale": fields["d_model"] ** -0.5 if scaled else 1.0,
         }
 

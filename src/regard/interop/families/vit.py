@@ -45,6 +45,13 @@ class ViT(Family):
         "qkv_bias": "attention_bias",
     }
     choices: ClassVar = {**VIT, "output_bias": True}
+    harmless: ClassVar = (
+        "encoder_stride",
+        "pooler_act",
+        "pooler_output_size",
+        "tie_word_embeddings",
+        "is_encoder_decoder",
+    )
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
@@ -67,10 +74,10 @@ class ViT(Family):
     )
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        known = {**self.assumed, **settings}
-        patch, image = _sides(known["patch_size"]), _sides(known["image_size"])
+        image, patch, channels = (settings.get(name, value) for name, value in self.assumed.items())
+        patch, image = _sides(patch), _sides(image)
         return {
-            "input_width": patch[0] * patch[1] * known["num_channels"],
+            "input_width": patch[0] * patch[1] * channels,
             "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard.interop.families.entries import read_size
 from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 
@@ -12,7 +13,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def read_window(window: int | None) -> int | None:
     """Return the number of keys before the query's own."""
-    return None if window is None else window - 1
+    return None if window is None else read_size("sliding_window", window) - 1
 
 
 def read_windows(settings: Settings, window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:

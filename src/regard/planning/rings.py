@@ -1,0 +1,137 @@
+"""Rings: the rounds of many rings over one call, and the work of their members, each found once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.engine.call.problem import Problem
+from regard.masks import TileKind
+from regard.masks.grid import Blocks
+from regard.parallel.division import Division, Round
+from regard.parallel.schedule import find_rounds, is_countable, plan_rounds
+from regard.planning.candidates import Candidate
+from regard.planning.estimates import Work
+
+# Chunks that are classified together: shapes that are few are compiled once.
+_SHAPES = (128, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """Work of the members of one ring."""
+
+    cells: np.ndarray
+    least_rounds: int
+    """Rounds that the chunk with most work takes at least."""
+
+
+class Rings:
+    """Rounds and work of the rings over one call, whatever its batch and heads; each is found once."""
+
+    def __init__(self, problem: Problem, work: Work):
+        self.problem, self.work = problem, work
+        self._loads: dict[tuple[int, str, int], Load] = {}
+        self._rounds: dict[tuple[int, str, int], tuple[Round, ...]] = {}
+        self._held: dict[tuple[int, int], np.ndarray | None] = {}
+
+    def load(self, ring: int, layout: str, chunk: int) -> Load:
+        """Return the work of a ring's members."""
+        key = (ring, layout, chunk)
+        if key not in self._loads:
+            parts = 1 if layout == "contiguous" else 2
+            members = np.arange(ring)
+            chunks = members[None] if parts == 1 else np.stack([members, 2 * ring - 1 - members])
+            cells = self.work.count_rows(chunks * chunk, chunk)
+            # One round brings it as many chunks of keys as a member has.
+            least = math.ceil(cells.max() / (chunk * chunk * parts) - 1e-6)
+            self._loads[key] = Load(cells.sum(0), max(least, 1))
+        return self._loads[key]
+
+    def divide(self, division: Division) -> tuple[Division, np.ndarray]:
+        """Return the division with its rounds, and the cells of each member.
+
+        Beyond 1024 chunks, rounds are those of a ring of as many as that, counted as finer ones: at least as
+        many as they are, and about twice as many at most.
+        """
+        key = (division.queries.ring, division.layout, division.queries.chunk)
+        if key not in self._rounds:
+            self._rounds[key] = self._find(division)
+        return dataclasses.replace(division, rounds=self._rounds[key]), self.load(*key).cells
+
+    def guess(self, division: Division) -> tuple[Division, np.ndarray]:
+        """Return what `divide` does, with no more rounds than there are at least."""
+        load = self.load(division.queries.ring, division.layout, division.queries.chunk)
+        return dataclasses.replace(division, rounds=_list_rounds(load.least_rounds)), load.cells
+
+    def _find(self, division: Division) -> tuple[Round, ...]:
+        ring, parts = division.queries.ring, division.parts
+        if self.problem.mask is None or not is_countable(self.problem):
+            return _list_rounds(ring)
+        if ring * parts <= _SHAPES[-1]:
+            held = self._list_pairs(ring * parts, division.queries.chunk)
+            return plan_rounds(self.problem, division) if held is None else find_rounds(held, division)
+        # A pair of large chunks stands for all pairs of small ones within them.
+        coarse = _SHAPES[-1] // parts
+        held = self._list_pairs(coarse * parts, -(-self.problem.T // (coarse * parts)))
+        if held is None:
+            return _list_rounds(ring)
+        large = Candidate(1, coarse, 1, 1, division.layout).cut(self.problem)
+        scale, met = ring / coarse, np.zeros(ring, bool)
+        for found in find_rounds(held, large):
+            first, last = int((found.number - 1) * scale) + 1, int((found.number + 1) * scale)
+            met[np.arange(first, last) % ring] = True
+        return tuple(Round(int(number), ()) for number in np.flatnonzero(met))
+
+    def _list_pairs(self, count: int, chunk: int) -> np.ndarray | None:
+        key = (count, chunk)
+        if key not in self._held:
+            self._held[key] = self._classify(*key)
+        return self._held[key]
+
+    def _classify(self, count: int, chunk: int) -> np.ndarray | None:
+        """Return the pairs of chunks that have work; None where the mask takes chunks of its own alone."""
+        problem, axes = self.problem, len(self.problem.leading)
+        if problem.mask is None or problem.mask.reads_cells:
+            return None
+        real = -(-problem.T // chunk)
+        # The last chunk again and again, which is known to lie in the call.
+        number = np.minimum(np.arange(next(size for size in _SHAPES if size >= count)), real - 1)
+        first = (number * chunk).astype(np.int32)
+        last = np.minimum(first + chunk, problem.T).astype(np.int32) - 1
+        ones = (1,) * axes
+        rows, columns = (*ones, -1, 1), (*ones, 1, -1)
+        blocks = Blocks(
+            jnp.asarray(first.reshape(rows)),
+            jnp.asarray(last.reshape(rows)),
+            problem.query_offset,
+            jnp.asarray(first.reshape(columns)),
+            jnp.asarray(last.reshape(columns)),
+            problem.key_offset,
+            chunk,
+            chunk,
+            axes,
+        )
+        try:
+            with jax.ensure_compile_time_eval():
+                kinds = np.asarray(problem.mask.classify(blocks))
+        except (TypeError, ValueError):
+            return None
+        if any(size not in (1, number.size) for size in kinds.shape[-2:]):
+            return None
+        kinds = np.broadcast_to(kinds, (*kinds.shape[:-2], number.size, number.size))
+        kinds = kinds.reshape((-1, number.size, number.size)).max(0)[:count, :count]
+        held = np.asarray(kinds != TileKind.EMPTY)
+        held[real:], held[:, real:] = False, False
+        return held
+
+
+@functools.cache
+def _list_rounds(count: int) -> tuple[Round, ...]:
+    """Return the first rounds of a ring; which parts meet in them costs nothing, and is left out."""
+    return tuple(Round(number, ()) for number in range(count))

@@ -1,0 +1,272 @@
+"""Steps: what a training step of a whole decoder takes, on the best mesh of up to so many devices."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from regard import masks
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.dispatch.explanation import scaled
+from regard.planning.candidates import Candidate
+from regard.planning.chips import Chip, Line, sum_seconds
+from regard.planning.estimates import Assumptions, Estimate
+from regard.planning.planner import MemoryTooSmallError, prepare, read_amount
+from regard.planning.reports import name_mesh, spell_seconds
+from regard.planning.search import Beside
+
+_STATE = {"parameters": 4, "gradients": 4, "optimizer": 8}  # bytes per parameter: float32, Adam's two moments
+_SIZE = 2  # bytes of bfloat16, in which is computed
+
+
+@dataclass(frozen=True)
+class Step:
+    """The best mesh for a training step, and what the step takes there; print it to read it.
+
+    Example:
+        >>> from regard import planning
+        >>> from regard.models import preset
+        >>> step = planning.plan_step(preset("gpt2").config, length=1024, batch=64, devices=8, chip="a100")
+        >>> step.candidate.mesh, step.held["optimizer"] < step.held["activations"]
+        ({'data': 8, 'sequence': 1}, True)
+    """
+
+    request: Mapping[str, Any]
+    """Arguments of `plan_step` by name."""
+    chip: Chip
+    """The kind of device."""
+    attention: Estimate
+    """One layer's attention, forward and back, on the mesh; of the widest window."""
+    parameters: int
+    """Numbers that are trained."""
+    held: Mapping[str, float]
+    """Bytes per device: parameters, gradients, optimizer, gathered (one layer's whole weights), activations,
+    attention, logits."""
+    seconds_of: Mapping[str, float]
+    """Seconds of attention, products of all else, weights that are gathered and summed (while products are
+    computed), activations that are summed, update."""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The mesh."""
+        return self.attention.candidate
+
+    @property
+    def seconds(self) -> float:
+        """Time of the step: products and weights on their way overlap, the rest follows one another."""
+        times = self.seconds_of
+        rest = times["attention"] + times["sums"] + times["update"]
+        return rest + max(times["products"], times["weights"])
+
+    def __str__(self) -> str:
+        asked, mesh = self.request, self.candidate
+        place = f"{name_mesh(self.attention)} ({mesh.plan}, {mesh.layout})"
+        room = scaled(self.chip.memory_bytes, "B")
+        held = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.held.items())
+        times = ", ".join(f"{name} {spell_seconds(one)}" for name, one in self.seconds_of.items())
+        rows = {
+            "step": f"{asked['batch']} x {asked['length']:,} tokens, remat {asked['remat']}",
+            "parameters": f"{self.parameters:,}",
+            "best": f"{place}, {mesh.devices:,} of {asked['devices']:,} x {self.chip.name}:"
+            f" {spell_seconds(self.seconds)}",
+            "memory": f"{scaled(sum(self.held.values()), 'B')} of {room} per device: {held}",
+            "time": times,
+        }
+        return "\n".join(f"{label:<10} {text}" for label, text in rows.items())
+
+
+def count_parameters(config: Any) -> dict[str, int]:
+    """Count the parameters of a `Decoder`, by where they are.
+
+    Args:
+        config: the decoder's `TransformerConfig`.
+
+    Returns:
+        Numbers of each block's `attention`, `feed_forward` and `norms`, of the `embedding` with all that
+        stands before and behind the blocks, and of the `head`.
+
+    Example:
+        >>> from regard.models import preset
+        >>> from regard.planning import count_parameters
+        >>> gpt2 = preset("gpt2").config
+        >>> parts = count_parameters(gpt2)
+        >>> gpt2.num_layers * sum(parts[name] for name in ("attention", "feed_forward", "norms"))
+        85054464
+        >>> parts["embedding"] + parts["head"]
+        39385344
+    """
+    width, inner = config.d_model, config.d_ff
+    queries = config.num_heads * config.head_width
+    keys = (config.num_key_heads or config.num_heads) * config.head_width
+    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
+    attention = 2 * width * queries + 2 * width * keys
+    attention += config.attention_bias * (queries + 2 * keys) + output_bias * width
+    attention += config.query_key_norm * 2 * config.head_width + config.sinks * config.num_heads
+    wide = 1 + config.gated
+    feed_forward = (wide + 1) * width * inner + config.feed_forward_bias * (wide * inner + width)
+    norm = width * (2 if config.norm_kind == "layer" else 1)
+    vocabulary = config.vocab_size or 0
+    embedding = vocabulary * width + (config.positions == "learned") * config.max_length * width
+    embedding += config.num_token_types * width + (config.embedding_norm + (config.norm != "post")) * norm
+    embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward,
+        "norms": norm * (4 if config.norm == "both" else 2),
+        "embedding": embedding,
+        "head": 0 if config.tied_output else vocabulary * (width + config.head_bias),
+    }
+
+
+def plan_step(
+    config: Any,
+    *,
+    length: int | str,
+    batch: int,
+    devices: int,
+    chip: str | Chip,
+    fixed: Mapping[str, int] | None = None,
+    assumptions: Assumptions | None = None,
+) -> Step:
+    """Find the mesh on which a training step of a `Decoder` is fastest, and say what it takes there.
+
+    seconds = attention + max(products, weights on their way) + sums over heads + update
+
+    Parameters, gradients and Adam's moments are float32 and divided over all devices; each layer's weights
+    are gathered in bfloat16 when it is their turn, forward and back, and gradients summed. Computed is in
+    bfloat16. With `config.remat`, only the stream between blocks is kept, and each block is run again.
+
+    Args:
+        config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
+        length: tokens of a sequence, as in `plan`.
+        batch: sequences of a step.
+        devices, chip, fixed, assumptions: as in `plan`.
+
+    Returns:
+        The best mesh of at most so many devices, its bytes and its seconds, part by part.
+
+    Raises:
+        ValueError: as in `plan`; a config without `vocab_size`.
+        MemoryTooSmallError: no mesh holds the step.
+
+    Example:
+        >>> from regard import planning
+        >>> from regard.models import preset
+        >>> step = planning.plan_step(
+        ...     preset("llama-3.1-8b").config, length="8k", batch=64, devices=64, chip="h100"
+        ... )
+        >>> step.candidate.devices, step.parameters
+        (64, 8030261248)
+
+    Reference: Rajbhandari et al., "ZeRO", 2020, stage 3; Chen et al., "Training Deep Nets with Sublinear
+    Memory Cost", 2016.
+    """
+    if config.vocab_size is None:
+        raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
+    sizes = {"length": read_amount(length), "batch": batch, "devices": devices}
+    fixed, shares = dict(fixed or {}), assumptions or Assumptions()
+    query, key = (
+        jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), "bfloat16")
+        for heads in (config.num_heads, config.num_key_heads or config.num_heads)
+    )
+    again = 1.0 if config.remat is None else 9 / 7  # of 2 products forward and 5 back, the 2 once more
+    windows = collections.Counter(config.window(layer) for layer in range(config.num_layers))
+    ordered = sorted(windows, key=lambda window: float("inf") if window is None else window, reverse=True)
+    calls = []
+    for window in ordered:
+        mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
+        search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, fixed)
+        chip = search.chip  # measured once
+        calls.append(dataclasses.replace(search, times=windows[window] * again))
+    first, *others = calls
+    model = _Model(config, sizes, first.chip, shares)
+    search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
+    best = search.find_best(devices)
+    if best is None:
+        raise MemoryTooSmallError(
+            f"devices: no mesh of up to {devices} {first.chip.name} holds the step; take more devices, a"
+            " smaller batch, a shorter sequence, or remat"
+        )
+    held = {**model.hold(best.candidate), "attention": float(best.memory_bytes)}
+    attention = search.total(best) - model.weigh(best.candidate).seconds
+    times = {"attention": attention, **model.time(best.candidate)}
+    request = {**sizes, "remat": config.remat}
+    return Step(request, search.chip_of(best.candidate.devices), best, model.total, held, times)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """All of a step but attention's own work."""
+
+    config: Any
+    sizes: Mapping[str, int]
+    chip: Chip
+    shares: Assumptions
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return count_parameters(self.config)
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block."""
+        return sum(self.parts[name] for name in ("attention", "feed_forward", "norms"))
+
+    @property
+    def total(self) -> int:
+        """Parameters of the model."""
+        return self.config.num_layers * self.block + self.parts["embedding"] + self.parts["head"]
+
+    def weigh(self, candidate: Candidate) -> Beside:
+        """Return seconds and bytes beside attention."""
+        times = self.time(candidate)
+        seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
+        return Beside(seconds, sum(self.hold(candidate).values()))
+
+    def tokens(self, candidate: Candidate) -> float:
+        """Return the tokens that a device has, in all its layers but the parts that heads divide."""
+        rows = (self.sizes["batch"] + candidate.rows) / candidate.data
+        return rows * (self.sizes["length"] + candidate.tokens) / (candidate.sequence * candidate.exchange)
+
+    def hold(self, candidate: Candidate) -> dict[str, float]:
+        """Return bytes per device."""
+        config, tokens, heads = self.config, self.tokens(candidate), candidate.heads
+        held = {name: size * self.total / candidate.devices for name, size in _STATE.items()}
+        queries = config.num_heads * config.head_width
+        keys = (config.num_key_heads or config.num_heads) * config.head_width
+        # The stream, its norm and the sum in each branch; queries, keys, values, output; before and after the
+        # activation, with the gate and their product.
+        inside = 4 * config.d_model + (2 * queries + 2 * keys + (2 + 2 * config.gated) * config.d_ff) / heads
+        kept = config.num_layers * (inside if config.remat is None else config.d_model)
+        kept += 0 if config.remat is None else inside
+        logits = 2 * 4 * tokens * (config.vocab_size or 0) / heads  # float32, and their gradient
+        gathered = 2 * _SIZE * self.block / heads  # this layer's and the next one's
+        return held | {"gathered": gathered, "activations": _SIZE * tokens * kept, "logits": logits}
+
+    def time(self, candidate: Candidate) -> dict[str, float]:
+        """Return seconds by part."""
+        config, shares, chip = self.config, self.shares, self.chip
+        chip = chip.divide(candidate.devices) if chip.shared else chip
+        tokens, heads, devices = self.tokens(candidate), candidate.heads, candidate.devices
+        trips = 3 if config.remat is None else 4
+        multiplied = config.num_layers * (self.parts["attention"] + self.parts["feed_forward"])
+        flops = 2 * tokens * (trips * multiplied + 3 * config.d_model * (config.vocab_size or 0)) / heads
+        # Gathered forward and back (and again), and gradients summed into parts.
+        line = Line(devices // heads, heads)
+        moved = trips * _SIZE * self.total / heads * (line.size - 1) / line.size
+        count = trips * config.num_layers * (line.size > 1)
+        # One sum after the feed-forward branch, forward and back; that after attention is counted there.
+        summed = 2 * 2 * (heads - 1) / heads * _SIZE * tokens * config.d_model * config.num_layers
+        along = Line(heads, 1)
+        state = sum(_STATE.values()) * self.total / devices
+        return {
+            "products": flops / (chip.flops["bfloat16"] * shares.compute_efficiency),
+            "weights": shares.reach(sum_seconds(chip, line, moved), count),
+            "sums": shares.reach(sum_seconds(chip, along, summed), 2 * config.num_layers * (heads > 1)),
+            "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
+        }
