@@ -14,7 +14,7 @@ import pytest
 from javascript import NODE
 from regard.inspection.explorer.shell import STYLES, detach_module, load_shell, strip_comments
 
-LARGEST = 100_000
+LARGEST = 112_000
 WEB = Path(str(resources.files("regard.inspection.explorer") / "web"))
 
 

@@ -65,13 +65,13 @@ class MeshSpec:
         Raises:
             ValueError: naming the setting and the sizes that could be.
         """
-        batch_size = task.optimization.batch_size
-        rows = self.data * self.fsdp * task.optimization.accumulate_steps
+        batch_size, parts = task.optimization.batch_size, task.optimization.accumulate_steps
+        rows = self.data * self.fsdp * parts
         if batch_size % rows:
             below = batch_size - batch_size % rows
+            factors = "data * fsdp" if parts == 1 else "data * fsdp * accumulate_steps"
             raise ValueError(
-                f"mesh: expected a batch size that data * fsdp * accumulate_steps = {rows} divides, got "
-                f"batch_size={batch_size};"
+                f"mesh: expected a batch size that {factors} = {rows} divides, got batch_size={batch_size};"
                 f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
         for name in ("num_heads", "d_ff"):
