@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import product
@@ -106,7 +107,7 @@ class _Counting:
             binned.reshape((*batch, binned.shape[-1])),
         )
 
-    def _row_block(self, leading: Sequence[Any], number: Any, results: Any) -> Any:
+    def _row_block(self, loop: TileLoop, leading: Sequence[Any], number: Any, results: Any) -> Any:
         tiling, sweep_config = self.tiling, self.tiling.sweep_config
         here = tiling.view(leading, number * np.int32(tiling.blocking.queries))
         row_block = self._start(here, number)
@@ -115,9 +116,7 @@ class _Counting:
         none = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
         empty = PerQuery.like(zeros, self.tokens), zeros.astype(jnp.int32), none, results[-1]
         body = partial(self._count, row_block)
-        rows, count, running_top, columns = tiling.loop.tiles(
-            tiling.context.by_query, leading, number, body, empty
-        )
+        rows, count, running_top, columns = loop.tiles(tiling.context.by_query, leading, number, body, empty)
 
         def put(array: Array, tiles: Sequence[Array]) -> Array:
             return here.put_rows(array, jnp.stack(tiles, -1))
