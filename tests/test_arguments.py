@@ -113,7 +113,7 @@ def test_the_first_interrupt_leaves_while_python_waits_for_a_compiler():
     code = (
         "import ctypes, sys\n"
         "from regard.cli.interruption import leave_at_once\n"
-        "with leave_at_once():\n"
+        "with leave_at_once('nothing is lost'):\n"
         "    print('waiting', flush=True)\n"
         "    wait = ctypes.CDLL(None)\n"
         "    while True: wait.usleep(200_000_000)\n"
@@ -128,7 +128,7 @@ def test_the_first_interrupt_leaves_while_python_waits_for_a_compiler():
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (process.returncode, errors) == (130, "\ninterrupted before the first step; nothing is lost\n")
+    assert (process.returncode, errors) == (130, "nothing is lost")
 
 
 def test_after_it_interrupts_are_as_they_were():
@@ -142,8 +142,8 @@ def test_after_it_interrupts_are_as_they_were():
 def test_a_display_leaves_at_once_before_the_first_step_alone(monkeypatch):
     asked = []
 
-    def leave_at_once():
-        asked.append(True)
+    def leave_at_once(last_words):
+        asked.append(last_words)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(displays, "leave_at_once", leave_at_once)
@@ -151,4 +151,4 @@ def test_a_display_leaves_at_once_before_the_first_step_alone(monkeypatch):
     with shown.compiling("evaluation"), shown.compiling("heads"):
         assert not asked
     with shown.compiling("train step"):
-        assert asked
+        assert asked == [displays.NOTHING_LOST]

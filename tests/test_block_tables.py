@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import oracle
+from economy import mostly_slow
 from mesh_cases import on_eight_devices
 from regard import attend, explain, inspection, masks
 from regard.engine.backends import dense, tiled
@@ -279,7 +280,7 @@ arrays = draw((2, 4, 48, 5), (2, 4, 48, 5), (2, 4, 48, 7))
 """
 
 
-@pytest.mark.parametrize("way", ["ring", "zigzag", "both"])
+@pytest.mark.parametrize("way", mostly_slow(["ring", "zigzag", "both"], "both"))
 def test_a_divided_sequence_keeps_its_blocks(way):
     on_eight_devices(f"""{DIVIDED}
 check_against_one_device({way!r}, arrays, lambda: {{"mask": masks.blocks(table, 8) & masks.causal()}})

@@ -26,13 +26,8 @@ EVERY = [
 QUICK = {
     ("tiled", "explicit", "lengths"),
     ("tiled", "manual", "segments"),
-    ("tiled", "automatic", "predicate"),
     ("tiled", "automatic", "alibi"),
-    ("tiled", "explicit", "relative"),
-    ("tiled", "manual", "bias and sinks"),
-    ("tiled", "automatic", "dropout"),
     ("dense", "automatic", "lengths"),
-    ("dense", "manual", "array per head"),
 }
 
 

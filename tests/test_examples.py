@@ -80,6 +80,7 @@ def test_ring_attention(tmp_path):
     assert max(differences(printed)) < 1e-5
 
 
+@pytest.mark.slow
 def test_shared_prefix(tmp_path):
     printed = run("shared_prefix", tmp_path)
     assert len(differences(printed)) == 1
@@ -87,6 +88,7 @@ def test_shared_prefix(tmp_path):
     assert re.findall(r"(\S+) keys and values", printed) == ["6,144", "133,120"]
 
 
+@pytest.mark.slow
 def test_top_k_blocks(tmp_path):
     printed = run("top_k_blocks", tmp_path)
     rows = re.findall(r"loss (\S+)  right answers +(\d+)%  blocks found +(\d+)%", printed)
@@ -97,6 +99,7 @@ def test_top_k_blocks(tmp_path):
     assert int(re.findall(r"(\d+)% of pairs computed", printed)[0]) < 40
 
 
+@pytest.mark.slow
 def test_vision_transformer(tmp_path):
     printed = run("vision_transformer", tmp_path)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
@@ -108,6 +111,7 @@ def test_vision_transformer(tmp_path):
     assert max(shares) > 2 * shown
 
 
+@pytest.mark.slow
 def test_language_model(tmp_path):
     printed = run("language_model", tmp_path)
     (line,) = re.findall(r"^[a-z .]{400}$", printed, re.M)
@@ -121,6 +125,7 @@ def test_language_model(tmp_path):
     assert "lengths=[400]" in printed
 
 
+@pytest.mark.slow
 def test_own_task(tmp_path):
     printed = run("own_task", tmp_path)
     assert "interrupted at step 120\nfinished at step 200, held-out accuracy " in printed

@@ -177,6 +177,7 @@ def test_a_row_is_what_it_is_alone(model):
     assert array.rows() == together.rows()
 
 
+@pytest.mark.slow
 def test_prompts_may_be_read_in_pieces(model):
     whole = generate(model, PROMPTS, max_tokens=N)
     assert generate(model, PROMPTS, max_tokens=N, chunk=3).rows() == whole.rows()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard.training import checkpoints, heads, loop, metrics, runs, settings, tasks
 from regard.training.history import training_document
 from regard.training.loop import Progress
@@ -64,7 +65,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.parametrize("name", mostly_slow(SMALL, "reverse"))
 def test_entropy_and_logits_are_those_of_the_definition(name):
     """Against weights and scores in float64; the mask decides which logits count."""
     sizes = settings.Sizes(d_model=10, num_heads=2, d_ff=7, num_layers=2)
@@ -100,6 +101,7 @@ def test_the_text_task_looks_within_documents(tmp_path):
     np.testing.assert_allclose(found["blocks.1"], -terms.sum(-1).mean((0, 2)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_looking_changes_no_bit_of_training(whole, tmp_path):
     train(tmp_path / "blind", tiny_copy())
     seen, others = split(tmp_path / "blind")
@@ -129,7 +131,12 @@ class Killer(Progress):
         self.happen("saved", step)
 
 
-@pytest.mark.parametrize("moment", [("stepped", 1), ("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
+@pytest.mark.parametrize(
+    "moment",
+    [("stepped", 9)]
+    + [pytest.param(at, marks=pytest.mark.slow) for at in (("stepped", 1), ("saved", 7), ("evaluated", 17))],
+    ids=str,
+)
 def test_killed_and_resumed_logs_the_same(whole, compiled, tmp_path, moment):
     """Also when killed before the first checkpoint, with the line of step 0 written."""
     with pytest.raises(RuntimeError, match="killed"):
@@ -148,6 +155,7 @@ def test_interrupted_and_resumed_logs_the_same(whole, compiled, tmp_path):
     assert read_lines(tmp_path / "run") == read_lines(whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_that_did_not_look_goes_on(whole, compiled, tmp_path):
     task = tiny_copy(cadence=dataclasses.replace(CADENCE, heads_every=20))
     train(tmp_path / "run", task, compiled=compiled, stop=stop_after(9))

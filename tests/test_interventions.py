@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard import attend, inspection, masks
 from regard.inspection import Change, intervene
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
@@ -70,7 +71,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "encoder"))
 def test_a_head_switched_off_is_a_model_without_its_projection(kind, wide):
     model, inputs = build(kind)
     model = in_float64(model)

@@ -180,6 +180,7 @@ def test_a_batch_in_parts_and_an_average_over_a_mesh_are_those_of_one_device():
     )
 
 
+@pytest.mark.slow
 def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
 

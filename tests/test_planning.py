@@ -704,6 +704,7 @@ def check_compiled(code, count, least_memory):
         assert least_memory < float(memory) < 1.25, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_bytes_and_memory_are_those_of_compiled_programs(backward):
     check_compiled(COMPILED.replace("(False, True)", f"({backward},)"), 7, 0.9)  # meshes and orders

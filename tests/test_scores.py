@@ -241,10 +241,19 @@ TRANSFORMS = {
 @pytest.mark.parametrize(
     ("name", "transform"),
     [
-        *(("softcap by head", transform) for transform in TRANSFORMS),
-        *(pytest.param("modifier", transform, marks=pytest.mark.slow) for transform in TRANSFORMS),
-        pytest.param("relative bias", "hessian-vector", marks=pytest.mark.slow),
+        ("softcap by head", "hessian-vector"),
         ("relative bias", "vmap over parameters"),
+        *(
+            pytest.param(name, transform, marks=pytest.mark.slow)
+            for name in ("softcap by head", "modifier", "relative bias")
+            for transform in TRANSFORMS
+            if (name, transform)
+            not in {
+                ("softcap by head", "hessian-vector"),
+                ("relative bias", "vmap over parameters"),
+                ("relative bias", "reverse over reverse"),
+            }
+        ),
     ],
 )
 def test_every_transform_agrees_with_the_definition(name, transform, x64):

@@ -134,6 +134,7 @@ def divide_in_context():
         parallel.ring_attend(*arrays, axis="seq")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -113,6 +113,7 @@ def test_reverse_is_backwards_then_an_end_mark_then_padding():
         assert target.tolist() == [*tokens[::-1], task.end_token] + [task.pad_token] * (7 - length)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     """Whatever token stands in the padding, loss, gradients and generated answers are the same."""
     task = small("reverse")

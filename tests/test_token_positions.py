@@ -310,6 +310,7 @@ def test_new_positions_do_not_compile_again():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_a_second_derivative_and_rows_of_the_weights():
     inputs, places = arrays(), PLACES["by row"]
 
@@ -334,7 +335,7 @@ def test_a_second_derivative_and_rows_of_the_weights():
 
 @pytest.mark.parametrize(
     ("backend", "axes"),
-    mostly_slow(itertools.product(COMPLETE, AXES), ("tiled", "manual"), ("dense", "explicit")),
+    mostly_slow(itertools.product(COMPLETE, AXES), ("tiled", "manual")),
 )
 def test_positions_are_divided_with_batch_and_heads(backend, axes):
     code = f"from divided_cases import check\nprint(check({axes!r}, 'positions', {backend!r}, aux=('lse',)))"
@@ -476,6 +477,7 @@ def build_layer():
     return MultiHeadAttention(12, H, num_key_heads=K, rotary=Rotary(), memory_width=12, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_layer_turns_packed_rows_by_their_own_positions():
     layer, (x,) = build_layer(), arrays((B, T, 12))
     mask = masks.segments(PACKED, PACKED) & masks.causal()

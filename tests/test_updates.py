@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard.cli.displays import describe_step
 from regard.training import checkpoints, loop, programs, runs, settings, tasks
 from regard.training.meshes import MeshSpec
@@ -31,7 +32,7 @@ def updated(steps=2, **changes):
     return jax.device_get(state), jax.device_get(measured), lowered
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", mostly_slow([2, 5], 5))
 def test_a_batch_in_parts_is_the_batch(count):
     (state, measured, _), (parts, averaged, lowered) = updated(1), updated(1, accumulate_steps=count)
     # Moments are of gradients; Adam's first updates have the size of the rate even where these are 0.
@@ -83,6 +84,7 @@ def test_bfloat16_multiplies_in_it_and_keeps_parameters_and_sums_in_float32():
         np.testing.assert_allclose(one, other, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_moving_average_is_what_is_evaluated_and_loaded(tmp_path):
     decay, task = 0.75, tiny_copy(model=DRY, steps=3, ema_decay=0.75)
     states = [updated(steps=steps, ema_decay=decay)[0] for steps in (0, 1, 2)]
