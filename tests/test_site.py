@@ -307,6 +307,17 @@ def test_formulas_are_drawn_and_whole(browser, site, page):
 
 
 @pytest.mark.browser
+def test_names_of_the_reference_stand_on_one_line(browser, site):
+    visit = visit_page(browser, "api/attend.html", viewport={"width": 1200, "height": 800})
+    heights = visit.evaluate(
+        "[...document.querySelectorAll('table.names td:first-child code')].map((code) => code.offsetHeight)"
+    )
+    assert len(heights) > 5
+    assert max(heights) < 40, heights
+    browser.close(visit)
+
+
+@pytest.mark.browser
 def test_search_finds_a_function(browser, site):
     visit = visit_page(browser, "index.html")
     visit.page.goto((SITE / "search.html").as_uri() + "?q=sliding_window")
