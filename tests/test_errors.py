@@ -149,7 +149,7 @@ MISTAKES = {
     "weights of NaN": (ValueError, r"weights\[0\]: expected numbers of at least 0, got nan", lambda: trace_of(EVEN * np.nan)),
     "scores for weights": (ValueError, r"weights\[0\]: expected numbers of at least 0", lambda: trace_of(np.log(EVEN))),
     "weights that miss 1": (ValueError, r"weights\[0\]: expected weights .*sum to 1 .*a sum that is 0\.25 away; .*before dropout", lambda: trace_of(1.25 * EVEN)),
-    "weights averaged over heads": (ValueError, r"weights\[0\]: expected an array \(batch, heads, .* got shape \(2, 5, 11\); .*do not average", lambda: trace_of(EVEN[:, 0])),
+    "weights averaged over heads": (ValueError, r"weights\[0\]: expected an array \(batch, heads, .* got shape \(2, 5, 11\); .*keep heads apart", lambda: trace_of(EVEN[:, 0])),
     "one layer of weights without a list": (ValueError, r"weights\[0\]: .* one for each layer in a list; got shape \(3, 5, 11\)", lambda: inspection.Trace.from_arrays(EVEN)),
     "no weights from transformers": (ValueError, r"weights: .* got \(None, None\); in transformers, .*'eager'", lambda: trace_of(None, None)),
     "no layers of weights": (ValueError, r"weights: expected one array for each layer, in a list or tuple; got \(\); in transformers, .*'eager'", lambda: inspection.Trace.from_arrays(())),

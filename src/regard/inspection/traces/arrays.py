@@ -125,6 +125,6 @@ def _read_array(name: str, given: Any) -> np.ndarray:
     if array.ndim != 4:
         raise ValueError(
             f"{name}: expected an array (batch, heads, length, keys or width), one for each layer in a list;"
-            f" got shape {array.shape}; add the axis of a single example by [None], and do not average over heads"
+            f" got shape {array.shape}; add the axis of a single example by [None], and keep heads apart"
         )
     return array.astype(jnp.dtype(dtype)) if dtype else array
