@@ -103,6 +103,11 @@ def capture_nothing(*shape):
         attend(array(*shape), array(*shape), array(*shape))
 
 
+def trace_of(*weights, **given):
+    return inspection.Trace.from_arrays(weights or None, **given)
+
+
+EVEN = np.full((2, 3, 5, 11), 1 / 11, np.float32)
 PACKED = masks.segments([1, 1, 2])
 SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 1, "vocab_size": 13}
 CONFIG = models.TransformerConfig(**SIZES)
@@ -140,6 +145,25 @@ MISTAKES = {
     "a seed for a layer": (TypeError, r"rngs: .* got int; pass nnx\.Rngs\(0\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=0)),
     "a key for a layer": (TypeError, r"rngs: .*pass nnx\.Rngs\(0\)", lambda: layers.FeedForward(6, 11, rngs=jax.random.key(0))),
     "nothing to capture": (ValueError, r"query: expected at least one example .*leading axes \(0, 3\)", lambda: capture_nothing(0, 3, 5, 7)),
+    "negative weights": (ValueError, r"weights\[1\]: expected numbers of at least 0, got -1\.0", lambda: trace_of(EVEN, EVEN - (np.arange(11) == 3) * (1 + EVEN))),
+    "weights of NaN": (ValueError, r"weights\[0\]: expected numbers of at least 0, got nan", lambda: trace_of(EVEN * np.nan)),
+    "scores for weights": (ValueError, r"weights\[0\]: expected numbers of at least 0", lambda: trace_of(np.log(EVEN))),
+    "weights that miss 1": (ValueError, r"weights\[0\]: expected weights .*sum to 1 .*a sum that is 0\.25 away; .*before dropout", lambda: trace_of(1.25 * EVEN)),
+    "weights averaged over heads": (ValueError, r"weights\[0\]: expected an array \(batch, heads, .* got shape \(2, 5, 11\); .*keep heads apart", lambda: trace_of(EVEN[:, 0])),
+    "one layer of weights without a list": (ValueError, r"weights\[0\]: .* one for each layer in a list; got shape \(3, 5, 11\)", lambda: inspection.Trace.from_arrays(EVEN)),
+    "no weights from transformers": (ValueError, r"weights: .* got \(None, None\); in transformers, .*'eager'", lambda: trace_of(None, None)),
+    "no layers of weights": (ValueError, r"weights: expected one array for each layer, in a list or tuple; got \(\); in transformers, .*'eager'", lambda: inspection.Trace.from_arrays(())),
+    "neither weights nor queries": (ValueError, "weights, query, key: expected weights, or query and key; got none of them", trace_of),
+    "queries without keys": (ValueError, "expected weights, or query and key; got query$", lambda: trace_of(query=[Q])),
+    "weights beside queries": (ValueError, "got weights and query and key", lambda: trace_of(EVEN, query=[Q], key=[K])),
+    "keys of more layers": (ValueError, "key: expected 1 layers, as query has; got 2", lambda: trace_of(query=[Q], key=[K, K])),
+    "masks of more layers": (ValueError, "mask: expected one for all layers, or 1 in a list; got 2", lambda: trace_of(EVEN, mask=[None, None])),
+    "weights that the mask forbids": (ValueError, r"mask: expected weights of 0 .* others in weights\[0\]", lambda: trace_of(EVEN, mask=masks.causal(), query_offset=6)),
+    "a scale of weights": (ValueError, r"scale: expected mask, .* alone beside weights.* got scale=0\.5", lambda: trace_of(EVEN, scale=0.5)),
+    "tokens of no weights": (ValueError, "tokens: expected one per position of some call, whose lengths are 5, 11; got", lambda: trace_of(EVEN, tokens=["a"] * 4)),
+    "an example that is not there": (ValueError, r"example: expected one of the 2 of the call, 0\.\.1; got 2", lambda: trace_of(EVEN, example=2)),
+    "integers for weights": (TypeError, r"weights\[0\]: expected a floating-point array, got int", lambda: trace_of(np.ones((1, 1, 2, 1), int))),
+    "an option of weights of another library": (TypeError, "is_causal: expected an option among mask", lambda: trace_of(EVEN, is_causal=True)),
 }  # fmt: skip
 
 

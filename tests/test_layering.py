@@ -71,8 +71,8 @@ FOLDERS = {
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
     " explorer.position_curves explorer.documents explorer.payload explorer.shell"
     " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
-    " traces.examples traces.calls traces.files traces.codec traces.stored traces.trace"
-    " traces.owners traces.sequences traces.captures traces interventions"
+    " traces.examples traces.calls traces.files traces.codec traces.stored"
+    " traces.sequences traces.arrays traces.trace traces.owners traces.captures traces interventions"
     " observations head_effects contributions",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
     " weight_files weight_maps families.entries families.family"

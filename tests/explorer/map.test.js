@@ -18,6 +18,7 @@ import {
 import {
   headSentence,
   insideBrush,
+  labelWords,
   numberNames,
   numberRange,
   sortHeads,
@@ -583,4 +584,13 @@ test("a head's own colours go from its weak to its strong weights", () => {
   assert.equal(ownLimits(new Float32Array(9)), null);
   const [least, most] = ownLimits(new Float32Array(9).fill(0.25));
   assert.ok(least < most && most === 0.25);
+});
+
+test("a label says what chance gives, and over how many rows", () => {
+  const label = { name: "induction", value: 0.8345, threshold: 0.25, chance: 0.0625, rows: 41 };
+  const words = labelWords(label);
+  assert.equal(words.name, "induction 0.83");
+  assert.match(words.ground, /^chance 0\.06\d*, 41 rows$/);
+  assert.match(words.title, /mean share 0\.83\d* over 41 rows, where even weights give 0\.06\d*; .* 0\.25/);
+  assert.match(labelWords({ ...label, rows: 1 }).ground, /, 1 row$/);
 });

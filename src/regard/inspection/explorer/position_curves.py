@@ -119,7 +119,7 @@ def split_scores(
     where queries and keys are not kept or nothing is added.
     """
     problem = call.problem
-    if problem is None or not call.rows or not call.keys:
+    if problem is None or not (call.rows and call.keys and call.description.width):
         return None
     if problem.bias is None and not any(part.adds for part in _parts(problem.score)):
         return None

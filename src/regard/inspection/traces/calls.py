@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class Description:
     dtype: str
     backend: str
     width: int
+    """D; 0 where weights were given, and no queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,58 @@ class Call:
             query_block=level.query_block,
             key_block=level.key_block,
         )
+
+
+def make_call(
+    problem: Problem,
+    rows: Mapping[str, Any],
+    *,
+    kind: str | None,
+    backend: str,
+    dropout_rate: float = 0.0,
+    output_error: float | None = None,
+) -> Call:
+    """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`."""
+    scores = () if problem.score is None else problem.score.parts
+    offsets: dict[str, Any] = {
+        "query_offset": int(problem.query_offset),
+        "key_offset": int(problem.key_offset or 0),
+    }
+    description = Description(
+        mask=None if problem.mask is None else repr(problem.mask),
+        score=", ".join(map(repr, scores)) or None,
+        scale=float(problem.scale),
+        bias=problem.bias is not None,
+        sinks=problem.sinks is not None,
+        dropout_rate=dropout_rate,
+        **offsets,
+        dtype=str(problem.query.dtype),
+        backend=backend,
+        width=problem.D,
+    )
+    return Call(
+        name="",
+        layer=0,
+        kind=kind or _guess_kind(problem),
+        heads=problem.leading[-1],
+        rows=problem.T,
+        keys=problem.S,
+        **offsets,
+        mask=problem.mask,
+        score=problem.score,
+        lse=np.asarray(rows["lse"]),
+        max_score=np.asarray(rows["max_score"]),
+        description=description,
+        # Values are read no more.
+        problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
+        output_error=output_error,
+    )
+
+
+def _guess_kind(problem: Problem) -> str:
+    """Guess whether a call is cross attention: it has other lengths for keys, and reads no positions."""
+    reads = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
+    return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"
 
 
 def options(problem: Problem) -> dict[str, Any]:

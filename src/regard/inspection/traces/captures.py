@@ -10,12 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-import regard
 from regard.engine.call.hooks import CallEvent, watch
-from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
-from regard.inspection.traces.calls import Call, Description
+from regard.inspection.traces.calls import Call, make_call
 from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
     Positions,
@@ -26,7 +24,7 @@ from regard.inspection.traces.owners import (
     own_linen_calls,
 )
 from regard.inspection.traces.sequences import Sequences
-from regard.inspection.traces.trace import Trace
+from regard.inspection.traces.trace import Trace, own_versions
 from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 
@@ -75,7 +73,7 @@ def capture(
     trace = Trace(
         title=title if title is not None else (name or "attention"),
         model=name,
-        versions={"regard": regard.__version__, "jax": jax.__version__},
+        versions=own_versions(),
     )
     with ExitStack() as stack:
         stack.enter_context(watch(watcher))
@@ -211,17 +209,9 @@ class _Watcher:
         calls = []
         kept = zip(self._calls, self._owners, names, number_layers(names), strict=True)
         for call, (owner, _), name, layer in kept:
-            asked, held = given.find(name, call)
             places = positions.find(owner, name, call.kind)
-            tokens = {"query_tokens": asked, "key_tokens": held}
-            calls.append(dataclasses.replace(call, name=name, layer=layer, positions=places, **tokens))
-        if given.given and not any(call.query_tokens or call.key_tokens for call in calls):
-            lengths = sorted({size for call in calls for size in (call.rows, call.keys)})
-            raise ValueError(
-                "tokens: expected one per position of some call, whose lengths are"
-                f" {', '.join(map(str, lengths))}; got {given!r}. Is a first or last token missing?"
-            )
-        return {"calls": tuple(calls)}
+            calls.append(dataclasses.replace(call, name=name, layer=layer, positions=places))
+        return {"calls": given.lay(calls)}
 
 
 def _keep(seen: CallEvent, example: int) -> Call:
@@ -237,38 +227,12 @@ def _keep(seen: CallEvent, example: int) -> Call:
     if not seen.problem.dropout_rate:
         flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
         error = _difference(np.asarray(flat[example]), np.asarray(output))
-    scores = () if problem.score is None else problem.score.parts
-    offsets: dict[str, Any] = {
-        "query_offset": int(problem.query_offset),
-        "key_offset": int(problem.key_offset or 0),
-    }
-    description = Description(
-        mask=None if problem.mask is None else repr(problem.mask),
-        score=", ".join(map(repr, scores)) or None,
-        scale=float(problem.scale),
-        bias=problem.bias is not None,
-        sinks=problem.sinks is not None,
-        dropout_rate=seen.problem.dropout_rate,
-        **offsets,
-        dtype=str(problem.query.dtype),
+    return make_call(
+        problem,
+        rows,
+        kind=seen.kind,
         backend=seen.backend,
-        width=problem.D,
-    )
-    return Call(
-        name="",
-        layer=0,
-        kind=seen.kind or _guess_kind(problem),
-        heads=problem.leading[-1],
-        rows=problem.T,
-        keys=problem.S,
-        **offsets,
-        mask=problem.mask,
-        score=problem.score,
-        lse=np.asarray(rows["lse"]),
-        max_score=np.asarray(rows["max_score"]),
-        description=description,
-        # Values are read no more.
-        problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
+        dropout_rate=seen.problem.dropout_rate,
         output_error=error,
     )
 
@@ -281,9 +245,3 @@ def _difference(ran: np.ndarray, anew: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0, np.abs(ran - anew))
     return float(np.where(np.isnan(off), np.inf, off).max(initial=0))
-
-
-def _guess_kind(problem: Problem) -> str:
-    """Guess whether a call is cross attention: it has other lengths for keys, and reads no positions."""
-    reads = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
-    return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"

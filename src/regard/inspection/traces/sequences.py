@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +39,24 @@ class Sequences:
                 )
         return cls(None, by_length, by_name)
 
-    @property
-    def given(self) -> bool:
-        """Return whether there are any."""
-        return self.every is not None or bool(self.by_length) or bool(self.by_name)
+    def lay(self, calls: Iterable[Call]) -> tuple[Call, ...]:
+        """Lay the tokens to the calls that they fit, at least one if there are any.
+
+        Raises:
+            ValueError: tokens that fit no call.
+        """
+        laid = []
+        for call in calls:
+            asked, held = self.find(call.name, call)
+            laid.append(dataclasses.replace(call, query_tokens=asked, key_tokens=held))
+        given = self.every is not None or self.by_length or self.by_name
+        if given and not any(call.query_tokens or call.key_tokens for call in laid):
+            lengths = sorted({size for call in laid for size in (call.rows, call.keys)})
+            raise ValueError(
+                "tokens: expected one per position of some call, whose lengths are"
+                f" {', '.join(map(str, lengths))}; got {self!r}. Is a first or last token missing?"
+            )
+        return tuple(laid)
 
     def find(self, name: str, call: Call) -> tuple[Tokens | None, Tokens | None]:
         """Find the tokens at the queries and keys of a call; None where none fit."""

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import jax
+
+import regard
+from regard.engine.call.options import ScoreOptions
 from regard.inspection.tokens import Tokens as Tokens
+from regard.inspection.traces.arrays import read_calls
 from regard.inspection.traces.calls import Call as Call
 from regard.inspection.traces.codec import Reader, Writer
 from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
+from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
+from regard.masks.data import whole_number
 
 if TYPE_CHECKING:
     from regard.inspection.explorer.documents import PageOptions
@@ -41,6 +48,57 @@ class Trace:
     """Versions of regard and jax that made it."""
     notes: tuple[str, ...] = ()
     """Notes on what was left out, and why."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        weights: Any = None,
+        *,
+        query: Any = None,
+        key: Any = None,
+        tokens: Any = None,
+        example: int = 0,
+        title: str = "attention",
+        **options: Unpack[ScoreOptions],
+    ) -> Trace:
+        """Make a trace of what a model of any library gives: weights, or queries and keys, of each layer.
+
+        score_ts = log weights_ts, or as `attend` forms it of query and key
+
+        Args:
+            weights: one array `(B, H, T, S)` for each layer, of any library whose arrays NumPy reads
+                (PyTorch's too, as `output_attentions=True` returns them): after softmax, before dropout.
+                Without a mask, a key of weight 0 counts as one that the query may not attend to.
+            query: instead, one array `(B, H, T, D)` for each layer, as it meets the keys, rotated and normed.
+            key: with query, one array `(B, K, S, D)` for each layer; K divides H.
+            tokens, example, title: as in `capture`; the mapping's names are "attention 0", "attention 1", ...
+            **options: of `attend` that scores depend on; beside weights, mask, query_offset and key_offset
+                alone. A list of masks has one for each layer. With T != S, a query_offset says that the
+                queries are of the sequence of the keys; without, it is cross-attention.
+
+        Returns:
+            The trace. Windows hold the weights that were given, and `readout().trust` tells by how much, at
+            most, a sum of theirs misses 1.
+
+        Raises:
+            TypeError: arrays that are not floating-point; as `attend`.
+            ValueError: another rank; weights below 0 or whose sum misses 1 by more than 1/64 (sums of 0 are
+                those of queries that may attend to nothing), or that the mask forbids; both weights and
+                query; tokens that fit no layer; an example that is not there; as `attend`.
+
+        Example:
+            >>> import numpy as np
+            >>> from regard import inspection
+            >>> weights = np.tril(np.ones((1, 2, 4, 4))) / np.arange(1.0, 5.0)[:, None]
+            >>> trace = inspection.Trace.from_arrays([weights, weights], tokens=list("abcd"))
+            >>> trace
+            Trace('attention': 2 calls, 4 heads, 4 positions)
+            >>> [f"{entropy:.3f}" for entropy in trace[1].readout().entropy[0]]
+            ['0.000', '0.693', '1.099', '1.386']
+        """
+        given = Sequences.read(tokens)
+        calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
+        return cls(given.lay(calls), title, versions=own_versions())
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
@@ -137,6 +195,11 @@ class Trace:
         span = f", {sizes[0]}{f' to {sizes[-1]}' if len(sizes) > 1 else ''} positions" if sizes else ""
         counted = f"{calls} call{'s' if calls != 1 else ''}, {heads} head{'s' if heads != 1 else ''}"
         return f"Trace({self.title!r}: {counted}{span})"
+
+
+def own_versions() -> dict[str, str]:
+    """Return the versions of regard and jax."""
+    return {"regard": regard.__version__, "jax": jax.__version__}
 
 
 def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:

@@ -1,7 +1,7 @@
 import { AtlasPicture } from "./atlas_picture.js";
 import { headDivergences } from "./divergences.js";
 import { button, chooser, clear, element, oncePerFrame, partOf, pointIn, tickbox } from "./dom.js";
-import { headSentence, numberNames, numberOf, sortHeads } from "./heads.js";
+import { headSentence, labelWords, numberNames, numberOf, sortHeads } from "./heads.js";
 import { formatNumber } from "./scales.js";
 import { mountScatter } from "./scatter.js";
 
@@ -149,25 +149,21 @@ class Atlas extends AtlasPicture {
         ? "largest_weight"
         : state.show,
     );
+    const labels = call.labels?.[state.h] ?? [],
+      named = labels.map(labelWords);
     const plain = line
       .split(", ")
-      .filter(
-        (part) =>
-          !(call.labels?.[state.h] ?? []).some(({ name, value }) => part === `${name} ${value.toFixed(2)}`),
-      )
+      .filter((part) => !named.some(({ name }) => part === name))
       .join(" · ");
     this.about.textContent =
       several > 1 ? `${several} heads selected · ${plain}` : plain.charAt(0).toUpperCase() + plain.slice(1);
     clear(this.labels).append(
-      ...(call.labels?.[state.h] ?? []).map(({ name, value, threshold }) =>
+      ...named.map(({ name, ground, title }, n) =>
         element(
           "span",
-          {
-            class: "rg-label",
-            title: `${name}: mean share ${formatNumber(value)}; named so from ${formatNumber(threshold)} on`,
-            text: `${name} ${value.toFixed(2)}`,
-          },
-          element("span", { class: "rg-voice", text: `, threshold ${formatNumber(threshold)}` }),
+          { class: "rg-label", title, text: name },
+          element("small", { text: ` ${ground}` }),
+          element("span", { class: "rg-voice", text: `, threshold ${formatNumber(labels[n].threshold)}` }),
         ),
       ),
     );

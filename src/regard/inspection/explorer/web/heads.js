@@ -108,7 +108,7 @@ export function headSentence(trace, c, h, shown) {
     const { title, unit } = numberOf(name);
     parts.push(`${title} ${formatNumber(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
   }
-  for (const { name, value } of call.labels?.[h] ?? []) parts.push(`${name} ${value.toFixed(2)}`);
+  parts.push(...(call.labels?.[h] ?? []).map((label) => labelWords(label).name));
   return parts.join(", ");
 }
 
@@ -124,4 +124,20 @@ export function largestOfAll({ calls }, channel, { queryBlock, keyBlock }) {
       .flatMap(({ means }) => means?.largest_weight ?? 1)
       .reduce((most, one) => Math.max(most ?? 0, one ?? 0), 0) ?? 0
   );
+}
+
+/**
+ * @param {Label} label
+ * @returns {{ name: string, ground: string, title: string }} a label's name and mean share, what it stands on,
+ * and both in a sentence
+ */
+export function labelWords({ name, value, threshold, chance, rows }) {
+  const counted = `${rows} ${rows === 1 ? "row" : "rows"}`;
+  return {
+    name: `${name} ${value.toFixed(2)}`,
+    ground: `chance ${formatNumber(chance)}, ${counted}`,
+    title:
+      `${name}: mean share ${formatNumber(value)} over ${counted}, where even weights give ` +
+      `${formatNumber(chance)}; named so from ${formatNumber(threshold)} on`,
+  };
 }

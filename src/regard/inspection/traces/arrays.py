@@ -1,0 +1,130 @@
+"""Calls made of arrays: attention weights, or queries and keys, of a model of any library."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.engine.call.options import ScoreOptions, check_names
+from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.inspection.traces.calls import Call, make_call
+from regard.inspection.traces.examples import take_example
+from regard.readouts.reading import canonicalize_readable
+
+_SUM_ERROR = 2.0**-6  # of weights that were rounded to bfloat16 on their way
+_NO_WEIGHT = -1e4  # a score whose weight is 0 in any dtype
+_OF_WEIGHTS = ("mask", "query_offset", "key_offset")
+
+
+def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mapping[str, Any]) -> list[Call]:
+    """Read the calls of all layers, named by their numbers."""
+    check_names(options, ScoreOptions)
+    given = {"weights": weights, "query": query, "key": key}
+    names = [name for name, layers in given.items() if layers is not None]
+    if names not in (["weights"], ["query", "key"]):
+        got = " and ".join(names) or "none of them"
+        raise ValueError(f"weights, query, key: expected weights, or query and key; got {got}")
+    if weights is not None and (wrong := [name for name in options if name not in _OF_WEIGHTS]):
+        raise ValueError(
+            f"{wrong[0]}: expected {', '.join(_OF_WEIGHTS)} alone beside weights, which are final; got"
+            f" {wrong[0]}={options[wrong[0]]!r}; give it with query and key"
+        )
+    layers: list[tuple[Any, ...]]
+    make: Callable[..., Call]
+    if weights is not None:
+        layers, make = [(one,) for one in _list_layers("weights", weights)], _weigh
+    else:
+        queries, keys = _list_layers("query", query), _list_layers("key", key)
+        if len(queries) != len(keys):
+            raise ValueError(f"key: expected {len(queries)} layers, as query has; got {len(keys)}")
+        layers, make = list(zip(queries, keys, strict=True)), _score
+    masks = options.get("mask")
+    if not isinstance(masks, list | tuple):
+        masks = [masks] * len(layers)
+    elif len(masks) != len(layers):
+        raise ValueError(f"mask: expected one for all layers, or {len(layers)} in a list; got {len(masks)}")
+    return [
+        dataclasses.replace(
+            make(number, *layer, example, {**options, "mask": mask}), name=f"attention {number}", layer=number
+        )
+        for number, (layer, mask) in enumerate(zip(layers, masks, strict=True))
+    ]
+
+
+def _list_layers(name: str, layers: Any) -> list[Any]:
+    listed = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | Mapping) else []
+    if not listed or any(one is None for one in listed):
+        hint = "; in transformers, load the model with attn_implementation='eager'" * (name == "weights")
+        raise ValueError(
+            f"{name}: expected one array for each layer, in a list or tuple; got {str(layers)[:60]}{hint}"
+        )
+    return listed
+
+
+def _score(number: int, query: Any, key: Any, example: int, options: dict[str, Any]) -> Call:
+    arrays = (_read_array(f"{name}[{number}]", one) for name, one in (("query", query), ("key", key)))
+    problem = take_example(canonicalize_readable(*arrays, **options), example)
+    asked = dataclasses.replace(problem, aux=("lse", "max_score"))
+    backend = choose(asked).name
+    return make_call(problem, BACKENDS[backend].run(asked)[1], kind=_kind(options), backend=backend)
+
+
+def _weigh(number: int, given: Any, example: int, options: dict[str, Any]) -> Call:
+    """Make the call whose scores are the logarithms of the weights: query and key are 0, the bias is all."""
+    name = f"weights[{number}]"
+    array = _read_array(name, given)
+    *batch, length, keys = array.shape
+    dtype = jax.dtypes.canonicalize_dtype(np.float64 if array.dtype == np.float64 else np.float32)
+    query, key = np.zeros((*batch, length, 1), dtype), np.zeros((1, 1, keys, 1), dtype)
+    problem = take_example(canonicalize_readable(query, key, **options), example)
+    weights = array[example].astype(dtype)
+    if not np.all(weights >= 0):
+        raise ValueError(f"{name}: expected numbers of at least 0, got {weights[~(weights >= 0)][0]}")
+    total = weights.sum(-1, keepdims=True)
+    off = np.where(total > 0, np.abs(total - 1), 0).max(initial=0)
+    if off > _SUM_ERROR:
+        raise ValueError(
+            f"{name}: expected weights of each query that sum to 1 over the keys, the last axis, or to 0;"
+            f" got a sum that is {off:.3g} away; take them after softmax, before dropout, with all keys"
+        )
+    hidden = total <= 0
+    if problem.mask is None:
+        hidden = weights <= 0
+    elif np.any(weights * ~np.asarray(problem.keep())):
+        raise ValueError(f"mask: expected weights of 0 where it lets nothing through, got others in {name}")
+    logs = np.log(np.where(weights > 0, weights, 1))
+    bias = np.where(hidden, -np.inf, np.where(weights > 0, logs, _NO_WEIGHT)).astype(dtype)
+    # Weights stand as they were given, so that `trust` tells by how much their sums miss 1.
+    rows = {
+        "lse": np.where(total > 0, 0, -np.inf)[..., 0].astype(dtype),
+        "max_score": bias.max(-1, initial=-np.inf),
+    }
+    call = make_call(dataclasses.replace(problem, bias=bias), rows, kind=_kind(options), backend="given")
+    description = dataclasses.replace(call.description, dtype=str(array.dtype), bias=False, width=0)
+    return dataclasses.replace(call, description=description)
+
+
+def _kind(options: Mapping[str, Any]) -> str | None:
+    return None if options.get("query_offset") is None else "self"
+
+
+def _read_array(name: str, given: Any) -> np.ndarray:
+    """Return an array `(batch, heads, length, width)` of any library."""
+    dtype = None
+    if hasattr(given, "detach"):  # PyTorch: NumPy takes neither graphs, nor devices, nor bfloat16
+        given, dtype = given.detach().cpu(), str(given.dtype).removeprefix("torch.")
+        given = given.float() if dtype == "bfloat16" else given
+    array = np.asarray(given)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}")
+    if array.ndim != 4:
+        raise ValueError(
+            f"{name}: expected an array (batch, heads, length, keys or width), one for each layer in a list;"
+            f" got shape {array.shape}; add the axis of a single example by [None], and keep heads apart"
+        )
+    return array.astype(jnp.dtype(dtype)) if dtype else array

@@ -1,0 +1,170 @@
+"""Traces made of arrays: they tell what captured ones do, and what is no attention is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import attend, inspection, masks, readouts
+from regard.inspection import Trace
+from regard.inspection.explorer.position_curves import split_scores
+
+B, H, K, T, S, D = 2, 6, 3, 11, 13, 5
+WORDS = list("ab.abcab.ab")
+EXAMPLE = 1
+
+
+def draw(queries=T, keys=T, dtype="float64"):
+    rng = np.random.default_rng(7)
+    shapes = (B, H, queries, D), (B, K, keys, D)
+    return [jnp.asarray(rng.normal(size=shape)).astype(dtype) for shape in shapes]
+
+
+def capture(query, key, tokens=None, **options):
+    """A captured trace, and the weights of all examples."""
+    with inspection.capture(tokens=tokens, example=EXAMPLE) as trace:
+        attend(query, key, key, **options)
+    return trace, attend(query, key, key, aux=("weights",), **options)[1]["weights"]
+
+
+def assert_same_readouts(mine, theirs, atol=1e-12, but=("lse", "trust")):
+    mine, theirs = mine.readout(), theirs.readout()
+    for field in dataclasses.fields(mine):
+        a, b = (getattr(one, field.name) for one in (mine, theirs))
+        if field.name not in but and a is not None:
+            np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=field.name)
+        assert (a is None) == (b is None)
+
+
+RAGGED = masks.causal() & masks.lengths([11, 7]) & ~masks.prefix(2)  # with rows that may attend to nothing
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["weights alone", "with the mask"])
+def test_weights_tell_what_the_captured_trace_tells(told, x64, tmp_path):
+    captured, weights = capture(*draw(), WORDS, mask=RAGGED)
+    given = {"mask": RAGGED} if told else {}
+    trace = Trace.from_arrays([weights], tokens=WORDS, example=EXAMPLE, **given)
+    assert_same_readouts(trace[0], captured[0])
+    assert float(np.max(trace[0].readout().trust)) < 1e-12
+    np.testing.assert_allclose(trace[0].window(heads=[4, 1]), weights[EXAMPLE, jnp.array([4, 1])], atol=1e-7)
+    assert readouts.label(trace[0].readout()) == readouts.label(captured[0].readout())
+    described = trace[0].describe()
+    assert (described["width"], described["backend"], described["dtype"]) == (0, "given", "float64")
+    for keep in ("statistics", "qk"):
+        loaded = inspection.load(trace.save(tmp_path / f"{keep}.regard", keep=keep))
+        assert_same_readouts(loaded[0], captured[0])
+        assert loaded[0].key_tokens.texts == tuple(WORDS)
+
+
+def test_a_weight_of_0_that_the_mask_allows_is_a_key_of_weight_0(x64):
+    weights = np.zeros((1, 1, 3, 3))
+    weights[0, 0, [0, 2], [0, 2]] = 1
+    bare, told = (Trace.from_arrays([weights], mask=mask)[0] for mask in (None, masks.causal()))
+    assert bare.readout().keys.tolist() == [[1, 0, 1]]
+    assert told.readout().keys.tolist() == [[1, 0, 3]]
+    np.testing.assert_array_equal(told.window(), weights[0])
+    np.testing.assert_array_equal(told.readout().entropy, 0)
+
+
+def test_queries_and_keys_give_the_captured_call_itself(x64, tmp_path):
+    query, key = draw()
+    window = masks.causal() & masks.sliding_window(3)
+    expected = [capture(query, key, WORDS, mask=mask, scale=0.5)[0] for mask in (RAGGED, window)]
+    trace = Trace.from_arrays(
+        query=(query, query), key=(key, key), mask=[RAGGED, window], tokens=WORDS, example=EXAMPLE, scale=0.5
+    )
+    assert [(call.name, call.layer) for call in trace] == [("attention 0", 0), ("attention 1", 1)]
+    for call, (captured,) in zip(trace, expected, strict=True):
+        assert_same_readouts(call, captured, 0, ())
+        np.testing.assert_array_equal(call.lse, captured.lse)
+        assert call.describe() == captured.describe()
+    loaded = inspection.load(trace.save(tmp_path / "two.regard", keep="qk"))
+    np.testing.assert_array_equal(loaded[1].window(), expected[1][0].window())
+
+
+@pytest.mark.parametrize("offset", [None, 2])
+def test_weights_of_fewer_queries_than_keys(offset):
+    arrays = draw(T, S, "float32")
+    mask = None if offset is None else masks.causal()
+    tokens = {S: list("abcdefghijklm")}
+    captured, weights = capture(*arrays, tokens, mask=mask, query_offset=offset)
+    trace = Trace.from_arrays([weights], example=EXAMPLE, query_offset=offset, tokens=tokens)
+    call = trace[0]
+    assert (call.kind, call.query_offset, call.rows, call.keys) == (captured[0].kind, offset or 0, T, S)
+    assert call.kind == ("cross" if offset is None else "self")
+    assert (call.query_tokens is None) == (offset is None)
+    assert_same_readouts(call, captured[0], 1e-5)
+
+
+def test_weights_of_bfloat16_keep_how_much_they_miss_1():
+    _, weights = capture(*draw(dtype="float32"), mask=masks.causal())
+    short = weights.astype(jnp.bfloat16)
+    call = Trace.from_arrays([short], example=EXAMPLE)[0]
+    assert call.describe()["dtype"] == "bfloat16"
+    exact = np.asarray(short[EXAMPLE], np.float64)
+    np.testing.assert_allclose(call.window(), exact, rtol=1e-6)
+    missed = np.abs(exact.sum(-1) - 1).max(-1)
+    assert missed.max() > 1e-4
+    np.testing.assert_allclose(call.readout().trust, missed, atol=1e-5)
+    normed = exact / exact.sum(-1, keepdims=True)
+    entropy = -(normed * np.log(np.where(normed > 0, normed, 1))).sum(-1)
+    np.testing.assert_allclose(call.readout().entropy, entropy, atol=1e-5)
+
+
+def test_the_page_and_the_file_of_weights_are_written(tmp_path):
+    _, weights = capture(*draw(dtype="float32"), mask=masks.causal())
+    trace = Trace.from_arrays(np.stack([weights, weights]), tokens=WORDS, title="of weights")
+    page = trace.explore(tmp_path / "weights.html")
+    assert "of weights" in page.read_text()
+    assert split_scores(trace[0], 0) is None  # there is no content beside the biases
+    loaded = inspection.load(trace.save(tmp_path / "one.regard"))
+    assert loaded.versions == trace.versions == {"regard": loaded.versions["regard"], "jax": jax.__version__}
+    loaded.explore(page)
+
+
+EVEN = np.full((B, H, T, T), 1 / T, np.float32)
+
+
+class Tensor:
+    """An array as PyTorch has them, which NumPy reads on the host alone, without graph and bfloat16."""
+
+    def __init__(self, array, dtype, ready=False):
+        self.array, self.dtype, self.ready = array, f"torch.{dtype}", ready
+
+    def detach(self):
+        return Tensor(self.array, self.dtype.removeprefix("torch."))
+
+    def cpu(self):
+        return Tensor(self.array, self.dtype.removeprefix("torch."), ready=True)
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32), "float32", self.ready)
+
+    def __array__(self, dtype=None, copy=None):
+        if not self.ready or self.dtype == "torch.bfloat16":
+            raise TypeError("can't be read by NumPy")
+        return np.asarray(self.array, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_with_graph_device_and_bfloat16_are_read(dtype):
+    weights = np.asarray(jnp.asarray(EVEN).astype(dtype))
+    call = Trace.from_arrays([Tensor(weights, dtype)])[0]
+    assert call.describe()["dtype"] == dtype
+    np.testing.assert_allclose(call.window(), weights[0].astype(np.float32), rtol=1e-6)
+
+
+@pytest.mark.torch
+def test_weights_of_pytorch_itself():
+    torch = pytest.importorskip("torch", reason="torch is compared with by hand", exc_type=ImportError)
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+    x = torch.randn(B, T, 12)
+    hidden = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
+    _, weights = layer(x, x, x, attn_mask=hidden, average_attn_weights=False)
+    call = Trace.from_arrays([weights], mask=masks.causal(), example=EXAMPLE)[0]
+    np.testing.assert_allclose(call.window(), weights[EXAMPLE].detach().numpy(), atol=1e-7)
+    half = Trace.from_arrays([weights.to(torch.bfloat16)], example=EXAMPLE)[0]
+    assert half.describe()["dtype"] == "bfloat16"
