@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import Gemma2
-from regard.interop.families.llama import BLOCK, LAYER
 from regard.interop.families.rotary import read_rotary_by_kind
 from regard.interop.families.windows import FULL, SLIDING, read_windows
-from regard.interop.weight_maps import ONE_MORE, Pair, Settings, WeightMap
+from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 from regard.models.presets import GEMMA3
 
@@ -27,16 +26,6 @@ class Gemma3(Gemma2):
     required: ClassVar = {**Gemma2.required, "attn_logit_softcapping": None}
     # transformers writes its own copy of the pattern, and reads the entry without the underscore.
     harmless: ClassVar = (*Gemma2.harmless, "_sliding_window_pattern")
-    weights = WeightMap(
-        pairs=(
-            *Gemma2.weights.pairs,
-            Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale", ONE_MORE),
-            Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale", ONE_MORE),
-        ),
-        prefix=Gemma2.weights.prefix,
-        writes_prefix=True,
-        ignored=Gemma2.weights.ignored,
-    )
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         name, window = "sliding_window_pattern", settings.get("sliding_window", 4096)

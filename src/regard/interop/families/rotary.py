@@ -100,7 +100,7 @@ def read_rotary_by_kind(
             "rope_scaling": scaling.get(kind),
             "rope_theta": None if base is None else read_number(name, base),
         }
-        found[kind] = read_rotary(known, *sizes, default)
+        found[kind] = read_rotary(known, *sizes, default_base=default)
     full, sliding = found[FULL], found[SLIDING]
     if any((full["rotary_width"], sliding["rotary_width"], sliding["rotary_scaling"])):
         raise ValueError(
