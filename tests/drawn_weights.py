@@ -25,7 +25,7 @@ def draw(name, shape, kind):
     if name.endswith("sinks"):
         return numbers * np.float32(2)
     if len(shape) == 1:  # the scale of a norm; Gemma adds one itself
-        return numbers * np.float32(0.25) + np.float32(kind != "gemma2")
+        return numbers * np.float32(0.25) + np.float32(not kind.startswith("gemma"))
     if any(part in name for part in ("embed", "shared", "wte", "wpe", "cls_token", "relative")):
         return numbers
     gain = 0.6 if ".q." in name else 1.5  # T5 does not scale its scores

@@ -36,6 +36,7 @@ MILLIONS = {
     "mistral-7b": 7241.732096,
     "qwen3-0.6b": 596.04992,
     "gemma-2-2b": 2614.341888,
+    "gemma-3-1b": 999.885952,
     "t5-small": 60.506624,
     "t5-base": 222.903552,
     "vit-base-16": 85.798656,
@@ -65,7 +66,7 @@ def shrink(config):
     sizes = {"d_model": M, "num_heads": 6, "head_dim": 10, "d_ff": F, "num_layers": 2, "max_length": 64}
     sizes |= {"vocab_size": V} if config.vocab_size else {"input_width": 7}
     sizes["num_key_heads"] = 2 if config.num_key_heads else None
-    sizes["windows"] = tuple(None if window is None else 3 for window in config.windows)
+    sizes["windows"] = tuple(dict.fromkeys(None if window is None else 3 for window in config.windows))
     sizes["relative_max_distance"] = 20
     return dataclasses.replace(config, **sizes, dropout_rate=0.0, attention_dropout_rate=0.0)
 
@@ -115,7 +116,12 @@ def compare(model, tokens, read, predict, parts, full):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(["gpt2", "llama-3.1-8b", "mistral-7b", "qwen3-0.6b", "gemma-2-2b"], "gemma-2-2b")
+    "name",
+    mostly_slow(
+        ["gpt2", "llama-3.1-8b", "mistral-7b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-1b"],
+        "gemma-2-2b",
+        "gemma-3-1b",
+    ),
 )
 def test_decoding_with_a_cache_equals_the_full_pass(name):
     model = small(name)
@@ -272,6 +278,21 @@ def test_windows_go_layer_by_layer_and_over_again():
         assert ((np.asarray(block["weights"]) > 0) == expected).all()
     _, seen = Encoder(config, rngs=nnx.Rngs(0))(jnp.zeros((1, T), jnp.int32), aux=("weights",))
     assert ((np.asarray(seen["blocks"][0]["weights"]) > 0) == (abs(past) <= 2)).all()
+
+
+def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
+    config = TransformerConfig(**SIZES, windows=(2, None), positions="rotary", rotary_width=4)
+    config = dataclasses.replace(config, rotary_base=50.0, rotary_scaling=positions.Linear(3.0))
+    full = positions.Rotary(50.0, 4, scaling=positions.Linear(3.0))
+    assert [config.rotary(layer) for layer in range(3)] == [full] * 3
+    config = dataclasses.replace(config, rotary_window_base=7.0)
+    expected = [positions.Rotary(7.0, 4), full, positions.Rotary(7.0, 4)]
+    assert [config.rotary(layer) for layer in range(3)] == expected
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    assert [block.attention.rotary for block in model.trunk.stack.blocks] == expected
+    assert dataclasses.replace(config, positions="none").rotary(0) is None
+    with pytest.raises(ValueError, match="rotary_window_base: expected a number above 0, got 0"):
+        dataclasses.replace(config, rotary_window_base=0.0)
 
 
 def test_outputs_tied_scaled_and_capped_are_the_definition():

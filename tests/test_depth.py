@@ -20,7 +20,8 @@ TOKENS = jnp.array([[3, 12, 0, 7], [5, 5, 2, 9]])
 SOURCE = jnp.array([[1, 2, 3, 4, 5], [10, 9, 8, 7, 6]])
 LENGTHS = jnp.array([4, 2])
 # Five blocks of windows that take turns: two steps of two blocks, and one block more.
-TURNS = {"windows": (1, None), "positions": "rotary", "head_dim": 4, "norm": "both", "norm_kind": "rms"}
+TURNS = {"windows": (1, None), "head_dim": 4, "norm": "both", "norm_kind": "rms"}
+TURNS |= {"positions": "rotary", "rotary_window_base": 50.0}
 SHAPES = {
     "encoder": {"norm": "post", "sinks": True, "num_key_heads": 1},
     "decoder": TURNS,

@@ -26,7 +26,8 @@ from regard.interop.weight_maps import Pair, WeightMap, linear, name_tensors, no
 from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
-NAMES = ("bert", "vit", "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "t5", "t5_gated")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+NAMES = (*DECODERS, "bert", "vit", "t5", "t5_gated")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 24,
@@ -139,6 +140,59 @@ def test_windows_and_biases_are_those_of_each_kind():
         read(**gemma, layer_types=["chunked_attention"] * 5)
     with pytest.raises(ValueError, match="layer_types: expected one entry for each of 5 layers, got 1"):
         read(**gemma, layer_types=["full_attention"])
+
+
+GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 7}
+
+
+def test_gemma_3_has_a_rotary_base_for_each_kind_of_layer():
+    gemma = lambda **more: huggingface.read_config({**GEMMA3, **more})[1]
+    plain = gemma()
+    assert plain.windows == (*(4095,) * 5, None)
+    assert (plain.rotary_base, plain.rotary_window_base, plain.rotary_scaling) == (1e6, 1e4, None)
+    assert (plain.attention_scale, plain.head_dim, plain.query_key_norm) == (1 / 16, 256, True)
+    assert (plain.attention_softcap, plain.output_softcap, plain.tied_output) == (None, None, True)
+    assert gemma(sliding_window=4, sliding_window_pattern=3, num_hidden_layers=6).windows == (3, 3, None)
+    assert gemma(sliding_window=None, layer_types=["full_attention"] * 7).windows == (None,)
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = gemma(rope_theta=5e5, rope_local_base_freq=7, rope_scaling=scaling)
+    rules = {
+        "full_attention": {**scaling, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+    }
+    assert old == gemma(rope_parameters=rules)
+    assert (old.rotary_base, old.rotary_window_base, old.rotary_scaling) == (5e5, 7.0, Linear(8.0))
+    assert gemma(rope_parameters={"full_attention": rules["full_attention"]}).rotary_window_base == 1e4
+    # Written for both, and as read: one base for all is no other model.
+    for config in (old, plain, dataclasses.replace(plain, rotary_window_base=None)):
+        settings = write_settings("gemma3_text", config)
+        again = huggingface.read_config({**settings, "rope_parameters": None})[1]
+        assert huggingface.read_config(settings)[1] == again
+        assert [again.rotary(layer) for layer in range(7)] == [config.rotary(layer) for layer in range(7)]
+    with pytest.raises(ValueError, match=r"it cannot say\n  rotary_window_base = None, read as 500000.0$"):
+        write_settings("gemma3_text", dataclasses.replace(old, rotary_window_base=None))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_theta: exp"),
+        ({"rope_local_base_freq": "7"}, "rope_local_base_freq: expected a number above 0, got '7'"),
+        ({"rope_parameters": {"rope_type": "default"}}, "a rule for each of full_attention, sliding"),
+        ({"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}}, "default for s"),
+        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "turn whole heads"),
+        ({"rope_parameters": {"full_attention": {"mrope_section": [1]}}}, "rope_parameters.mrope_section"),
+        ({"partial_rotary_factor": 0.5}, "known for gemma3_text, got partial_rotary_factor = 0.5"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern: expected a number above 0, got 0"),
+        ({"sliding_window": None}, "sliding_window: expected an integer in config.json, got None"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None for gemma3_text, got 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: expected False"),
+        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "got 'gemma3', which is of both"),
+    ],
+)  # fmt: skip
+def test_what_gemma_3_does_not_say_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        huggingface.read_config({**GEMMA3, **settings})
 
 
 def test_t5_scales_a_tied_head_alone():
@@ -489,7 +543,7 @@ def test_what_is_saved_is_what_was_loaded(tmp_path, name):
     assert {*second} == {*first} - unused
     for key in second:
         # 1 + w - 1 is not w in float32.
-        exact = kind != "gemma2" or "norm" not in key
+        exact = not kind.startswith("gemma") or "norm" not in key
         np.testing.assert_allclose(second.read(key), first.read(key), rtol=0, atol=0 if exact else 1e-7)
     loaded = huggingface.load(again)
     assert loaded.config == pretrained.config
@@ -504,12 +558,13 @@ KINDS = {"minilm": "bert", "vit": "vit", "gemma": "gemma2", "t5": "t5"}
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_a_config_and_a_name_for_every_tensor(name):
-    kind = KINDS.get(name.split("-")[0], name.split("-")[0])
+    kind = "gemma3_text" if name.startswith("gemma-3") else name.split("-")[0]
+    kind = KINDS.get(kind, kind)
     preset = dataclasses.replace(
         PRESETS[name], config=dataclasses.replace(PRESETS[name].config, num_layers=2)
     )
     settings = write_settings(kind, preset.config)
-    assert settings["architectures"][0].lower().startswith(kind)
+    assert settings["architectures"][0].lower().startswith(kind.removesuffix("_text"))
     leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
     sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
     plans = name_tensors(FAMILIES[kind].weight_map(preset.config), sizes, lambda path: np.empty(0), settings)

@@ -76,8 +76,8 @@ FOLDERS = {
     " observations head_effects contributions",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
     " weight_files weight_maps families.entries families.family"
-    " families.rotary families.windows families.bert families.vit families.gpt2 families.llama"
-    " families.mistral families.qwen families.gemma2 families.t5 families huggingface_configs"
+    " families.windows families.rotary families.bert families.vit families.gpt2 families.llama"
+    " families.mistral families.qwen families.gemma2 families.gemma3 families.t5 families huggingface_configs"
     " tokenizer_files huggingface sentence_embeddings",
     "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
     " sources commands.demo commands.train commands.generate commands.plot commands.inspect"

@@ -20,9 +20,10 @@ from regard.interop.families import FAMILIES
 from regard.interop.weight_files import write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths
 from regard.layers import MultiHeadAttention
+from regard.models import generate
 from regard.models.padding import mask_padding
 
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 NAMES = ("bert", "vit", *DECODERS, "t5", "t5_gated")
 ASKED = ("weights", "hidden")
 
@@ -166,7 +167,7 @@ def test_float32_is_as_exact_as_torch(name, checkpoint):
         assert_within(value, truth, facts["errors"][key], f"{name} {key}")
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, "bert", "llama"))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "bert", "llama", "gemma3_text"))
 def test_float64_is_that_of_torch(name, checkpoint, x64):
     facts, arrays = drawn_weights.read_reference(name)
     pretrained = huggingface.load(checkpoint(name), dtype=jnp.float64)
@@ -177,6 +178,23 @@ def test_float64_is_that_of_torch(name, checkpoint, x64):
         value, truth = place(name, key, value, arrays, facts["step"]), arrays[key]
         truth = truth[1:] if name.startswith("t5") and key == "hidden" else truth
         assert_same(value, truth, f"{name} {key}")
+
+
+def test_gemma_3_writes_through_its_cache_what_torch_would(checkpoint, x64):
+    """Past the window, where layers of both kinds have dropped and kept keys turned by their own bases."""
+    _, arrays = drawn_weights.read_reference("gemma3_text")
+    tokens, truth = arrays["input input_ids"][:1], arrays["logits"][:1]
+    with jax.numpy_dtype_promotion("standard"):
+        model = huggingface.load(checkpoint("gemma3_text"), dtype=jnp.float64).model
+        read, cache, found = nnx.jit(type(model).read), model.start_cache(1, 13, chunk=7), []
+        for first, last in ((0, 7), *((place, place + 1) for place in range(7, 13))):
+            hidden, cache = read(model, tokens[:, first:last], cache)
+            found.append(model.predict(hidden))
+        assert [layer.capacity for layer in cache.layers] == [10, 10, 13]
+        assert_same(jnp.concatenate(found, axis=1), truth, "logits")
+        written = generate(model, tokens[:, :7], max_tokens=6).tokens
+        whole = model(jnp.concatenate([tokens[:, :7], written], axis=1))
+    np.testing.assert_array_equal(whole[:, 6:-1].argmax(-1), written)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

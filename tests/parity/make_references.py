@@ -136,6 +136,22 @@ MODELS = {
         ),
         13,
     ),
+    "gemma3_text": (
+        transformers.Gemma3ForCausalLM,
+        transformers.Gemma3TextConfig(
+            **{**LLAMA, "num_hidden_layers": 3},
+            head_dim=10,
+            rms_norm_eps=1e-3,
+            sliding_window=4,
+            sliding_window_pattern=3,
+            query_pre_attn_scalar=7,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        ),
+        13,
+    ),
     "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(**T5), 13),
     "t5_gated": (
         transformers.T5ForConditionalGeneration,

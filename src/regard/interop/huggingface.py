@@ -168,8 +168,8 @@ def save(
     """Write a model as config.json and model.safetensors, under the names that transformers reads.
 
     Args:
-        model: an Encoder (bert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, gemma2) or an
-            EncoderDecoder (t5), as config.json of that kind can describe it.
+        model: an Encoder (bert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, gemma2, gemma3_text) or
+            an EncoderDecoder (t5), as config.json of that kind can describe it.
         directory: a folder, created when missing.
         kind: a `model_type` of transformers.
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a

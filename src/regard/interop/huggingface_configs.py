@@ -51,7 +51,7 @@ def read_config(
 
     Returns:
         The kind (`model_type`), and the config of an `Encoder` (bert, vit), a `Decoder` (gpt2, llama,
-        mistral, qwen2, qwen3, gemma2) or an `EncoderDecoder` (t5).
+        mistral, qwen2, qwen3, gemma2, gemma3_text) or an `EncoderDecoder` (t5).
 
     Raises:
         ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing,
@@ -82,9 +82,14 @@ def find_family(settings: Mapping[str, Any]) -> Family:
     """Find the family that a config.json says its model is of.
 
     Raises:
-        ValueError: an unsupported model_type.
+        ValueError: an unsupported model_type, or a model of several parts.
     """
     kind: Any = settings.get("model_type")
+    if isinstance(settings.get("text_config"), Mapping):
+        raise ValueError(
+            f"model_type: expected a model of text or of images, got {kind!r}, which is of both, as its"
+            " text_config says; save its language model alone, as a folder of its own"
+        )
     check_choice("model_type", kind, FAMILIES)
     return FAMILIES[kind]
 
@@ -149,5 +154,8 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
         "attention_scale": config.attention_scale or config.head_width**-0.5,
         "windows": [config.window(layer) for layer in range(config.num_layers)],
+        "rotary_window_base": [
+            config.rotary(layer) for layer in range(config.num_layers) if config.window(layer) is not None
+        ],
     }
     return fields | dict.fromkeys(silent)

@@ -26,7 +26,7 @@ class TransformerConfig:
     """Sizes and choices of a Transformer; the same record builds every model here.
 
     The defaults are those of a plain pre-norm Transformer; `regard.models.PRESETS` has those of BERT, GPT-2,
-    Llama, Mistral, Qwen, Gemma 2, T5 and ViT. Each field is explained below its line in the source, and in
+    Llama, Mistral, Qwen, Gemma, T5 and ViT. Each field is explained below its line in the source, and in
     the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`, and
     may have a `class_token` and learned `positions`.
 
@@ -82,6 +82,9 @@ class TransformerConfig:
     """The number of features of a head that are turned; None means all."""
     rotary_scaling: Scaling | None = None
     """The scaling by which rotary positions serve longer sequences than in training."""
+    rotary_window_base: float | None = None
+    """The rotary_base of layers that have a window, which then have no rotary_scaling; None means that they
+    are as the others."""
     relative_buckets: int = 32
     """Rows of the table of relative positions, which all layers share."""
     relative_max_distance: int = 128
@@ -147,11 +150,12 @@ class TransformerConfig:
         """Width of one head."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
-    @property
-    def rotary(self) -> Rotary | None:
-        """Rotary positions of queries and keys; None for other kinds of positions."""
+    def rotary(self, layer: int) -> Rotary | None:
+        """Return the rotary positions of a layer's queries and keys; None for other kinds of positions."""
         if self.positions != "rotary":
             return None
+        if self.rotary_window_base is not None and self.window(layer) is not None:
+            return Rotary(self.rotary_window_base, self.rotary_width)
         return Rotary(self.rotary_base, self.rotary_width, scaling=self.rotary_scaling)
 
     def window(self, layer: int) -> int | None:

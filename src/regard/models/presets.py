@@ -100,6 +100,12 @@ GEMMA2: dict[str, Any] = {
     "tied_output": True,
     "output_softcap": 30.0,
 }
+GEMMA3: dict[str, Any] = {
+    **GEMMA2,
+    "attention_softcap": None,
+    "output_softcap": None,
+    "query_key_norm": True,
+}
 T5: dict[str, Any] = {
     **_RMS,
     "positions": "relative",
@@ -204,6 +210,24 @@ PRESETS: dict[str, Preset] = {
             **GEMMA2,
         ),
         "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
+    ),
+    "gemma-3-1b": Preset(
+        "decoder",
+        TransformerConfig(
+            d_model=1152,
+            num_heads=4,
+            num_key_heads=1,
+            head_dim=256,
+            d_ff=6912,
+            num_layers=26,
+            vocab_size=262_144,
+            attention_scale=256**-0.5,
+            windows=(511, 511, 511, 511, 511, None),
+            rotary_base=1_000_000.0,
+            rotary_window_base=10_000.0,
+            **GEMMA3,
+        ),
+        "Gemma Team, Gemma 3 Technical Report, 2025, table 1; widths from the released configuration",
     ),
     "t5-small": _t5(512, 8, 6),
     "t5-base": _t5(768, 12, 12),

@@ -80,7 +80,9 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.config, self.causal = config, causal
-        self.blocks = nnx.List([_build_block(config, block, rngs) for _ in range(config.num_layers)])
+        self.blocks = nnx.List(
+            [_build_block(config, number, block, rngs) for number in range(config.num_layers)]
+        )
         shape = (config.relative_buckets, config.num_heads)  # a number for each bucket of distances and head
         start = nnx.initializers.normal(config.d_model**-0.5)
         is_relative = config.positions == "relative"
@@ -198,9 +200,9 @@ class Stack(nnx.Module):
 
 
 def _build_block(
-    config: TransformerConfig, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
+    config: TransformerConfig, number: int, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
-    """Build one block as configured."""
+    """Build the block of one layer as configured."""
     return block(
         config.d_model,
         config.num_heads,
@@ -215,7 +217,7 @@ def _build_block(
             "use_bias": config.attention_bias,
             "output_bias": config.output_bias,
             "scale": config.attention_scale,
-            "rotary": config.rotary,
+            "rotary": config.rotary(number),
             "query_key_norm": config.query_key_norm,
             "sinks": config.sinks,
             "dropout_rate": config.attention_dropout_rate,

@@ -6,6 +6,7 @@ A new one is a file with a subclass of `family.Family`, imported and listed here
 from regard.interop.families.bert import Bert
 from regard.interop.families.family import Family
 from regard.interop.families.gemma2 import Gemma2
+from regard.interop.families.gemma3 import Gemma3
 from regard.interop.families.gpt2 import GPT2
 from regard.interop.families.llama import Llama
 from regard.interop.families.mistral import Mistral
@@ -15,5 +16,5 @@ from regard.interop.families.vit import ViT
 
 FAMILIES: dict[str, Family] = {
     family.kind: family
-    for family in (Bert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Gemma2(), T5())
+    for family in (Bert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), T5())
 }

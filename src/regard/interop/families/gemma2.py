@@ -39,6 +39,9 @@ class Gemma2(Llama):
             )
         ),
         Pair("norm.weight", "trunk.stack.final_norm.scale", ONE_MORE),
+        # Gemma 3's.
+        Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale", ONE_MORE),
+        Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale", ONE_MORE),
     )
     head_dim = 256
 

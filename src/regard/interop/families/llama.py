@@ -82,7 +82,7 @@ class Llama(Family):
         return {
             "num_key_heads": key_heads,
             "head_dim": head_dim,
-            **read_rotary(settings, head_width, fields["max_length"], length),
+            **self.read_positions(settings, head_width, fields["max_length"], length),
         }
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
@@ -91,5 +91,13 @@ class Llama(Family):
         return {
             "num_key_value_heads": config.num_key_heads or config.num_heads,
             **({} if follows else {"head_dim": config.head_width}),
-            **write_rotary(config.rotary_base, config.rotary_width, config.rotary_scaling, config.head_width),
+            **self.write_positions(config),
         }
+
+    def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
+        """Return the rotary fields, given the width of a head, `max_length` and the tokens to serve."""
+        return read_rotary(settings, *sizes)
+
+    def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the rotary entries; the inverse of `read_positions`."""
+        return write_rotary(config.rotary_base, config.rotary_width, config.rotary_scaling, config.head_width)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.interop.families.entries import Entries, read_number, refuse_unread
+from regard.interop.families.windows import FULL, SLIDING
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
@@ -27,7 +28,11 @@ KINDS = tuple(kind for kind, _ in _WRITTEN.values())
 
 
 def read_rotary(
-    settings: Mapping[str, Any], head_width: int, max_length: int, length: int | None
+    settings: Mapping[str, Any],
+    head_width: int,
+    max_length: int,
+    length: int | None,
+    default_base: float = 10_000.0,
 ) -> dict[str, Any]:
     """Return the rotary fields of a TransformerConfig.
 
@@ -36,6 +41,7 @@ def read_rotary(
         head_width: width of one head.
         max_length: `max_position_embeddings`.
         length: tokens to serve, which "dynamic" depends on; None means `max_length`.
+        default_base: the base where no entry says it.
 
     Raises:
         ValueError: a kind of scaling that is not supported; two rules that differ.
@@ -49,7 +55,7 @@ def read_rotary(
             raise ValueError(f"{name}: expected one rule for all layers, got one per kind of layer")
         rules = Entries(given)
         share = _read_once(settings, rules, "partial_rotary_factor", 1.0)
-        base = _read_once(settings, rules, "rope_theta", 10_000.0)
+        base = _read_once(settings, rules, "rope_theta", default_base)
         scaling = _read_scaling(settings, rules, max_length, length)
         unread = {f"{name}.{key}": value for key, value in rules.list_unread().items()}
         refuse_unread("rotary positions", unread)
@@ -67,6 +73,41 @@ def read_rotary(
             f" {settings['rope_scaling']} beside {settings['rope_parameters']}; leave out the wrong one"
         )
     return found[0]
+
+
+def read_rotary_by_kind(
+    settings: Mapping[str, Any], bases: Mapping[str, tuple[str, float]], *sizes: Any
+) -> dict[str, Any]:
+    """Return the rotary fields where layers with a window have a base of their own.
+
+    Args:
+        settings: config.json; `rope_parameters` with a rule for each kind of layer, or an entry for each base
+            with the `rope_scaling` of full layers.
+        bases: the entry of each kind's base, and what it is without one.
+        sizes: as in `read_rotary`, from `head_width` on.
+
+    Raises:
+        ValueError: rules of another kind, of a part of the head, or that scale in layers with a window.
+    """
+    rules = settings.get("rope_parameters") or {}
+    if not isinstance(rules, Mapping) or not {*rules} <= {*bases}:
+        raise ValueError(f"rope_parameters: expected a rule for each of {', '.join(bases)}, got {rules!r}")
+    scaling, found = {FULL: settings.get("rope_scaling")}, {}
+    for kind, (name, default) in bases.items():
+        base = settings.get(name)
+        known = {
+            "rope_parameters": rules.get(kind),
+            "rope_scaling": scaling.get(kind),
+            "rope_theta": None if base is None else read_number(name, base),
+        }
+        found[kind] = read_rotary(known, *sizes, default_base=default)
+    full, sliding = found[FULL], found[SLIDING]
+    if any((full["rotary_width"], sliding["rotary_width"], sliding["rotary_scaling"])):
+        raise ValueError(
+            "rope_parameters: expected rules that turn whole heads, and rope_type default for"
+            f" {SLIDING}; got {rules!r}, which is not supported"
+        )
+    return {**full, "rotary_window_base": sliding["rotary_base"]}
 
 
 def _read_scaling(

@@ -1,0 +1,47 @@
+"""Gemma 3, of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from regard.interop.families.entries import read_number, read_size
+from regard.interop.families.gemma2 import Gemma2
+from regard.interop.families.rotary import read_rotary_by_kind
+from regard.interop.families.windows import FULL, SLIDING, read_windows
+from regard.interop.weight_maps import Settings
+from regard.models import TransformerConfig
+from regard.models.presets import GEMMA3
+
+
+class Gemma3(Gemma2):
+    """Gemma 3 as a Decoder: Gemma 2 with norms of queries and keys in place of softcaps, and two bases."""
+
+    kind = "gemma3_text"
+    architecture = "Gemma3ForCausalLM"
+    entries: ClassVar = {
+        name: field for name, field in Gemma2.entries.items() if field != "attention_softcap"
+    }
+    choices: ClassVar = GEMMA3
+    required: ClassVar = {**Gemma2.required, "attn_logit_softcapping": None}
+    # transformers writes its own copy of the pattern, and reads the entry without the underscore.
+    harmless: ClassVar = (*Gemma2.harmless, "_sliding_window_pattern")
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        name, window = "sliding_window_pattern", settings.get("sliding_window", 4096)
+        pattern = settings.get(name)
+        pattern = 6 if pattern is None else read_number(name, read_size(name, pattern))
+        if SLIDING in (settings.get("layer_types") or [SLIDING]):  # its base is that of such layers
+            window = read_size("sliding_window", window)
+        sliding = [bool((layer + 1) % pattern) for layer in range(fields["num_layers"])]
+        windows = read_windows(settings, window, sliding)
+        return {**super().read_more(settings, fields, length), "windows": windows}
+
+    def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
+        bases = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
+        return read_rotary_by_kind(settings, bases, *sizes)
+
+    def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
+        written, base = super().write_positions(config), config.rotary_window_base or config.rotary_base
+        rules = {FULL: written["rope_parameters"], SLIDING: {"rope_type": "default", "rope_theta": base}}
+        return {**written, "rope_parameters": rules, "rope_local_base_freq": base}
