@@ -489,7 +489,7 @@ test("the legend is whole, inside the canvas, at any width", () => {
     });
     for (const text of ["weight, log scale", ...marks]) {
       const [x, y] = told.get(text);
-      assert.ok(x + 6 * text.length <= width && y + 7 <= height, `${text} at ${x}, ${y} of ${width}`);
+      assert.ok(x + 6 * text.length <= width && y + 6 <= height, `${text} at ${x}, ${y} of ${width}`);
     }
   }
 });
