@@ -24,10 +24,11 @@ NAMED = {
     [
         {"viewport": {"width": 320, "height": 640}},
         {"viewport": {"width": 640, "height": 400}, "device_scale_factor": 2},  # 1280 x 800 at 200 %
+        {"viewport": {"width": 1024, "height": 700}},
         {"viewport": {"width": 1280, "height": 800}},
         {"viewport": {"width": 2560, "height": 1300}},
     ],
-    ids=["narrow", "zoomed", "usual", "wide"],
+    ids=["narrow", "zoomed", "small", "usual", "wide"],
 )
 def test_nothing_is_out_of_reach(open_page, settings):
     visit = open_page("#row=30&key=12", **settings)
@@ -41,7 +42,14 @@ def test_nothing_is_out_of_reach(open_page, settings):
     visit.settle()
     stage = visit.page.locator(".rg-stage").bounding_box()
     assert stage["width"] >= min(280, settings["viewport"]["width"] - 40)
-    assert stage["height"] >= 200
+    assert 200 <= stage["height"] <= settings["viewport"]["height"] - 60
+    if settings["viewport"]["width"] > 1000:
+        assert visit.evaluate(
+            "['.rg-atlas', '.rg-map', '.rg-reader', '.rg-details'].every((name) => {"
+            " const { scrollWidth, clientWidth } = document.querySelector(`${name} .rg-host`);"
+            " const { bottom } = document.querySelector(name).getBoundingClientRect();"
+            " return scrollWidth <= clientWidth && bottom <= innerHeight; })"
+        )
 
 
 def test_focus_goes_in_the_order_of_the_page(open_page):

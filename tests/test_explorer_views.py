@@ -193,6 +193,16 @@ def test_positions_are_shown_without_nan(open_tab):
     )
     assert "alibi" in text.lower()
     assert not visit.evaluate("document.querySelector('.rg-positions').innerHTML.includes('NaN')")
+    # However much a view holds, the tabs keep their height, and a table that scrolls is reached by keys.
+    tabs, tab = (
+        visit.page.locator(name).first.bounding_box()["height"] for name in (".rg-tabs", "[role=tab]")
+    )
+    assert tabs >= tab
+    open_numbers(visit, ".rg-positions")
+    tables = visit.evaluate(
+        "[...document.querySelectorAll('.rg-positions table')].map(({ tabIndex }) => tabIndex)"
+    )
+    assert tables == [0] * 6
 
 
 def test_everything_is_used(browser, page):

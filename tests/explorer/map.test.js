@@ -25,6 +25,7 @@ import {
 } from "../../src/regard/inspection/explorer/web/heads.js";
 import {
   barTicks,
+  drawColourBar,
   labelRoom,
   mapLayout,
   matrixRect,
@@ -457,6 +458,39 @@ test("the plot stays inside the canvas at any size; the minimap inside the plot"
       );
       const area = matrixRect(view, plot, SHAPE);
       assert.ok(area.w <= plot.w + 1e-6 && area.h <= plot.h + 1e-6);
+    }
+  }
+});
+
+test("the legend is whole, inside the canvas, at any width", () => {
+  const marks = ["not attended", "no number", "entropy", "key mass"];
+  for (const width of [262, 344, 482, 500, 679, 680, 1200]) {
+    const { plot, bottom, below, height } = mapLayout(width, 400);
+    const told = new Map();
+    const pen = new Proxy(
+      {},
+      {
+        set: () => true,
+        get: (_, name) =>
+          ({
+            measureText: (text) => ({ width: 6 * text.length }),
+            fillText: (text, x, y) => told.set(text, [x, y]),
+          })[name] ?? (() => {}),
+      },
+    );
+    drawColourBar(pen, {
+      x: plot.x,
+      y: height - bottom + 20,
+      width: width - plot.x - 6,
+      below,
+      theme: {},
+      look: { scale: "log", low: 1e-4, high: 1, table: new Uint8Array(768) },
+      words: "weight, log scale",
+      marks: marks.map((text) => [text, "grey"]),
+    });
+    for (const text of ["weight, log scale", ...marks]) {
+      const [x, y] = told.get(text);
+      assert.ok(x + 6 * text.length <= width && y + 6 <= height, `${text} at ${x}, ${y} of ${width}`);
     }
   }
 });

@@ -16,7 +16,7 @@ export function comparePane(host, state, label) {
     read = element("output", { class: "plot-read" });
   const axes = svg("svg", { tabindex: 0, role: "img" });
   const stage = element("div", { class: "compare-stage" }, canvas, axes);
-  const title = element("h4", {}, label),
+  const title = element("h2", {}, label),
     box = element("section", {}, title, stage, read);
   host.append(box);
   /** @type {ComparePicture|null} */

@@ -76,7 +76,7 @@ export function emptyState(title, text, code) {
   return element(
     "div",
     { class: "empty-state" },
-    element("h3", {}, title),
+    element("h2", {}, title),
     element("p", {}, text),
     element("pre", {}, code),
   );

@@ -21,12 +21,14 @@ const LAYER_FONT = "system-ui, sans-serif";
  */
 export function mapLayout(width, height, room = 60) {
   const small = width < 480;
-  const [left, strip, bottom] = small ? [44, 14, 78] : [76, 22, 54];
+  const below = width < 680; // the legend, else beside its bar
+  const [left, strip] = small ? [44, 14] : [76, 22];
+  const bottom = small ? 94 : below ? 80 : 54;
   const top = room ? Math.min(room, small ? 72 : 120) : 20;
   const x = left + strip + 3;
   const y = top + strip + 3;
   const plot = { x, y, w: Math.max(20, width - x - (small ? 6 : 12)), h: Math.max(20, height - y - bottom) };
-  return { plot, strip, bottom, width, height, small, labels: room > 0 };
+  return { plot, strip, bottom, below, width, height, small, labels: room > 0 };
 }
 
 /**
@@ -376,10 +378,10 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
 /**
  * The colours with their numbers, and what the other marks mean.
  * @param {CanvasRenderingContext2D} pen
- * @param {{ x: number, y: number, width: number, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][], counts?: Float64Array }} options
- *   counts: a tally of what is drawn, which stands above its colours
+ * @param {{ x: number, y: number, width: number, below: boolean, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][], counts?: Float64Array }} options
+ *   below: whether the words stand under the bar; counts: a tally of what is drawn, which stands above its colours
  */
-export function drawColourBar(pen, { x, y, width, theme, look, words, marks, counts }) {
+export function drawColourBar(pen, { x, y, width, below, theme, look, words, marks, counts }) {
   const bar = Math.min(230, width * 0.62);
   if (counts && look.scale !== "rank") {
     const root = Math.sqrt(counts.subarray(1).reduce((most, one) => Math.max(most, one), 1));
@@ -418,7 +420,6 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks, cou
     free = left + wide + 6;
   }
   pen.textBaseline = "middle";
-  const below = width - bar < 150;
   const start = below ? x : x + bar + 14;
   const most = x + width;
   let at = start;
@@ -426,7 +427,10 @@ export function drawColourBar(pen, { x, y, width, theme, look, words, marks, cou
   /** @param {string} text @param {string | CanvasPattern | null} swatch */
   const put = (text, swatch) => {
     const wide = pen.measureText(text).width + (swatch ? 18 : 0) + 12;
-    if (at + wide > most) return;
+    if (at > start && at + wide - 12 > most) {
+      at = start;
+      y += 15;
+    }
     if (swatch) {
       pen.fillStyle = swatch;
       pen.fillRect(at, y - 1, 12, 11);

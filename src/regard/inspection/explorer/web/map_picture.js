@@ -272,6 +272,7 @@ export class MapPicture {
       x: plot.x,
       y: layout.height - layout.bottom + 20,
       width: layout.width - plot.x - 6,
+      below: layout.below,
       theme,
       look,
       words: barWords(limits, level, state.channel),

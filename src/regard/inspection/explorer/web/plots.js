@@ -69,7 +69,7 @@ function plotTable(details, spec) {
   details.append(
     element(
       "table",
-      {},
+      { tabindex: 0 }, // it scrolls
       caption,
       element("thead", {}, element("tr", {}, ...cells("th", head))),
       element(

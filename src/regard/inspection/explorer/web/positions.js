@@ -47,7 +47,7 @@ export function mountPositions(host, source, state) {
   }
   /** @param {string} title @param {boolean} [wide] */
   const section = (title, wide) => {
-    const box = element("section", { class: wide ? "wide" : null }, element("h3", {}, title));
+    const box = element("section", { class: wide ? "wide" : null }, element("h2", {}, title));
     host.append(box);
     return box;
   };

@@ -200,7 +200,7 @@ export function mountReader(host, source, state) {
    */
   const makePane = async (which, side, label) => {
     const box = element("section", { "aria-label": label });
-    if (which !== "both") box.append(element("h4", {}, label));
+    if (which !== "both") box.append(element("h3", {}, label));
     body.append(box);
     const options = { tokens: side.tokens, label, onChoose: choose(which) };
     const { about } = side;

@@ -48,7 +48,7 @@ export function mountTraining(host, source, state) {
   const bar = element(
     "div",
     { class: "training-bar" },
-    element("h3", {}, training.title ?? "Training"),
+    element("h2", {}, training.title ?? "Training"),
     tickbox("log steps", false, (on) => change({ logX: on })),
     tickbox("log values", false, (on) => change({ logY: on })),
     element("label", { class: "rg-field" }, element("span", {}, "smoothing"), range, told),

@@ -271,6 +271,7 @@ interface MapLayout {
   plot: Rect;
   strip: number;
   bottom: number;
+  below: boolean;
   width: number;
   height: number;
   small: boolean;
