@@ -17,6 +17,7 @@ from regard import masks, parallel, planning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
+from regard.parallel.exchange import _routes, moved_halves
 from regard.parallel.schedule import plan_rounds
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
@@ -372,6 +373,14 @@ def test_rounds_of_rings_are_those_of_the_calls():
     assert len(more) <= 2 * len(exact)
 
 
+def test_what_balance_moves_is_what_its_routes_do():
+    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 8192, 8), "bfloat16")] * 3, mask=CAUSAL)
+    for ring in range(2, 17):
+        division = Candidate(1, ring, 1, 1, "balanced").cut(problem)
+        sent = [here != there for route in _routes(division) for here, there in route]
+        assert moved_halves(division) == pytest.approx(sum(sent) / (2 * ring))
+
+
 def test_padding_makes_meshes_divide():
     """With tokens and sequences appended, devices do what they do where there are as many to begin with."""
     options = {"length": 1013, "batch": 5, "chip": PLAIN, "heads": 2, "mask": CAUSAL}
@@ -589,6 +598,28 @@ def test_the_command_writes_json_lines(capsys):
     assert [(row["event"], row["rank"]) for row in rows] == [("mesh", 0), ("mesh", 1)]
     assert rows[0]["why"] == "best"
     assert all(math.prod(row["mesh"].values()) == 16 and "heads" not in row["mesh"] for row in rows)
+
+
+MODEL = ["plan", "--model", "gpt2", "--length", "1k", "--batch", "8", "--devices", "8", "--chip", "a100"]
+
+
+def test_the_command_plans_a_whole_model(capsys):
+    assert main([*MODEL, "--remat"]) == 0
+    text = capsys.readouterr().out
+    assert "parameters 124,439,808" in text
+    assert "8 x 1,024 tokens, remat full" in text
+    assert "of 8 x a100: " in text
+    assert main([*MODEL, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
+    for words, message in (
+        (["--heads", "3"], "--model says what --heads would; leave it out"),
+        (["--model", "gpt3"], "preset: expected one of "),
+    ):
+        assert main([*MODEL, *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["plan", "--length", "1k", "--devices", "8", "--chip", "a100"]) == 2
+    assert "plan needs --heads, or a --model that says them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

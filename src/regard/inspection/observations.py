@@ -164,13 +164,16 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
         )
         outputs, leaves = again(*inputs)
     elif name == "scan":
-        consts, carry = params["num_consts"], params["num_carry"]
+        if "ft_in" in params:  # jax 0.12
+            consts, start, xs = map(list, params["ft_in"].update(inputs).unpack())
+        else:
+            ends = params["num_consts"], params["num_consts"] + params["num_carry"]
+            consts, start, xs = inputs[: ends[0]], inputs[ends[0] : ends[1]], inputs[ends[1] :]
 
         def body(carried: list[Any], xs: list[Any]) -> tuple[list[Any], Any]:
-            outputs, leaves = run(params["jaxpr"], *inputs[:consts], *carried, *xs)
-            return outputs[:carry], (outputs[carry:], leaves)
+            outputs, leaves = run(params["jaxpr"], *consts, *carried, *xs)
+            return outputs[: len(start)], (outputs[len(start) :], leaves)
 
-        start, xs = inputs[consts : consts + carry], inputs[consts + carry :]
         settings = {name: params[name] for name in ("length", "reverse", "unroll")}
         last, (stacked, leaves) = jax.lax.scan(body, start, xs, **settings)
         outputs = [*last, *stacked]

@@ -23,12 +23,16 @@ class Plan(Command):
 
     length: Annotated[str, option("N")]
     """Tokens, such as 4096, 128k or 1M: powers of 1024."""
-    heads: Annotated[int, option("N")]
-    """Query heads."""
     devices: Annotated[int, option("N")]
     """Number of devices; the best mesh may have fewer."""
     chip: Annotated[str, option("NAME")]
     """Kind of device: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
+    heads: Annotated[int | None, option("N", "required without --model")] = None
+    """Query heads."""
+    model: Annotated[str | None, option("NAME", "attention alone")] = None
+    """Plan a training step of a whole decoder of `regard.models.PRESETS`, such as llama-3.1-8b."""
+    remat: bool = False
+    """Run blocks again in the backward pass; with --model."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
     """Heads of keys and values."""
     width: int = 128
@@ -55,6 +59,10 @@ class Plan(Command):
             raise UsageError(f"--top must be at least 1, got {self.top}")
         if not 0 < self.efficiency <= 1:
             raise UsageError(f"--efficiency must be a share above 0, at most 1, got {self.efficiency}")
+        if self.model is not None:
+            return self._run_step(console)
+        if self.heads is None:
+            raise UsageError("plan needs --heads, or a --model that says them")
         from regard import masks
         from regard.planning import Assumptions, MemoryTooSmallError, plan
 
@@ -85,6 +93,41 @@ class Plan(Command):
         for label, text in report.assumed():
             console.note(label, text)
         console.say(f"\n{report.code()}")
+        return 0
+
+    def _run_step(self, console: Console) -> int:
+        """Print the plan of a training step."""
+        import dataclasses
+
+        from regard.models import preset
+        from regard.planning import Assumptions, MemoryTooSmallError, plan_step
+
+        alone = {"heads": self.heads, "key_heads": self.key_heads, "mask": self.mask}
+        if given := [f"--{name.replace('_', '-')}" for name, value in alone.items() if value is not None]:
+            raise UsageError(f"--model says what {', '.join(given)} would; leave it out")
+        try:
+            config = preset(self.model or "").config
+        except KeyError as error:
+            raise UsageError(str(error.args[0])) from error
+        with expected_errors():
+            try:
+                step = plan_step(
+                    dataclasses.replace(config, remat="full" if self.remat else None),
+                    length=self.length,
+                    batch=self.batch,
+                    devices=self.devices,
+                    chip=self.chip,
+                    fixed=_parse_sizes(self.fix),
+                    assumptions=Assumptions(compute_efficiency=self.efficiency),
+                )
+            except MemoryTooSmallError as error:
+                console.fail(str(error))
+                return 1
+        mesh = step.candidate
+        facts = {"devices": mesh.devices, "mesh": mesh.mesh, "plan": mesh.plan, "layout": mesh.layout}
+        console.emit("step", model=self.model, **facts, seconds=step.seconds, parameters=step.parameters,
+                     held=dict(step.held), seconds_of=dict(step.seconds_of))  # fmt: skip
+        console.say(f"{step}\n\n{mesh.code()}")
         return 0
 
 
