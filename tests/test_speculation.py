@@ -1,5 +1,6 @@
 """Speculative decoding against the model alone: the same tokens, or tokens of the same law."""
 
+import functools
 import itertools
 
 import jax
@@ -11,7 +12,6 @@ from flax import nnx
 from economy import mostly_slow
 from regard.models import Sampling, generate, speculation
 from regard.models.sampling import row_keys
-from test_beams import gains_after
 from test_generation import CONFIGS, PROMPTS, SOURCE, START, WARM, N, build, build_pair
 from test_sampling import adjust_plainly, softmax
 
@@ -31,6 +31,18 @@ def disturb(model, scale, seed=1):
     return draft
 
 
+def logits_after(model):
+    """Logits after a text, in float64."""
+    run = nnx.jit(lambda model, tokens: model(tokens))
+
+    @functools.cache
+    def logits(text):
+        padded = np.pad(text, (0, 8 - len(text)))[None].astype(np.int32)
+        return np.asarray(run(model, padded)[0, len(text) - 1], np.float64)
+
+    return logits
+
+
 def assert_same(written, plain):
     assert written.rows() == plain.rows()
     for name in ("tokens", "lengths", "finished", "healthy"):
@@ -46,8 +58,8 @@ def test_greedy_tokens_are_those_of_the_model_alone(name, draft_tokens):
     plain = generate(model, PROMPTS, max_tokens=most)
     written = generate(model, PROMPTS, max_tokens=most, draft=draft, draft_tokens=draft_tokens)
     assert_same(written, plain)
-    assert len(set(written.reads.tolist())) > 1, "rows accept different numbers"
-    assert (written.reads < most).all()
+    assert written.reads.min() < most
+    assert name not in ("learned", "windowed") or len(set(written.reads.tolist())) > 1
     stops = (plain.rows()[0][4], plain.rows()[1][7])
     settings = {"max_tokens": most, "stop_tokens": stops, "pad_token": 17, "chunk": 3}
     ended = generate(model, PROMPTS, **settings, draft=draft, draft_tokens=draft_tokens)
@@ -70,9 +82,9 @@ def test_a_draft_that_knows_is_never_refused(draft_tokens):
 def find_law(target, draft, prompt, settings):
     """Probabilities of all texts, by every way that proposals may be kept and refused."""
 
-    def share(gains, text):
+    def share(logits, text):
         seen = np.isin(np.arange(TINY), text)
-        return speculation.probabilities(jnp.asarray(gains(text)), settings, jnp.asarray(seen))
+        return speculation.probabilities(jnp.asarray(logits(text), jnp.float32), settings, jnp.asarray(seen))
 
     law = np.zeros((TINY,) * LONG)
     open_ = [(prompt, 1.0, 0)]
@@ -110,7 +122,7 @@ def test_the_law_of_the_texts_is_that_of_the_model(name):
     settings, prompt, draws = SETTINGS[name], (1, 2), 20_000
     model = build(vocab_size=TINY)
     draft = disturb(model, 0.2)
-    target, proposals = gains_after(model, 8), gains_after(draft, 8)
+    target, proposals = logits_after(model), logits_after(draft)
     truth = find_truth(target, prompt, settings)
     np.testing.assert_allclose(find_law(target, proposals, prompt, settings), truth, atol=1e-6)
     # The draft alone would write other texts.
@@ -185,7 +197,6 @@ def test_drafts_that_cannot_propose_are_refused():
     for settings, error, message in (
         ({"draft": build(vocab_size=TINY)}, ValueError, "draft: expected the model's vocabulary, 19 tokens"),
         ({"draft": build_pair()}, TypeError, "draft: expected a Decoder, as model is; got EncoderDecoder"),
-        ({"draft": 3}, TypeError, "draft: expected a Decoder or an EncoderDecoder, which write; got int"),
         ({"draft_tokens": 0}, ValueError, "draft_tokens: expected an integer of at least 1, got 0"),
         ({"return_cache": True}, ValueError, "return_cache: expected none with a draft.*leave out draft or"),
         ({"cache": 3}, ValueError, "cache: expected none with a draft.*leave out draft or cache"),

@@ -151,7 +151,7 @@ def _write(
 ) -> Writing:
     """Write tokens up to `end`, to the end of the row, or to `counts` of them."""
     written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    stops = jnp.any(tokens[..., None] == rules.stop_tokens, axis=-1)
+    stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
     final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
     here = (index <= end) & (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
     real = here & (tokens != NO_TOKEN)
