@@ -18,7 +18,7 @@ from test_sampling import adjust_plainly, softmax
 TINY, LONG, AHEAD = 5, 3, 2
 SETTINGS = {
     "plain": Sampling(temperature=1.2),
-    "all": Sampling(temperature=1.5, top_k=4, top_p=0.95, repetition_penalty=1.4),
+    "all": Sampling(temperature=2.0, top_k=4, top_p=0.95, repetition_penalty=0.4),
 }
 
 
@@ -142,6 +142,13 @@ def test_the_law_of_the_texts_is_that_of_the_model(name):
         found = np.append(counts[~rare], counts[rare].sum())
         statistic, degrees = np.sum((found - expected) ** 2 / expected), found.size - 1
         assert (statistic < degrees + 5 * np.sqrt(2 * degrees)) == fits
+
+
+def test_windows_leave_room_for_proposals():
+    model = build(**CONFIGS["windowed"])
+    written = generate(model, [[1, 2, 3]], max_tokens=20, chunk=1, draft=model, draft_tokens=6)
+    assert written.rows() == generate(model, [[1, 2, 3]], max_tokens=20).rows()
+    assert written.reads.tolist() == [1 + 3]
 
 
 def test_each_row_is_what_it_is_alone():

@@ -118,18 +118,18 @@ def generate(
     Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, algorithm
     1; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
     """
-    ask = [lengths, max_tokens, start_token, capacity, chunk, cache, padding]
+    ask: Any = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
     burst = 1
     if draft is not None:
         _check_draft(model, draft, cache, return_cache)
         burst += whole_number("draft_tokens", draft_tokens, 1)
-    request = canonicalize(model, prompts, *ask, burst)
+    request = canonicalize(model, prompts, *ask, burst=burst)
     rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=return_cache)
     structure, arrays = split_model(model)
     read, writing = _prefill(structure, arrays, request, rules)
     if draft is not None:
         proposer, weights = split_model(draft)
-        request = canonicalize(draft, prompts, *ask, burst)
+        request = canonicalize(draft, prompts, *ask, burst=burst)
         return speculate((structure, proposer), (arrays, weights), read, request, writing, rules).written
     if request.max_tokens > 1:
         read, writing = _decode(structure, arrays, read, writing, rules, np.int32(request.max_tokens))

@@ -62,17 +62,10 @@ def speculate(
     writing: Writing,
     rules: Rules,
 ) -> Writing:
-    """Propose tokens, read them at once, and write those kept and one more, until all rows have ended.
+    """Write what the draft proposes and the model keeps, and one more token, until all rows have ended.
 
-    Args:
-        structures, arrays: of the model that writes, and of the draft.
-        cache: what the model has read.
-        request: the prompts, for the draft.
-        writing: the text after its first token.
-        rules: how tokens are chosen.
-
-    Returns:
-        The text.
+    Structures and arrays are those of the model and of the draft; the request is the draft's, which has not
+    read the prompts yet.
     """
     model, draft = map(merge_model, structures, arrays)
     most = request.burst

@@ -61,7 +61,9 @@ class DecodingCache:
     def rewind(self, lengths: ArrayLike) -> DecodingCache:
         """Forget the newest tokens; lengths are those to keep, as in `KVCache.rewind`."""
         layers = tuple(layer.rewind(lengths) for layer in self.layers)
-        return dataclasses.replace(self, lengths=jnp.broadcast_to(lengths, self.lengths.shape), layers=layers)
+        return dataclasses.replace(
+            self, lengths=jnp.broadcast_to(jnp.asarray(lengths), self.lengths.shape), layers=layers
+        )
 
 
 class Stack(nnx.Module):

@@ -12,7 +12,7 @@ import numpy as np
 from regard.axes import Array, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.prompts import TextCache
-from regard.models.sampling import NO_TOKEN, choose
+from regard.models.sampling import NO_TOKEN, Sampling, choose
 from regard.records import record, static
 
 
