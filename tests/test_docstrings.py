@@ -81,6 +81,7 @@ PUBLISHED = {
     "regard.models.Encoder": ("Vaswani",),
     "regard.models.EncoderDecoder": ("Vaswani",),
     "regard.models.beam_search": ("Graves", "Wu et al."),
+    "regard.models.generate": ("Leviathan", "Chen et al."),
     "regard.models.sampling.min_p": ("Nguyen",),
     "regard.models.sampling.repetition_penalty": ("Keskar",),
     "regard.models.sampling.temperature": ("Ackley",),

@@ -62,7 +62,8 @@ FOLDERS = {
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
-    " classifier presets sampling prompts prefill generation beams",
+    " classifier presets sampling prompts prefill writing speculation"
+    " generation beams",
     "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
     " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
     " processes locks checkpoints runs sharding heads optimization programs history work loop",

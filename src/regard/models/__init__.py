@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from regard.models.decoder import Decoder
     from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoder
-    from regard.models.generation import Generated, generate, stream
+    from regard.models.generation import generate, stream
     from regard.models.presets import PRESETS, Preset, preset
     from regard.models.prompts import TextCache
     from regard.models.sampling import Sampling
     from regard.models.stack import DecodingCache
+    from regard.models.writing import Generated
 
 __all__ = [
     "PRESETS",
@@ -53,9 +54,10 @@ __getattr__, __dir__ = defer(
     decoder="Decoder",
     encoder="Encoder",
     encoder_decoder="EncoderDecoder",
-    generation="Generated generate stream",
+    generation="generate stream",
     presets="PRESETS Preset preset",
     prompts="TextCache",
     sampling="Sampling",
     stack="DecodingCache",
+    writing="Generated",
 )

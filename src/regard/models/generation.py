@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import accumulation_dtype
 from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
@@ -25,71 +25,9 @@ from regard.models.prompts import (
     check_token,
     vocabulary_size,
 )
-from regard.models.sampling import NO_TOKEN, Sampling, choose, row_keys
-from regard.records import record, static
-
-
-@record
-class Generated:
-    """Tokens that `generate` wrote; a pytree.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard.models.generation import Generated
-        >>> tokens, yes = jnp.array([[5, 2, 0], [7, 8, 9]]), jnp.array([True, True])
-        >>> written = Generated(tokens, jnp.array([2, 3]), jnp.zeros((2, 3)), jnp.array([True, False]), yes)
-        >>> written.rows(), written.reasons()
-        ([[5, 2], [7, 8, 9]], ['stop token', 'max_tokens'])
-    """
-
-    tokens: Int[Array, "batch N"]
-    """Tokens written, without the prompt, a stop token included. Behind the end `pad_token`."""
-    lengths: Int[Array, " batch"]
-    """Tokens written per row, the stop token among them."""
-    log_probabilities: Float[Array, "batch N"]
-    """Log-probabilities by the model alone, in nats: before penalty, temperature, cuts. 0 behind the end."""
-    finished: Bool[Array, " batch"]
-    """True where a stop token ended the row."""
-    healthy: Bool[Array, " batch"]
-    """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
-    cache: TextCache | None = None
-    """The text read and written, for the next call; None unless `return_cache`."""
-
-    def rows(self) -> list[list[int]]:
-        """Return the tokens of each row as a list, its end included, the padding left out."""
-        tokens, lengths = jax.device_get((self.tokens, self.lengths))
-        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-
-    def reasons(self) -> list[str]:
-        """Say why each row ended: "stop token", "max_tokens" or "not finite"."""
-        finished, healthy = jax.device_get((self.finished, self.healthy))
-        ends = np.where(finished, "stop token", np.where(healthy, "max_tokens", "not finite"))
-        return ends.tolist()
-
-    def __repr__(self) -> str:
-        return f"Generated(tokens={self.tokens!r}, lengths={self.lengths!r})"
-
-
-@record
-class Rules:
-    """Settings by which tokens are chosen, and tokens that end a row."""
-
-    sampling: Sampling
-    keys: Any  # one random key per row; None where nothing is drawn
-    stop_tokens: Any  # (n,) int32
-    pad_token: Any  # int32
-    keep: bool = static()  # rows that have ended read nothing, as the cache is wanted
-
-
-@record
-class Draft:
-    """The text so far, and the rest that the next step needs beside the cache."""
-
-    written: Generated
-    newest: Array  # (batch,) the token to read next
-    alive: Array  # (batch,) bool
-    step: Array  # columns written
-    seen: Any  # (batch, V) bool, tokens that a penalty applies to; None without one
+from regard.models.sampling import Sampling, row_keys
+from regard.models.speculation import speculate
+from regard.models.writing import Generated, Rules, Writing, mark_tokens, write_column
 
 
 def generate(
@@ -108,6 +46,8 @@ def generate(
     padding: str = "right",
     cache: Any = None,
     return_cache: bool = False,
+    draft: Decoder | EncoderDecoder | None = None,
+    draft_tokens: int = 4,
 ) -> Generated:
     """Write tokens after prompts: the most probable ones, or drawn ones.
 
@@ -118,6 +58,15 @@ def generate(
     compiled at the first call and serve all calls of equal shapes, whatever the parameters of the model, the
     numbers in `sampling`, the rng, or which tokens stop. Dropout is off whatever the model's mode. Works
     under `jax.jit` and `nnx.jit`, too, with prompts as an array.
+
+    With a `draft`, decoding is speculative: the draft writes `draft_tokens` tokens, the model reads them at
+    once, and keeps each with probability
+
+    min(1, p(token) / q(token))
+
+    of its own probability p and the draft's q, both after `sampling`. In place of the first one refused comes
+    a token ~ max(0, p - q), normalised; after all of them, one ~ p. Texts then have the same distribution as
+    without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
 
     Args:
         model: what writes. A `Decoder` goes on with its prompts; an `EncoderDecoder` reads them as sources,
@@ -142,6 +91,8 @@ def generate(
             these prompts, which may be empty. Nothing is read again.
         return_cache: whether the result has a `cache`. Then `capacity` should be that of the whole
             conversation.
+        draft: a smaller model of the same kind and vocabulary, which proposes tokens.
+        draft_tokens: how many it proposes at a time, at least 1.
 
     Returns:
         Tokens, lengths, log-probabilities, and how each row ended.
@@ -151,7 +102,7 @@ def generate(
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
             -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity below
             prompt and output; a temperature above 0 without `rng`; a cache of another number of rows, or
-            without room.
+            without room; a draft of another vocabulary, or one with a cache.
 
     Example:
         >>> import jax
@@ -163,16 +114,28 @@ def generate(
         >>> written = generate(model, [[1, 2, 3], [4]], max_tokens=5, sampling=warm, rng=jax.random.key(0))
         >>> written.tokens.shape, written.lengths.tolist()
         ((2, 5), [5, 5])
+
+    Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, algorithm
+    1; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
     """
-    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    ask: Any = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    burst = 1
+    if draft is not None:
+        _check_draft(model, draft, cache, return_cache)
+        burst += whole_number("draft_tokens", draft_tokens, 1)
+    request = canonicalize(model, prompts, *ask, burst=burst)
     rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=return_cache)
     structure, arrays = split_model(model)
-    read, draft = _prefill(structure, arrays, request, rules)
+    read, writing = _prefill(structure, arrays, request, rules)
+    if draft is not None:
+        proposer, weights = split_model(draft)
+        request = canonicalize(draft, prompts, *ask, burst=burst)
+        return speculate((structure, proposer), (arrays, weights), read, request, writing, rules).written
     if request.max_tokens > 1:
-        read, draft = _decode(structure, arrays, read, draft, rules, np.int32(request.max_tokens))
+        read, writing = _decode(structure, arrays, read, writing, rules, np.int32(request.max_tokens))
     if not return_cache:
-        return draft.written
-    return dataclasses.replace(draft.written, cache=TextCache(read, draft.newest, draft.seen))
+        return writing.written
+    return dataclasses.replace(writing.written, cache=TextCache(read, writing.newest, writing.seen))
 
 
 def stream(
@@ -220,13 +183,13 @@ def stream(
 def _stream(
     structure: Structure, arrays: list[Any], request: Request, rules: Rules, burst: int
 ) -> Iterator[list[list[int]]]:
-    cache, draft = _prefill(structure, arrays, request, rules)
-    sent, ready = np.zeros(draft.newest.shape, np.int32), 1
+    cache, writing = _prefill(structure, arrays, request, rules)
+    sent, ready = np.zeros(writing.newest.shape, np.int32), 1
     while True:
-        done, limit = draft, min(ready + burst, request.max_tokens)
+        done, limit = writing, min(ready + burst, request.max_tokens)
         if ready < request.max_tokens:
             # Begun before the last tokens are handed over. It does nothing where all rows have ended.
-            cache, draft = _decode(structure, arrays, cache, draft, rules, np.int32(limit))
+            cache, writing = _decode(structure, arrays, cache, writing, rules, np.int32(limit))
         tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
         yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
         if ready == request.max_tokens or not alive.any():
@@ -235,7 +198,7 @@ def _stream(
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Draft]:
+def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Writing]:
     """Read the prompts, and choose the first tokens."""
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
@@ -248,7 +211,7 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
         before = None if request.cache is None else request.cache.seen
         before = jnp.zeros((batch, vocabulary_size(model)), bool) if before is None else before
-        seen = _mark(before, jnp.asarray(request.start), real)
+        seen = mark_tokens(before, jnp.asarray(request.start), real)
     written = Generated(
         tokens=jnp.full(shape, rules.pad_token, jnp.int32),
         lengths=jnp.zeros(batch, jnp.int32),
@@ -256,72 +219,28 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
         finished=~yes,
         healthy=yes,
     )
-    draft = Draft(written, jnp.zeros(batch, jnp.int32), yes, jnp.int32(0), seen)
-    return cache, _write_column(draft, model.predict(hidden)[:, 0], rules)
+    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, jnp.int32(0), seen)
+    return cache, write_column(writing, model.predict(hidden)[:, 0], rules)
 
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
 def _decode(
-    structure: Structure, arrays: list[Any], cache: Any, draft: Draft, rules: Rules, limit: Array
-) -> tuple[Any, Draft]:
+    structure: Structure, arrays: list[Any], cache: Any, writing: Writing, rules: Rules, limit: Array
+) -> tuple[Any, Writing]:
     """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
     model = merge_model(structure, arrays)
 
-    def is_open(carry: tuple[Any, Draft]) -> Array:
+    def is_open(carry: tuple[Any, Writing]) -> Array:
         return (carry[1].step < limit) & jnp.any(carry[1].alive)
 
-    def advance(carry: tuple[Any, Draft]) -> tuple[Any, Draft]:
-        cache, draft = carry
+    def advance(carry: tuple[Any, Writing]) -> tuple[Any, Writing]:
+        cache, writing = carry
         # Rows that have ended read on, for nobody: there is room, and one shape of work is fastest.
-        counts = draft.alive.astype(jnp.int32) if rules.keep else None
-        hidden, cache = model.read(draft.newest[:, None], cache, counts)
-        return cache, _write_column(draft, model.predict(hidden)[:, 0], rules)
+        counts = writing.alive.astype(jnp.int32) if rules.keep else None
+        hidden, cache = model.read(writing.newest[:, None], cache, counts)
+        return cache, write_column(writing, model.predict(hidden)[:, 0], rules)
 
-    return jax.lax.while_loop(is_open, advance, (cache, draft))
-
-
-def _write_column(draft: Draft, logits: Array, rules: Rules) -> Draft:
-    """Write one more column: a token for each row that has not ended."""
-    logits, written, alive = logits.astype(accumulation_dtype(logits)), draft.written, draft.alive
-    keys = rules.keys
-    if keys is not None:
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, draft.step))(keys)
-    token = choose(logits, rules.sampling, rng=keys, seen=draft.seen)
-    healthy = token != NO_TOKEN
-    chosen = jnp.maximum(token, 0)
-    log_probability = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=-1)[:, 0]
-    stopped = jnp.any(token[:, None] == rules.stop_tokens[None], axis=-1)
-    counts = alive & healthy
-    pad = jnp.broadcast_to(rules.pad_token, token.shape)
-    zero = jnp.zeros_like(log_probability)
-    seen = draft.seen
-    return Draft(
-        written=dataclasses.replace(
-            written,
-            tokens=_put(written.tokens, jnp.where(alive, token, pad), draft.step),
-            lengths=written.lengths + counts.astype(jnp.int32),
-            log_probabilities=_put(
-                written.log_probabilities, jnp.where(counts, log_probability, zero), draft.step
-            ),
-            finished=written.finished | (counts & stopped),
-            healthy=written.healthy & (healthy | ~alive),
-        ),
-        newest=jnp.where(alive, chosen, draft.newest),
-        alive=counts & ~stopped,
-        step=draft.step + 1,
-        seen=None if seen is None else _mark(seen, chosen[:, None], counts[:, None]),
-    )
-
-
-def _put(columns: Array, column: Array, index: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)
-
-
-def _mark(seen: Array, tokens: Array, real: Array) -> Array:
-    """Mark the real tokens as seen."""
-    rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
-    beyond = jnp.asarray(seen.shape[1], tokens.dtype)
-    return seen.at[rows, jnp.where(real, tokens, beyond)].set(True, mode="drop")
+    return jax.lax.while_loop(is_open, advance, (cache, writing))
 
 
 def _check_rules(
@@ -341,3 +260,20 @@ def _check_rules(
     check_token("pad_token", pad_token, 2**31)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token), keep)
+
+
+def _check_draft(model: Any, draft: Any, cache: Any, return_cache: bool) -> None:
+    """Raise for a draft that cannot propose tokens to the model."""
+    expected, got = vocabulary_size(model), vocabulary_size(draft, "draft")
+    if isinstance(model, Decoder) != isinstance(draft, Decoder):
+        raise TypeError(f"draft: expected a {type(model).__name__}, as model is; got {type(draft).__name__}")
+    if got != expected:
+        raise ValueError(
+            f"draft: expected the model's vocabulary, {expected} tokens, as it proposes some of them; got"
+            f" {got}"
+        )
+    if cache is not None or return_cache:
+        name = "return_cache" if cache is None else "cache"
+        raise ValueError(
+            f"{name}: expected none with a draft, whose own cache is not kept; leave out draft or {name}"
+        )

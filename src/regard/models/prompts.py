@@ -56,7 +56,8 @@ class Request:
     cache: TextCache | None  # what was read before
     max_tokens: int = static()
     capacity: int = static()
-    chunk: int = static()  # tokens read at once
+    chunk: int = static()  # tokens of the prompt read at once
+    burst: int = static()  # tokens read at once while writing
 
 
 def canonicalize(
@@ -69,6 +70,7 @@ def canonicalize(
     chunk: int | None,
     cache: Any = None,
     padding: str = "right",
+    burst: int = 1,
 ) -> Request:
     """Check what a model is asked to read and write."""
     vocab_size = vocabulary_size(model)
@@ -120,7 +122,9 @@ def canonicalize(
             f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
             f" of max_tokens but the last; got {capacity}. None chooses it"
         )
-    return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk)
+    return Request(
+        start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, min(burst, max_tokens)
+    )
 
 
 def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int | None) -> None:
@@ -143,14 +147,14 @@ def _room(cache: TextCache) -> int:
     return min(ends, default=2**31 - 1)
 
 
-def vocabulary_size(model: Any) -> int:
+def vocabulary_size(model: Any, name: str = "model") -> int:
     """Return the number of tokens that a model chooses from."""
     if isinstance(model, Decoder) and model.config.vocab_size is not None:
         return model.config.vocab_size
     if isinstance(model, EncoderDecoder):
         return model.target_vocab_size
     raise TypeError(
-        f"model: expected a Decoder or an EncoderDecoder, which write; got {type(model).__name__}"
+        f"{name}: expected a Decoder or an EncoderDecoder, which write; got {type(model).__name__}"
     )
 
 

@@ -58,6 +58,13 @@ class DecodingCache:
             lost = lost | layer.overflowed
         return lost
 
+    def rewind(self, lengths: ArrayLike) -> DecodingCache:
+        """Forget the newest tokens; lengths are those to keep, as in `KVCache.rewind`."""
+        layers = tuple(layer.rewind(lengths) for layer in self.layers)
+        return dataclasses.replace(
+            self, lengths=jnp.broadcast_to(jnp.asarray(lengths), self.lengths.shape), layers=layers
+        )
+
 
 class Stack(nnx.Module):
     """`config.num_layers` blocks, then a norm where they leave the stream unnormalised ("pre", "both").

@@ -1,0 +1,184 @@
+"""Speculative decoding: a small model proposes tokens, and the model that writes reads them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array, Float
+from regard.engine.call.problem import accumulation_dtype
+from regard.models.prefill import Structure, merge_model, read_prompts
+from regard.models.prompts import Request
+from regard.models.sampling import NO_TOKEN, Sampling, adjust
+from regard.models.writing import Rules, Writing, mark_tokens
+
+
+def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = None) -> Float[Array, "*B V"]:
+    """Compute the probabilities that tokens are drawn by: 1 for the most probable one at temperature 0.
+
+    Where a logit is NaN or infinite, all are 0.
+    """
+    logits = logits.astype(accumulation_dtype(logits))
+    healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
+    adjusted = adjust(logits, sampling, seen)
+    if sampling.greedy:
+        law = jax.nn.one_hot(jnp.argmax(adjusted, axis=-1), logits.shape[-1], dtype=logits.dtype)
+    else:
+        law = jax.nn.softmax(adjusted, axis=-1)
+    return jnp.where(healthy, law, jnp.zeros_like(law))
+
+
+def acceptance(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
+    """Compute the probability that a token drawn from `draft` is kept: min(1, target_v / draft_v).
+
+    Tokens that the draft never proposes have 0.
+    """
+    proposed = draft > 0
+    ratio = target / jnp.where(proposed, draft, jnp.ones_like(draft))
+    return jnp.where(proposed, jnp.minimum(ratio, 1), jnp.zeros_like(ratio))
+
+
+def residual(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
+    """Compute the weights that a token is drawn by in place of one refused: max(0, target_v - draft_v).
+
+    Then draft_v acceptance_v + (1 - sum_w draft_w acceptance_w) residual_v / sum_w residual_w = target_v. A
+    draft of zeros, which proposes nothing, leaves the target.
+    """
+    rest = jnp.maximum(target - draft, jnp.zeros_like(target))
+    # Rounding may leave nothing where both are alike.
+    return jnp.where(jnp.any(rest > 0, axis=-1, keepdims=True), rest, target)
+
+
+@functools.partial(jax.jit, static_argnames="structures")
+def speculate(
+    structures: tuple[Structure, Structure],
+    arrays: tuple[list[Any], list[Any]],
+    cache: Any,
+    request: Request,
+    writing: Writing,
+    rules: Rules,
+) -> Writing:
+    """Write what the draft proposes and the model keeps, and one more token, until all rows have ended.
+
+    Structures and arrays are those of the model and of the draft; the request is the draft's, which has not
+    read the prompts yet.
+    """
+    model, draft = map(merge_model, structures, arrays)
+    most = request.burst
+
+    def count(writing: Writing) -> Array:
+        left = jnp.minimum(request.max_tokens - writing.written.lengths, most)
+        return jnp.where(writing.alive, left, jnp.zeros_like(left))
+
+    def is_open(carry: tuple[Any, Any, Writing]) -> Array:
+        return jnp.any(count(carry[2]) > 0)
+
+    def advance(carry: tuple[Any, Any, Writing]) -> tuple[Any, Any, Writing]:
+        cache, drafts, writing = carry
+        counts, keys = count(writing), _split_keys(rules, writing, most)
+        drafts, (proposed, law, seen) = _propose(draft, drafts, writing, counts, rules, keys, most)
+        read = jnp.concatenate((writing.newest[:, None], proposed[:, :-1]), axis=1)
+        hidden, cache = model.read(read, cache, counts)
+        logits = model.predict(hidden)
+        tokens, end = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
+        done = _write(writing, tokens, logits, counts, end, rules)
+        unread = counts - (done.written.lengths - writing.written.lengths)
+        return cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread), done
+
+    reads = dataclasses.replace(writing.written, reads=jnp.ones_like(writing.written.lengths))
+    start = (cache, read_prompts(draft, request)[1], dataclasses.replace(writing, written=reads))
+    return jax.lax.while_loop(is_open, advance, start)[2]
+
+
+def _split_keys(rules: Rules, writing: Writing, most: int) -> Any:
+    """Make three keys for each of the next n places, `(3, batch, n)`: to propose, to keep, to replace."""
+    if rules.keys is None:
+        return None
+    places = writing.written.lengths[:, None] + jnp.arange(most, dtype=jnp.int32)[None]
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(rules.keys, places)
+    return jnp.moveaxis(jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(keys), 2, 0)
+
+
+def _propose(
+    draft: Any, cache: Any, writing: Writing, counts: Array, rules: Rules, keys: Any, most: int
+) -> tuple[Any, tuple[Array, Array, Any]]:
+    """Draw tokens of the draft one after another; return its cache, and `(batch, n)` of three things.
+
+    They are the tokens, the laws they were drawn by, and the tokens seen before them. The last one is read,
+    so that none is missing later, and not proposed: its law is 0.
+    """
+
+    def step(carry: Any, place: tuple[Array, Any]) -> tuple[Any, Any]:
+        (cache, newest, seen), (index, key) = carry, place
+        hidden, cache = draft.read(newest[:, None], cache, (index < counts).astype(jnp.int32))
+        law = probabilities(draft.predict(hidden)[:, 0], rules.sampling, seen)
+        token = _draw(law, key)
+        after = None if seen is None else mark_tokens(seen, token[:, None], jnp.bool_(True))
+        return (cache, token, after), (token, jnp.where(index < most - 1, law, jnp.zeros_like(law)), seen)
+
+    places = (jnp.arange(most, dtype=jnp.int32), None if keys is None else keys[0].T)
+    (cache, *_), drawn = jax.lax.scan(step, (cache, writing.newest, writing.seen), places)
+    return cache, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), drawn)
+
+
+def _verify(target: Array, draft: Array, proposed: Array, keys: Any) -> tuple[Array, Array]:
+    """Keep tokens up to the first refused; return `(batch, n)` tokens with its replacement, and its place."""
+    chances = jnp.take_along_axis(acceptance(target, draft), proposed[..., None], axis=-1)[..., 0]
+    level = jnp.zeros_like(chances)
+    if keys is not None:
+        level = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), chances.dtype)))(keys[1])
+    kept = jnp.cumprod((level < chances).astype(jnp.int32), axis=1)
+    end = jnp.sum(kept, axis=1, keepdims=True, dtype=jnp.int32)
+    weights = jnp.take_along_axis(residual(target, draft), end[..., None], axis=1)[:, 0]
+    other = _draw(weights, None if keys is None else jnp.take_along_axis(keys[2], end, axis=1)[:, 0])
+    other = jnp.where(jnp.any(weights > 0, axis=-1), other, jnp.int32(NO_TOKEN))
+    return jnp.where(kept > 0, proposed, other[:, None]), end
+
+
+def _write(
+    writing: Writing, tokens: Array, logits: Array, counts: Array, end: Array, rules: Rules
+) -> Writing:
+    """Write tokens up to `end`, to the end of the row, or to `counts` of them."""
+    written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
+    final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
+    here = (index <= end) & (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
+    real = here & (tokens != NO_TOKEN)
+    chosen, added = jnp.maximum(tokens, 0), jnp.sum(real, axis=1, dtype=jnp.int32)
+    logits = logits.astype(written.log_probabilities.dtype)
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[..., None], axis=-1)[..., 0]
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
+    columns, beyond = written.lengths[:, None] + index, jnp.int32(written.tokens.shape[1])
+
+    def put(old: Array, new: Array, where: Array) -> Array:
+        return old.at[rows, jnp.where(where, columns, beyond)].set(new, mode="drop")
+
+    texts = jnp.concatenate((writing.newest[:, None], chosen), axis=1)
+    return Writing(
+        written=dataclasses.replace(
+            written,
+            tokens=put(written.tokens, tokens, here),
+            lengths=written.lengths + added,
+            log_probabilities=put(written.log_probabilities, scores, real),
+            finished=written.finished | jnp.any(here & stops, axis=1),
+            healthy=written.healthy & ~jnp.any(here & ~real, axis=1),
+            reads=written.reads + (counts > 0).astype(jnp.int32),
+        ),
+        newest=jnp.take_along_axis(texts, added[:, None], axis=1)[:, 0],
+        alive=writing.alive & ~jnp.any(here & (final > 0), axis=1),
+        step=writing.step + 1,
+        seen=None if writing.seen is None else mark_tokens(writing.seen, chosen, real),
+    )
+
+
+def _draw(weights: Array, keys: Any) -> Array:
+    """Draw a token by its weight; without keys, take the one of the largest."""
+    if keys is None:
+        return jnp.argmax(weights, axis=-1).astype(jnp.int32)
+    draw = jax.vmap(lambda key: jax.random.gumbel(key, weights.shape[-1:], jnp.float32))
+    noise = draw(keys).astype(weights.dtype)
+    return jnp.argmax(jnp.log(weights) + noise, axis=-1).astype(jnp.int32)
