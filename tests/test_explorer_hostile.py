@@ -193,7 +193,7 @@ def test_a_page_waits_for_its_server_and_goes_on(browser):
         line = visit.page.locator(".rg-lost")
         assert not line.is_visible()
     before = len(visit.requests)
-    visit.press(",", "ArrowDown", "ArrowRight", "m", "0")
+    visit.press(",", "ArrowDown", "ArrowRight", "m")
     visit.until("!document.querySelector('.rg-lost').hidden")
     assert "start it again" in line.inner_text()
     assert line.get_attribute("role") == "alert"

@@ -66,13 +66,15 @@ def test_a_terminal_that_is_closed_loses_nothing(tmp_path):
     import pty
 
     own, other = pty.openpty()
-    code = "import sys; from regard.cli import main; sys.exit(main())"
+    code = (
+        "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "from regard.cli import main; sys.exit(main())"
+    )
     words = [*TINY, "--log-every", "1", "--checkpoint-every", "100000", "--out", str(tmp_path / "run")]
     child = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         **dict.fromkeys(("stdin", "stdout", "stderr"), other),
         start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )
     os.close(other)
     shown = b""
