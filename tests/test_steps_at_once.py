@@ -245,6 +245,15 @@ def test_rows_that_vmap_adds_go_together(tune):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+def test_steps_are_counted_in_a_shard_map_that_is_not_jitted(tune):
+    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("b")
+    call = lambda *arrays: attend(*arrays, mask=masks.causal(), backend="tiled")
+    arrays = draw((B, T, D), (B, T, D), (B, T, E))
+    found = jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)(*arrays)
+    np.testing.assert_allclose(found, call(*arrays), rtol=2e-5, atol=2e-6)
+
+
 def test_explain_counts_the_steps(tune):
     tune(tuning.DEFAULTS["gpu"][0])
     arrays = [jax.ShapeDtypeStruct((8, 16, 2048, 64), jnp.float32)] * 3

@@ -6,6 +6,8 @@ import {
   diverging,
   divergingDark,
   fromUnit,
+  histogramBin,
+  histogramOf,
   limitsFor,
   missing,
   oklab,
@@ -14,8 +16,6 @@ import {
   rgbOfOklab,
   sequential,
   sequentialDark,
-  tallyBin,
-  tallyOf,
   toUnit,
   unitOf,
 } from "../../src/regard/inspection/explorer/web/colours.js";
@@ -147,7 +147,7 @@ test("a signed map has no colour at 0", () => {
 
 test("ends of the colour bar are those of all heads, of one, or locked", () => {
   const values = Float32Array.from({ length: 1000 }, (_, n) => 2 ** (-10 + (6 * n) / 999));
-  const known = { all: 0.75, head: 2 ** -4, counts: tallyOf(values) };
+  const known = { all: 0.75, head: 2 ** -4, counts: histogramOf(values) };
   assert.deepEqual(barLimits("all", "log", 4096, known), limitsFor("log", 4096, 1));
   assert.deepEqual(barLimits("all", "linear", 4096, known), [0, 0.75]);
   assert.deepEqual(barLimits("head", "linear", 4096, known), [0, 2 ** -4]);
@@ -159,16 +159,16 @@ test("ends of the colour bar are those of all heads, of one, or locked", () => {
   assert.deepEqual(barLimits("head", "log", 4096, { all: 1, head: 0 }), limitsFor("log", 4096, 0));
 });
 
-test("a tally counts every value above 0 in the bin that it is asked for", () => {
+test("a histogram counts every value above 0 in the bin that it is asked for", () => {
   const values = [0, NaN, 1, 0.5, 0.51, 1e-12];
-  const counts = tallyOf(values);
+  const counts = histogramOf(values);
   assert.equal(
     counts.reduce((sum, one) => sum + one),
     4,
   );
   assert.deepEqual(
-    [1, 0.5, 1e-12].map((value) => counts[tallyBin(value)]),
+    [1, 0.5, 1e-12].map((value) => counts[histogramBin(value)]),
     [1, 2, 1],
   );
-  assert.equal(tallyOf([1], counts)[tallyBin(1)], 2);
+  assert.equal(histogramOf([1], counts)[histogramBin(1)], 2);
 });

@@ -248,7 +248,7 @@ def _count(
     mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], block: Blocking
 ) -> tuple[tuple[Trips, ...], tuple[Trips, ...]]:
     """Return the trips by query and by key."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+    with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         by_query, by_key = _list_both_ways(mask, offsets, sizes, block)
         return _merge(by_query), _merge(by_key)
 

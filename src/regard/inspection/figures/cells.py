@@ -44,17 +44,17 @@ def name_positions(
         room = (box.width if across else box.height) / axis.axes.figure.figure.dpi
     pitch = 72 * room / len(texts)  # points from one to the next
     size = min(TICK_SIZE, max(pitch / LINE_HEIGHT, SMALLEST_LABEL))
-    apart = math.ceil(LINE_HEIGHT * size / pitch - 1e-9)
+    spacing = math.ceil(LINE_HEIGHT * size / pitch - 1e-9)
     order = np.arange(len(texts)) if weights is None else np.argsort(-weights, kind="stable")
     free, shown = np.ones(len(texts), bool), []
     for place in order:
         if free[place]:
             shown.append(int(place))
-            free[max(place - apart + 1, 0) : place + apart] = False
+            free[max(place - spacing + 1, 0) : place + spacing] = False
     axis.set_ticks(sorted(shown), [texts[place] for place in sorted(shown)], fontsize=size)
     if across and max(len(texts[place]) for place in shown) > 2:
         # At 45 degrees a line of text takes 1.4 times its height along the axis.
-        slant_labels(axis, 45 if pitch * apart >= 1.4 * LINE_HEIGHT * size else 90)
+        slant_labels(axis, 45 if pitch * spacing >= 1.4 * LINE_HEIGHT * size else 90)
 
 
 def read_heads(values: object) -> NDArray[np.float64]:

@@ -208,21 +208,21 @@ export function limitsFor(scale, keys, largest) {
   ];
 }
 
-/** Bins of a tally: quarters of an octave up to 1. */
-const TALLY_BINS = 97;
+/** Bins of a histogram: quarters of an octave up to 1. */
+const HISTOGRAM_BINS = 97;
 
 /**
  * How many values lie where on a log scale, added to what was counted before.
  * @param {ArrayLike<number>} values @param {Float64Array} [counts]
  */
-export function tallyOf(values, counts = new Float64Array(TALLY_BINS)) {
-  for (let at = 0; at < values.length; at += 1) if (values[at] > 0) counts[tallyBin(values[at])] += 1;
+export function histogramOf(values, counts = new Float64Array(HISTOGRAM_BINS)) {
+  for (let at = 0; at < values.length; at += 1) if (values[at] > 0) counts[histogramBin(values[at])] += 1;
   return counts;
 }
 
 /** The bin of a value above 0. @param {number} value */
-export function tallyBin(value) {
-  return Math.min(TALLY_BINS - 1, Math.max(0, Math.round(TALLY_BINS - 1 + 4 * Math.log2(value))));
+export function histogramBin(value) {
+  return Math.min(HISTOGRAM_BINS - 1, Math.max(0, Math.round(HISTOGRAM_BINS - 1 + 4 * Math.log2(value))));
 }
 
 /**
@@ -230,7 +230,7 @@ export function tallyBin(value) {
  * @param {string} range "all": the same for all heads; "head": from what is drawn; "low:high": these, locked
  * @param {Scale} scale @param {number} keys
  * @param {{all: number, head: number, counts: Float64Array|undefined}} known largest value of any head, largest
- *   drawn, and a tally of what is drawn
+ *   drawn, and a histogram of what is drawn
  * @returns {Limits}
  */
 export function barLimits(range, scale, keys, { all, head, counts }) {
@@ -249,5 +249,5 @@ export function barLimits(range, scale, keys, { all, head, counts }) {
     bin += 1;
     sum += counts[bin];
   }
-  return [Math.min(head / 2, 2 ** ((bin - TALLY_BINS + 1) / 4)), head];
+  return [Math.min(head / 2, 2 ** ((bin - HISTOGRAM_BINS + 1) / 4)), head];
 }

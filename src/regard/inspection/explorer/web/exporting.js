@@ -1,4 +1,4 @@
-import { barLimits, fromUnit, tallyOf, toUnit } from "./colours.js";
+import { barLimits, fromUnit, histogramOf, toUnit } from "./colours.js";
 import { button, download, element, partOf, penOf, say, shown } from "./dom.js";
 import { headsTogether, readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
@@ -190,7 +190,7 @@ async function exportFigure(source, state, most = 1024) {
     limits: barLimits(state.range, state.scale, call.keys, {
       all: largestOfAll(trace, excerpt.channel, excerpt),
       head: largest,
-      counts: tallyOf(excerpt.values),
+      counts: histogramOf(excerpt.values),
     }),
     // The heads first: what is long is cut at its end.
     title: `${which}: ${trace.title || source.document.title || "Attention"}`,

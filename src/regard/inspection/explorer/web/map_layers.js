@@ -1,4 +1,4 @@
-import { fromUnit, tallyBin, toUnit } from "./colours.js";
+import { fromUnit, histogramBin, toUnit } from "./colours.js";
 import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
 import { formatNumber } from "./scales.js";
@@ -379,7 +379,7 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
  * The colours with their numbers, and what the other marks mean.
  * @param {CanvasRenderingContext2D} pen
  * @param {{ x: number, y: number, width: number, below: boolean, theme: MapTheme, look: ColourLimits & { table: Uint8Array }, words: string, marks: [text: string, swatch: string | CanvasPattern][], counts?: Float64Array }} options
- *   below: whether the words stand under the bar; counts: a tally of what is drawn, which stands above its colours
+ *   below: whether the words stand under the bar; counts: a histogram of what is drawn, which stands above its colours
  */
 export function drawColourBar(pen, { x, y, width, below, theme, look, words, marks, counts }) {
   const bar = Math.min(230, width * 0.62);
@@ -388,7 +388,7 @@ export function drawColourBar(pen, { x, y, width, below, theme, look, words, mar
     pen.fillStyle = theme.muted;
     for (let at = 0; at < bar; at += 1) {
       const value = fromUnit(at / Math.max(1, bar - 1), look.scale, look.low, look.high);
-      const bin = value > 0 ? tallyBin(value) : 0;
+      const bin = value > 0 ? histogramBin(value) : 0;
       const tall = bin > 0 ? (14 * Math.sqrt(counts[bin])) / root : 0;
       pen.fillRect(x + at, y - 2 - tall, 1, tall);
     }

@@ -191,7 +191,7 @@ export class MapPicture {
     return barLimits(state.range, scale, state.shape().keys, {
       all: what ? largestOfAll(source.document.traces[state.t], what.channel, what.level) : 1,
       head: store.largest.get(group) ?? 0,
-      counts: store.tallies.get(group),
+      counts: store.histograms.get(group),
     });
   }
 
@@ -276,7 +276,7 @@ export class MapPicture {
       theme,
       look,
       words: barWords(limits, level, state.channel),
-      counts: this.store.tallies.get(this.store.group(what)),
+      counts: this.store.histograms.get(this.store.group(what)),
       marks: [
         ["not attended", this.hatch],
         ["no number", `rgb(${look.none.join(" ")})`],

@@ -65,13 +65,13 @@ export function coverageOf(weights, k, share) {
  */
 export function shareServed(counts, most) {
   const rows = Array.from(counts).filter((one) => one !== 0),
-    tally = new Float64Array(most + 1);
-  for (const one of rows) if (one <= most) tally[one]++;
+    histogram = new Float64Array(most + 1);
+  for (const one of rows) if (one <= most) histogram[one]++;
   const x = [],
     y = [];
   for (let n = 1, sum = 0; n <= most; n++) {
-    sum += tally[n];
-    if (n > 1 && n < most && !tally[n]) continue;
+    sum += histogram[n];
+    if (n > 1 && n < most && !histogram[n]) continue;
     x.push(n);
     y.push(sum / rows.length);
   }

@@ -1,4 +1,4 @@
-import { tallyOf, toUnit } from "./colours.js";
+import { histogramOf, toUnit } from "./colours.js";
 import { pause } from "./connection.js";
 import { element, penOf } from "./dom.js";
 
@@ -97,7 +97,7 @@ export class TileStore {
   /** @type {Map<string, number>} */
   largest = new Map();
   /** How many blocks have which weight, by group. @type {Map<string, Float64Array>} */
-  tallies = new Map();
+  histograms = new Map();
   /** Counts pictures of the map. */
   picture = 0;
   /** When the view changed last. */
@@ -257,7 +257,7 @@ export class TileStore {
     let largest = this.largest.get(group) ?? 0;
     for (let at = 0; at < values.length; at += 1) if (values[at] > largest) largest = values[at];
     this.largest.set(group, largest);
-    this.tallies.set(group, tallyOf(values, this.tallies.get(group)));
+    this.histograms.set(group, histogramOf(values, this.histograms.get(group)));
   }
 
   evict() {
