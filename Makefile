@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all mutants lint types setup docs docs-check pretrained bench gpu-check dist clean
+.PHONY: demo test test-all test-kernel mutants lint types setup docs docs-check pretrained bench
+.PHONY: gpu-check gpu-contract gpu-kernels gpu-rates dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
@@ -20,6 +21,10 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(PYTEST)
+
+# Long cases of the kernel that only jax 0.12 interprets, where `make test-all` on an older Python skips them.
+test-kernel: $(VENV)/.dev
+	$(PYTEST) -m slow tests/test_mosaic_gpu.py
 
 # Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
 mutants: $(VENV)/.dev
@@ -59,11 +64,16 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # On an NVIDIA GPU: every backend's contract, cuDNN's own numbers, then rates beside cuDNN and FlexAttention. With a
-# python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make gpu-check
+# python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make -k gpu-check
+# Rates come as rows for benchmarks/RESULTS.md, in less than ten minutes; what is left then, the same command measures.
+# make gpu-rates RATES='--cases causal,lse --peers cudnn,tiled --seconds 200' chooses.
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
-gpu-check:
+gpu-check: gpu-contract gpu-kernels gpu-rates
+gpu-contract:
 	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
-	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py -k cudnn
+gpu-kernels:
+	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py tests/test_mosaic_gpu.py -k "cudnn or mosaic"
+gpu-rates:
 	$(ON_GPU) $(PYTHON) -m benchmarks.gpu_rates $(RATES)
 
 # The source archive and the wheel, in build/dist: their metadata is checked, and what README says of the wheel, in an
@@ -71,7 +81,7 @@ gpu-check:
 dist:
 	rm -rf build/dist
 	$(PYTHON) -m venv --clear build/dist-tools
-	build/dist-tools/bin/python -m pip --disable-pip-version-check install --quiet 'hatchling>=1.25' 'twine>=6'
+	build/dist-tools/bin/python -m pip --disable-pip-version-check install --quiet 'hatchling>=1.25' 'hatch-fancy-pypi-readme>=24.1' 'twine>=6'
 	build/dist-tools/bin/python -m hatchling build -d build/dist
 	build/dist-tools/bin/python -m twine check --strict build/dist/*
 	$(PYTHON) tests/wheel.py build/dist

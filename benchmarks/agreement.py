@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,8 @@ def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
     cotangent = None
     if inputs.cotangent is not None:
         cotangent = jnp.asarray(inputs.cotangent, case.dtype).astype(jnp.float32)
-    keep = case.make_dense_mask()
+    keep, sinks = case.make_dense_mask(), case.make_sinks()
+    more = None if sinks is None else jnp.asarray(sinks), case.cap, case.aux
     num_queries, num_keys = case.lengths
     rows = max(CELLS // (case.query[0] * case.query[1] * num_keys), 1)
     outputs, query_grads = [], []
@@ -33,9 +35,10 @@ def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
         part = slice(start, start + rows)
         mask = None if keep is None else jnp.asarray(keep[part])
         if cotangent is None:
-            outputs.append(np.asarray(_define(query[..., part, :], key, value, mask)))
+            outputs.append(np.asarray(_define(query[..., part, :], key, value, mask, *more)))
             continue
-        output, grads = _define_both(query[..., part, :], key, value, mask, cotangent[..., part, :])
+        arrays = query[..., part, :], key, value, mask, cotangent[..., part, :]
+        output, grads = _define_both(*arrays, *more)
         outputs.append(np.asarray(output))
         query_grads.append(np.asarray(grads[0]))
         key_grad, value_grad = key_grad + grads[1], value_grad + grads[2]
@@ -45,24 +48,51 @@ def compute_reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, ...]:
     return output, np.concatenate(query_grads, -2), np.asarray(key_grad), np.asarray(value_grad)
 
 
-@jax.jit
-def _define(query: jax.Array, key: jax.Array, value: jax.Array, keep: jax.Array | None) -> jax.Array:
+@partial(jax.jit, static_argnames=("cap", "aux"))
+def _define(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    keep: jax.Array | None,
+    sinks: jax.Array | None,
+    cap: float | None,
+    aux: tuple[str, ...],
+) -> jax.Array:
     """Compute softmax(query key^T / sqrt(D)) value, with the query heads of a key head side by side."""
     batch, heads, rows, width = query.shape
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], rows, width)
     with jax.default_matmul_precision("highest"):
         scores = jnp.einsum("bkgtd,bksd->bkgts", grouped, key) / np.float32(np.sqrt(width))
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
         if keep is not None:
             scores = jnp.where(keep[None, None, None], scores, -jnp.inf)
-        output = jnp.einsum("bkgts,bkse->bkgte", jax.nn.softmax(scores, axis=-1), value)
+        lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        if sinks is not None:
+            lse = jnp.logaddexp(lse, sinks.reshape((*grouped.shape[1:3], 1, 1)))
+        weights = jnp.exp(scores - lse)
+        output = jnp.einsum("bkgts,bkse->bkgte", weights, value)
+        if aux:
+            stats = {
+                "lse": lse,
+                "entropy": (weights * jnp.where(weights > 0, lse - scores, 0)).sum(-1, keepdims=True),
+            }
+            output = output + sum(stats[name] for name in aux)
     return output.reshape(batch, heads, rows, value.shape[-1])
 
 
-@jax.jit
+@partial(jax.jit, static_argnames=("cap", "aux"))
 def _define_both(
-    query: jax.Array, key: jax.Array, value: jax.Array, keep: jax.Array | None, cotangent: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    keep: jax.Array | None,
+    cotangent: jax.Array,
+    sinks: jax.Array | None,
+    cap: float | None,
+    aux: tuple[str, ...],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    output, vjp = jax.vjp(lambda *arrays: _define(*arrays, keep), query, key, value)
+    output, vjp = jax.vjp(lambda *arrays: _define(*arrays, keep, sinks, cap, aux), query, key, value)
     return output, vjp(cotangent)
 
 

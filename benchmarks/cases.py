@@ -18,6 +18,7 @@ Passes = Literal["forward", "forward and backward", "decode"]
 DTYPES = ("float32", "bfloat16")
 DOCUMENTS = 16
 KEPT_BLOCKS = 0.25
+NARROW = 128  # keys that a query of the narrow window case sees
 SHRINK = 4  # quick cases have lengths divided by this
 
 
@@ -59,6 +60,7 @@ MASKS: dict[str, Callable[[int, int], Mask | None]] = {
     "causal": lambda T, S: masks.causal(),
     "window": lambda T, S: masks.causal() & masks.sliding_window(window_width(S)),
     "documents": lambda T, S: masks.causal() & masks.segments(document_ids(S)[None]),
+    "narrow window": lambda T, S: masks.causal() & masks.sliding_window(NARROW - 1),
     "prefix": lambda T, S: masks.causal() | masks.prefix(prefix_length(S)),
     "blocks": _blocks,
 }
@@ -89,6 +91,11 @@ class Case:
     mask: str = "full"
     passes: Passes = "forward"
     dtype: str = "float32"
+    cap: float | None = None  # of a softcap
+    sinks: bool = False
+    aux: tuple[
+        str, ...
+    ] = ()  # statistics, which are added to the output, so that gradients flow through both
 
     @property
     def is_backward(self) -> bool:
@@ -111,6 +118,10 @@ class Case:
     def make_mask(self) -> Mask | None:
         """Return the mask as Regard takes it."""
         return MASKS[self.mask](*self.lengths)
+
+    def make_sinks(self) -> np.ndarray | None:
+        """Return a logit per query head."""
+        return np.linspace(-1, 1, self.query[1], dtype=np.float32) if self.sinks else None
 
     def make_dense_mask(self) -> np.ndarray | None:
         """Return the mask as a boolean matrix, True = may attend."""

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.cases import Case, Inputs, window_width
+from benchmarks.cases import NARROW, Case, Inputs, window_width
+from regard import scores
 from regard.attention import attend, explain
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
@@ -77,6 +78,12 @@ def demand_package(name: str) -> None:
         raise UnavailableError(f"{name} is not installed")
 
 
+def demand_plain(case: Case) -> None:
+    """Refuse what other libraries have no argument for."""
+    if case.cap is not None or case.sinks or case.aux:
+        raise UnavailableError("has no argument for a softcap, sinks or statistics")
+
+
 def swap_lengths(array: np.ndarray) -> np.ndarray:
     """Turn (batch, heads, length, width) into (batch, length, heads, width), and back."""
     return np.ascontiguousarray(np.swapaxes(array, 1, 2))
@@ -93,7 +100,7 @@ def compile_call(
 ) -> Call:
     """Compile `attention(query, key, value, extra)`, with its vjp in one program for a backward pass."""
     rearrange = swap_lengths if swapped else np.asarray
-    arguments = [jnp.asarray(rearrange(array), case.dtype) for array in inputs.arrays]
+    arguments = [jnp.asarray(rearrange(array)).astype(case.dtype) for array in inputs.arrays]
     begun = time.perf_counter()
     compiled = compile_passes(attention, arguments, extra)
     seconds = time.perf_counter() - begun
@@ -126,30 +133,38 @@ def prepare_attend(
 ) -> Call:
     """`attend` with a mask that is an argument of the compiled program, or constant in it."""
     num_queries, num_keys = case.lengths
-    options: dict[str, Any] = {"backend": backend}
+    options: dict[str, Any] = {"backend": backend, "aux": case.aux, "sinks": case.make_sinks()}
+    options["score"] = None if case.cap is None else scores.softcap(case.cap)
     if num_queries != num_keys:
         options["query_offset"] = num_keys - num_queries
     query, key = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in (case.query, case.key))
     try:
-        note = explain(query, key, key, mask=mask, **options).backend if backend is None else ""
+        note = explain(query, key, key, mask=mask, **options).backend
     except NotImplementedError as error:
         raise UnavailableError(str(error)) from error
     extra = None if constant else mask
 
     def attention(query: Any, key: Any, value: Any, extra: Any) -> Any:
-        return attend(query, key, value, mask=mask if constant else extra, **options)
+        found = attend(query, key, value, mask=mask if constant else extra, **options)
+        if not case.aux:
+            return found
+        output, statistics = found
+        return output + reduce(jnp.add, statistics.values())[..., None].astype(output.dtype)
 
-    return compile_call(attention, case, inputs, extra, note=note)
+    return compile_call(attention, case, inputs, extra, note="" if backend else note)
 
 
 def prepare_jax_nn(case: Case, inputs: Inputs, *, implementation: Any = None) -> Call:
     """`jax.nn.dot_product_attention`, with its own arguments for causal masks and windows."""
+    demand_plain(case)
     options: dict[str, Any] = {"implementation": implementation}
-    if case.mask in ("causal", "window"):
+    if case.mask in ("causal", "window", "narrow window"):
         options["is_causal"] = True
     if case.mask == "window":
         options["local_window_size"] = (window_width(case.lengths[1]), 0)
-    if implementation is not None and case.mask not in ("full", "causal", "window"):
+    if case.mask == "narrow window":
+        options["local_window_size"] = (NARROW - 1, 0)
+    if implementation == "cudnn" and not options.get("is_causal") and case.mask != "full":
         raise UnavailableError("has no argument for this mask but a dense one")
     return _prepare_swapped(jax.nn.dot_product_attention, case, inputs, options)
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks.cases import (
+    NARROW,
     Case,
     Inputs,
     block_side,
@@ -19,7 +20,7 @@ from benchmarks.cases import (
     prefix_length,
     window_width,
 )
-from benchmarks.peers import Call, Peer, Results, UnavailableError, demand_package
+from benchmarks.peers import Call, Peer, Results, UnavailableError, demand_package, demand_plain
 
 
 def _load_torch() -> tuple[Any, str]:
@@ -76,6 +77,7 @@ def _time_first(attention: Callable[..., Any], case: Case, inputs: Inputs) -> Ca
 
 def _prepare_sdpa(case: Case, inputs: Inputs) -> Call:
     """`scaled_dot_product_attention`, which has an argument for causal masks."""
+    demand_plain(case)
     torch, device = _load_torch()
     causal = case.mask == "causal"
     keep = None if causal else case.make_dense_mask()
@@ -98,7 +100,11 @@ def prepare_flex(case: Case, inputs: Inputs, *, masks_in_call: bool = False) -> 
     demand_package("torch.nn.attention.flex_attention")
     from torch.nn.attention import flex_attention as flex
 
-    modifier = _mask_modifier(case, torch, device)
+    modifier, cap = _mask_modifier(case, torch, device), case.cap
+    sinks: Any = None if not case.sinks else torch.tensor(case.make_sinks(), device=device)[:, None]
+    if "entropy" in case.aux:
+        raise UnavailableError("returns lse alone")
+    softcap = None if cap is None else lambda score, b, h, query, key: cap * torch.tanh(score / cap)
     num_queries, num_keys = case.lengths
     torch.compiler.reset()  # a function compiled for many shapes would fall back to eager
     build = torch.compile(flex.create_block_mask) if masks_in_call else flex.create_block_mask
@@ -109,7 +115,14 @@ def prepare_flex(case: Case, inputs: Inputs, *, masks_in_call: bool = False) -> 
 
     def attention(query: Any, key: Any, value: Any) -> Any:
         blocks = make_mask() if masks_in_call else mask
-        return compiled(query, key, value, block_mask=blocks, enable_gqa=grouped)
+        options = {"score_mod": softcap, "block_mask": blocks, "enable_gqa": grouped}
+        if sinks is None and not case.aux:
+            return compiled(query, key, value, **options)
+        output, lse = compiled(query, key, value, return_lse=True, **options)
+        if sinks is not None:
+            output = output * torch.sigmoid(lse - sinks)[..., None].to(output.dtype)
+            lse = torch.logaddexp(lse, sinks)
+        return output + lse[..., None].to(output.dtype) if case.aux else output
 
     try:
         return _time_first(attention, case, inputs)
@@ -131,6 +144,7 @@ def _mask_modifier(case: Case, torch: Any, device: str) -> Any:
         "full": None,
         "causal": lambda b, h, query, key: query >= key,
         "window": lambda b, h, query, key: (query >= key) & (query - key <= width),
+        "narrow window": lambda b, h, query, key: (query >= key) & (query - key < NARROW),
         "documents": lambda b, h, query, key: (query >= key) & (ids[query] == ids[key]),
         "prefix": lambda b, h, query, key: (query >= key) | (key < prefix),
         "blocks": lambda b, h, query, key: kept[query // rows, key // columns],

@@ -11,6 +11,8 @@ os.environ.update(
         # One deterministic CPU device, and no pop-up windows.
         "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "agg",
+        # Tokens of texts, and no measurements of this machine.
+        "XDG_CACHE_HOME": str(Path(__file__).parents[1] / "build" / "cache"),
         # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         # Compiled programs are kept for the other workers, for what tests start, and for the next run.

@@ -5,13 +5,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import cudnn_model
 from collectives import count_kinds, count_sent
 from mesh_cases import draw
 from regard import attend, masks, scores
+from regard.engine.backends import cudnn, splash_tpu
 from regard.layers import EncoderBlock
 
 BATCH, HEADS, KEY_HEADS, D, E = 4, 8, 4, 5, 7
@@ -299,3 +302,43 @@ def check_training_step():
 
     text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile().as_text()
     return count_sent(text, 8), sum(2 * 7 / 8 * leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def check_kernel(backend, axes, case, key_heads=KEY_HEADS):
+    """Run a call by a library's kernel, or what stands in for it, divided and alone; return what is sent."""
+    arrays = draw((BATCH, HEADS, 7, 8), (BATCH, key_heads, 7, 8), (BATCH, key_heads, 7, 8), seed=7)
+    arrays = [array.astype(jnp.bfloat16) for array in arrays]
+    places = _specs("plain", "both", key_heads)
+    if case == "lengths":
+        arrays, places = [*arrays, jnp.asarray([5, 0, 3, 7], jnp.int32)], (*places, P("b"))
+    if case == "sinks":
+        arrays, places = [*arrays, draw((HEADS,), seed=3)[0]], (*places, P("h"))
+    if case == "documents":  # another number of them in each row
+        ids = np.arange(7) // np.asarray([[4], [3], [9], [2]])
+
+    def call(query, key, value, *rest):
+        options = {
+            "lengths": lambda lengths: {"mask": masks.lengths(lengths)},
+            "documents": lambda: {"mask": masks.segments(ids)},
+            "sinks": lambda sinks: {"sinks": sinks},
+        }[case](*rest)
+        output, aux = attend(query, key, value, backend=backend, aux=("lse",), **options)
+        return output.astype(jnp.float32), aux["lse"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn, "find_capability", lambda: (9, 0))
+        patch.setattr(splash_tpu, "_INTERPRET", True)
+        cudnn_model.install(patch)
+        run = _with_gradient(call, _differentiable(arrays))
+        expected = jax.jit(run)(*arrays)
+        mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(AXES[axes],) * 2)
+        placed = [
+            jax.device_put(array, NamedSharding(mesh, place))
+            for array, place in zip(arrays, places, strict=True)
+        ]
+        program = jax.jit(run).lower(*placed).compile()
+        found = program(*placed)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        one, other = (np.asarray(array, np.float32) for array in (one, other))
+        np.testing.assert_allclose(one, other, rtol=0.02, atol=0.02)
+    return count_kinds(program.as_text())

@@ -20,8 +20,10 @@ def uniform(name, shape):
 def draw(name, shape, kind):
     """A tensor of a model of this kind, of such a size that attention is neither even nor one-hot."""
     numbers = uniform(name, shape)
-    if name.endswith("bias") and len(shape) == 1:
+    if name.endswith("bias") and (len(shape) == 1 or "experts" in name):
         return numbers * np.float32(0.25)
+    if "experts" in name and len(shape) == 3:
+        return numbers * np.float32(1.5 * math.sqrt(3 / shape[1]))
     if name.endswith("sinks"):
         return numbers * np.float32(2)
     if len(shape) == 1:  # the scale of a norm; Gemma adds one itself

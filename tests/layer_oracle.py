@@ -13,6 +13,7 @@ ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0.0),
     "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: x / 2 * (1 + erf(x / np.sqrt(2))),
+    "gelu_quick": lambda x: x / (1 + np.exp(-1.702 * x)),
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
 
@@ -77,6 +78,34 @@ def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0, epsilon=
 
 def feed_forward(layer, x):
     return linear(layer.narrow, ACTIVATIONS[layer.activation](linear(layer.widen, x)))
+
+
+def experts(layer, x):
+    """Every token for itself: its best experts one after another."""
+    x, F = float64(x), float64
+    out = np.zeros_like(x)
+    for place in np.ndindex(x.shape[:-1]):
+        scores = linear(layer.router, x[place])
+        chosen = sorted(range(layer.num_experts), key=lambda e: -scores[e])[: layer.experts_per_token]
+        among = scores[chosen] if layer.normalize_chosen else scores
+        for e in chosen:
+            gate, wide, narrow = (
+                None
+                if part is None
+                else (F(part.kernels[e]), 0 if part.biases is None else F(part.biases[e]))
+                for part in (layer.gate, layer.widen, layer.narrow)
+            )
+            hidden, act, limit = x[place] @ wide[0] + wide[1], ACTIVATIONS[layer.activation], layer.gate_limit
+            if gate is None:
+                hidden = act(hidden)
+            elif limit is None:
+                hidden = act(x[place] @ gate[0] + gate[1]) * hidden
+            else:
+                gate = np.minimum(x[place] @ gate[0] + gate[1], limit)
+                hidden = act(gate) * (np.clip(hidden, -limit, limit) + 1)
+            weight = np.exp(scores[e]) / np.exp(among).sum()
+            out[place] += weight * (hidden @ narrow[0] + narrow[1])
+    return out
 
 
 def assert_close(actual, expected, ulps=128):

@@ -10,6 +10,7 @@ import numpy as np
 from mesh_cases import *  # noqa: F403
 from regard.training import checkpoints, loop, runs, settings, tasks
 from regard.training.meshes import read_mesh
+from regard.training.programs import make_feed
 from regard.training.sharding import Deployment
 from small_runs import read_lines, stop_after
 
@@ -54,11 +55,11 @@ def measure(task, spec):
     """Loss and gradient norm of the first steps, then of held-out data; and the last state."""
     program = loop.make_program(task, 0, deploy(spec))
     state = program.start()
-    data, held_out = program.place(task.training_data), program.place(task.held_out, as_batch=True)
-    update = program.compile(program.update, state, np.int32(0), data)
+    feed, held_out = make_feed(task, 0, program.deployment), program.place(task.held_out)
+    update = program.compile(program.update, state, np.int32(0), feed(0))
     numbers = []
     for step in range(STEPS):
-        state, measured = update(state, np.int32(step), data)
+        state, measured = update(state, np.int32(step), feed(step))
         numbers += [float(measured["loss"]), float(measured["grad_norm"])]
     found = program.compile(program.evaluate, state.params, held_out)(state.params, held_out)
     return np.array([*numbers, *(float(found[name]) for name in sorted(found))]), state
@@ -95,19 +96,34 @@ def check_own_rows(task, batch_size):
     deployment = deploy("data=4,fsdp=2")
 
     def draw(divide):
-        call = lambda data, rng: divide(task.draw(data, rng, batch_size))
-        data = deployment.spread(task.training_data)
-        compiled = jax.jit(call).lower(data, KEY).compile()
-        return compiled(data, KEY), compiled.as_text()
+        compiled = jax.jit(lambda rng: divide(task.make_batch(rng, batch_size))).lower(KEY).compile()
+        return compiled(KEY), compiled.as_text()
 
     batch, program = draw(deployment.constrain)
-    alone = task.make_batch(KEY, batch_size)
-    for name, array in batch.items():
-        np.testing.assert_array_equal(array, alone[name])
-        assert array.addressable_shards[0].data.shape[0] == batch_size // 8
+    check_rows(batch, task.make_batch(KEY, batch_size), batch_size)
     rows = re.compile(rf"\[{batch_size}[,\]]")
     assert not rows.search(program)
     assert rows.search(draw(lambda batch: batch)[1])
+
+
+def check_fetched_rows(task, batch_size):
+    """No more rows are read than those of one device at a time, and each once."""
+    fetched = []
+
+    def fetch(chosen):
+        fetched.append(len(chosen))
+        return task.fetch(chosen)
+
+    chosen = task.choose(KEY, batch_size)
+    batch = deploy("data=2,fsdp=2,sequence=2").feed(fetch, chosen)
+    check_rows(batch, task.fetch(chosen), batch_size, 4)
+    assert fetched == [1, *[batch_size // 4] * 4]
+
+
+def check_rows(batch, alone, batch_size, parts=8):
+    for name, array in batch.items():
+        np.testing.assert_array_equal(array, alone[name])
+        assert array.addressable_shards[0].data.shape[0] == batch_size // parts
 
 
 KEY = jax.random.key(3)
@@ -149,3 +165,23 @@ def check_resumed(task, first, *others):
         for line, wanted in zip(found, expected, strict=True):
             assert line.keys() == wanted.keys()
             np.testing.assert_allclose(line["loss"], wanted["loss"], rtol=1e-4)
+
+
+def check_experts():
+    """A mixture of experts over a mesh: the output and gradients of one device, kernels divided by rule."""
+    from flax import nnx
+
+    from layer_oracle import randomize
+    from regard.layers import Experts
+
+    options = {"num_experts": 6, "experts_per_token": 2, "gated": True}
+    graph, state = nnx.split(randomize(Experts(24, 10, **options, rngs=nnx.Rngs(0))))
+    x = np.random.default_rng(0).normal(size=(4, 5, 24)).astype(np.float32)
+    run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))
+    deployment = deploy("data=2,fsdp=2,tensor=2")
+    kernels = nnx.to_pure_dict(deployment.divide_state(state))["widen"]["kernels"]
+    assert tuple(kernels.spec) == (None, "fsdp", "tensor"), kernels.spec
+    rows = jax.sharding.NamedSharding(deployment.mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+    divided = jax.jit(run)(jax.device_put(state, deployment.divide_state(state)), jax.device_put(x, rows))
+    for one, other in zip(jax.tree.leaves(divided), jax.tree.leaves(jax.jit(run)(state, x)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

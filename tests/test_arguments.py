@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -27,13 +28,27 @@ def refuse(capsys, *words):
     return captured.err
 
 
-def test_the_version_is_that_of_regard_and_of_jax(capsys):
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_that_of_regard_and_of_jax(capsys, word):
     with pytest.raises(SystemExit) as end:
-        main(["--version"])
+        main([word])
     assert end.value.code == 0
     assert re.fullmatch(
         rf"regard \d\S+, jax {re.escape(jax.__version__)}, Python 3\S+\n", capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("words", ["", "plot"])
+def test_help_is_a_word_too(capsys, words):
+    printed = []
+    for line in (f"{words} --help", f"help {words}"):
+        with pytest.raises(SystemExit) as end:
+            main(line.split())
+        assert end.value.code == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "(default: )" not in printed[0], "a default that is nothing"
+    assert ("regard --version" in printed[0]) == (not words)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +56,10 @@ def test_the_version_is_that_of_regard_and_of_jax(capsys):
     [
         ("trian", "there is no command 'trian'; did you mean train?", "regard"),
         ("xyz", "there is no command 'xyz'; there are demo, train, generate", "regard"),
+        ("train mnist", "there is no task 'mnist'; there are threshold, copy, reverse", "regard train"),
+        ("explain --shape 1,2,3,4 --dtype fp16", "Expected one of ('float16', 'bfloat16',", "regard explain"),
+        ("train copy --steps ten", "invalid literal", "regard train copy"),
+        ("view", "--help", "regard view"),
         ("train coppy", "there is no task 'coppy'; did you mean copy?", "regard train"),
         ("train --smoke --out copy revers", "did you mean reverse?", "regard train"),
         ("train copy --steps 0", "--steps must be at least 1, got 0", "regard train copy"),
@@ -108,27 +127,46 @@ def test_help_has_no_colours_where_none_are_wanted(colour, colours):
     assert (b"\x1b[" in printed) is colours
 
 
-def test_the_first_interrupt_leaves_while_python_waits_for_a_compiler():
-    """A sleep in C with the signal blocked for Python's handlers stands for it."""
+def interrupt_in_compiled_code(block, times):
+    """What a process ends by that is interrupted, so often, where Python waits for C in a block."""
     code = (
-        "import ctypes, sys\n"
-        "from regard.cli.interruption import leave_at_once\n"
-        "with leave_at_once('nothing is lost'):\n"
+        "import ctypes\n"
+        f"from regard.cli.interruption import *\nwith {block}:\n"
         "    print('waiting', flush=True)\n"
-        "    wait = ctypes.CDLL(None)\n"
-        "    while True: wait.usleep(200_000_000)\n"
+        "    lock = ctypes.create_string_buffer(128)\n"
+        "    while True: ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.2)
-    process.send_signal(2)
     try:
+        for _ in range(times):
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.send_signal(2)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (process.returncode, errors) == (130, "nothing is lost")
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("block", "times", "last_words"),
+    [
+        ("leave_at_once('nothing is lost')", 1, "nothing is lost"),
+        ("leave_soon('left')", 1, "left"),
+        ("catch_interrupts()", 2, ""),
+    ],
+)
+def test_interrupts_are_heard_while_python_waits_for_a_compiler(block, times, last_words):
+    """A lock that C waits for stands for it: Python's handlers do not run."""
+    assert interrupt_in_compiled_code(block, times) == (130, last_words)
+
+
+def test_what_ends_by_an_interrupt_is_not_left():
+    with pytest.raises(KeyboardInterrupt), interruption.leave_soon("left"):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_after_it_interrupts_are_as_they_were():
@@ -139,7 +177,7 @@ def test_after_it_interrupts_are_as_they_were():
         assert is_interrupted()
 
 
-def test_a_display_leaves_at_once_before_the_first_step_alone(monkeypatch):
+def test_a_display_leaves_at_once_before_the_first_step(monkeypatch):
     asked = []
 
     def leave_at_once(last_words):
@@ -147,8 +185,5 @@ def test_a_display_leaves_at_once_before_the_first_step_alone(monkeypatch):
         return contextlib.nullcontext()
 
     monkeypatch.setattr(displays, "leave_at_once", leave_at_once)
-    shown = displays.Lines(Console(quiet=True), "copy")
-    with shown.compiling("evaluation"), shown.compiling("heads"):
-        assert not asked
-    with shown.compiling("train step"):
+    with displays.Lines(Console(quiet=True), "copy").preparing():
         assert asked == [displays.NOTHING_LOST]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from mesh_cases import draw
 from regard import attend, explain, masks, scores
 
@@ -31,7 +32,7 @@ def outcome(case, arrays, rows, aux=("lse",)):
     return [np.asarray(leaf) for leaf in jax.tree.leaves((grads, found))]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, "documents", "causal, grouped"))
 def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
     arrays = draw((BATCH, 4, T, D), (BATCH, 2, S, D), (BATCH, 2, S, 5), seed=11)
     together = outcome(case, arrays, np.arange(BATCH))
@@ -43,6 +44,7 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
         np.testing.assert_array_equal(one, among[[2, 0]])
 
 
+@pytest.mark.slow
 def test_what_the_masks_of_other_rows_keep_does_not_choose_the_tiles():
     query, key, value = draw((2, 2, 1300, D), (2, 2, 1300, D), (2, 2, 1300, 5), seed=11)
     ids = np.stack([np.arange(1300) // 20, np.zeros(1300, int)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard.models import beam_search, generate
 from test_generation import PROMPTS, SOURCE, START, N, build, build_pair
 
@@ -83,7 +84,7 @@ def test_enough_beams_find_the_best_of_all_texts(penalty):
         assert np.all(scores[len(every) :] == -np.inf)
 
 
-@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 0.0), (3, 1.5)])
+@pytest.mark.parametrize(("width", "penalty"), mostly_slow([(2, 1.0), (3, 0.0), (3, 1.5)], (3, 1.5)))
 def test_few_beams_search_as_told(model, width, penalty):
     stops = tuple({row[2] for row in generate(model, PROMPTS, max_tokens=N).rows()})
     found = beam_search(
@@ -142,6 +143,7 @@ def test_a_prompts_beams_are_its_own(model):
         assert beam_search(model, [prompt], **settings).rows()[0] == together.rows()[row]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoders_memory_follows_its_beams():
     model, lengths = build_pair(), np.array([7, 3, 5])
     settings = {"num_beams": 3, "max_tokens": N, "start_token": START}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import agreement, cases, comparisons, gpu_rates, measuring, models, peers, report
 from regard import attend
+from regard.engine.backends import cudnn
 from regard.tuning import interleave
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
@@ -216,18 +218,22 @@ def test_a_comparison_waits_for_every_result_after_a_warm_up():
 @pytest.mark.parametrize(
     ("made", "names"),
     [
-        (lambda: comparisons.compare_jit([(1, 2, 3, 2)]), ["jit", "no jit"]),
+        pytest.param(
+            lambda: comparisons.compare_jit([(1, 2, 3, 2)]), ["jit", "no jit"], marks=pytest.mark.slow
+        ),
         (lambda: comparisons.compare_options((1, 2, 64, 8)), [*comparisons.make_options(2)]),
-        (
+        pytest.param(
             lambda: comparisons.compare_readouts((1, 2, 64, 8)),
             ["forward", "readout", "readout that finds lse"],
+            marks=pytest.mark.slow,
         ),
         (lambda: comparisons.compare_linear((32, 64)), ["linear", "softmax"]),
         (lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}), ["copy", "decode"]),
         (lambda: comparisons.compare_dropout((2, 3, 5, 7)), ["pattern", "bernoulli"]),
-        (
+        pytest.param(
             lambda: models.compare_training(length=13, batch=3, num_layers=2, d_model=20, num_heads=2),
             ["regard", "flax"],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["jit", "options", "readouts", "linear", "cache", "dropout", "train"],
@@ -270,9 +276,64 @@ def test_writing_is_timed_and_says_what_is_not_there(monkeypatch):
 
 def test_bursts_are_timed_call_by_call():
     calls, _ = measuring.prepare_calls(TINY, OWN[:1], check=False)
-    seconds = gpu_rates._time_bursts(calls, 2)
+    seconds, _ = gpu_rates._time_bursts(calls, 2)
     assert all(0 < taken < 1 for taken in seconds["regard"])
     assert gpu_rates.measure_gpu_rates(1)["missing"] == "no NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cap": 1.5, "sinks": True, "mask": "window"}, {"aux": ("lse", "entropy"), "mask": "causal"}],
+    ids=["softcap and sinks", "statistics"],
+)
+def test_every_option_of_a_case_is_measured_as_it_is_defined(options):
+    """Four query heads of two groups; without the option the results differ."""
+    case = dataclasses.replace(BACKWARD, query=(2, 4, 17, 5), key=(2, 2, 17, 5), **options)
+    calls, absent = measuring.prepare_calls(case, [*OWN[:1], peers.JAX_PEERS[3]])
+    assert set(calls) == {"regard"}, absent
+    assert "has no argument for a softcap" in absent["jax.nn"].reason
+    inputs = case.make_inputs()
+    plain = dataclasses.replace(case, cap=None, sinks=False, aux=())
+    others = agreement.compute_reference(plain, inputs)
+    assert agreement.largest_error(calls["regard"].read(calls["regard"].run()), others)[0] > 0.05
+
+
+def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, monkeypatch, capsys):
+    """As on a GPU whose kernels refuse this device; one peer fails always, and ends the first process."""
+
+    def fail(case, inputs):
+        raise RuntimeError("no|such thing")
+
+    asked = [peer for peer in gpu_rates.PEERS if peer.name in ("cudnn", "mosaic_gpu", peers.OWN)]
+    causal = dataclasses.replace(TINY, mask="causal", dtype="bfloat16")
+    monkeypatch.setattr(gpu_rates, "CASES", (causal, dataclasses.replace(TINY, name="other")))
+    monkeypatch.setattr(gpu_rates, "PEERS", (*asked, peers.Peer("broken", fail)))
+    monkeypatch.setattr(gpu_rates, "BURST_SECONDS", 0)
+    monkeypatch.setattr(gpu_rates.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(cudnn, "find_capability", lambda: "it needs an NVIDIA GPU")  # that one remembers
+    out, runs = small / "rates.json", []
+
+    def run_here(command, check):
+        runs.append(command)
+        options = gpu_rates.read_options(command[3:])
+        if len(runs) > 1:
+            return SimpleNamespace(returncode=gpu_rates.work(options))
+        gpu_rates._write(out, gpu_rates.measure_gpu_rates(1, ()), ("tiny", "forward", ["broken"]))
+        return SimpleNamespace(returncode=-6)
+
+    monkeypatch.setattr(gpu_rates.subprocess, "run", run_here)
+    words = ["--cases=tiny", "--rounds=1", f"--out={out}"]
+    assert gpu_rates.main(words) == 0
+    assert gpu_rates.main(words) == 0  # nothing is left
+    assert [len(entry["median_seconds"]) for entry in json.loads(out.read_text())["cases"]] == [1, 1]
+    printed = capsys.readouterr().out
+    table = printed[printed.rindex("| case |") :]
+    assert "| tiny, forward and backward | regard (" in table
+    for name in ("cudnn", "mosaic_gpu"):
+        refusal = f"backend '{name}' cannot serve this call: it needs an NVIDIA GPU"
+        assert f"| tiny, forward | {name} | | | | {refusal}" in table
+    assert "| tiny, forward | broken | | | | failed: it did not come to an end" in table
+    assert "| tiny, forward and backward | broken | | | | failed: RuntimeError: no/such thing |" in table
 
 
 # The command

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from layer_oracle import (
     assert_close,
     compiled,
@@ -276,7 +277,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(norm):
     assert_close(block(x[0], memory[0], mask=masks.causal()), plain[0])
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", mostly_slow(["pre", "post"], "pre"))
 def test_gradients_are_finite_with_empty_rows_and_an_empty_memory(norm):
     block = decoder(norm, dropout_rate=0.1, attention={"dropout_rate": 0.1})
     x, memory = jnp.zeros((B, T, M)), jnp.full((B, S, W), jnp.nan)

@@ -101,6 +101,7 @@ def test_the_same_input_gives_the_same_bytes(name, kind):
     assert first == other
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes_and_never_loads_pyplot():
     program = (
         "import hashlib, sys, numpy as np\n"

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from economy import mostly_slow
 from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
-from regard.inspection.traces import captures, examples, owners
+from regard.inspection.traces import captures, owners, slices
 from regard.interop.flax import attention_fn
 from regard.layers import MultiHeadAttention
 from regard.models import (
@@ -203,7 +204,20 @@ def captured(case):
     return trace.calls[0], truth(case, arrays, options)
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = (
+    "causal",
+    "segments",
+    "bias",
+    "sinks",
+    "softcap",
+    "grouped",
+    "bfloat16",
+    "an offset for each",
+    "one head",
+)
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, *USUAL))
 def test_a_call_equals_the_dense_definition(name):
     case = CASES[name]
     call, (weights, lse, largest) = captured(case)
@@ -251,19 +265,25 @@ def check_readout(call, weights, largest, case, near):
 
 @pytest.mark.parametrize(
     "name",
-    [
+    mostly_slow(
+        [
+            "an array of heads",
+            "lengths of heads",
+            "alibi",
+            "softcap",
+            "relative",
+            "a function",
+            "sinks per example",
+            "bias of heads",
+            "grouped",
+            "one key head, many of values",
+            "heads alone",
+        ],
         "an array of heads",
-        "lengths of heads",
         "alibi",
-        "softcap",
-        "relative",
-        "a function",
         "sinks per example",
-        "bias of heads",
-        "grouped",
         "one key head, many of values",
-        "heads alone",
-    ],
+    ),
 )
 def test_some_heads_alone_are_those_of_the_whole(name):
     call, (weights, _, _) = captured(CASES[name])
@@ -535,6 +555,7 @@ def test_nnx_modules_of_flax_are_recorded(sow):
         np.testing.assert_allclose(call.window(), np.asarray(sown[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_decoding_keeps_each_call_at_its_place():
     model = build(Decoder, positions="rotary", num_key_heads=1, num_layers=1)
     words = list("abcde")
@@ -663,11 +684,12 @@ def test_functions_of_some_heads_compile_once():
     arrays, _ = inputs(CASES["heads alone"])
     with inspection.capture() as trace:
         attend(*arrays, score=scores.modifier(by_batch))
-    found = [examples.take_heads(trace.calls[0].problem, heads).score for heads in ([1, 4], [0, 2])]
+    found = [slices.take_heads(trace.calls[0].problem, heads).score for heads in ([1, 4], [0, 2])]
     assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
     assert repr(found[0]) == "[modifier(by_batch)]"
 
 
+@pytest.mark.slow
 def test_heads_are_measured_on_tokens_that_repeat():
     def model(ids):
         """One head that reads the key after the last time that its token was there."""

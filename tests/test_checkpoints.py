@@ -84,6 +84,19 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert_same_bits(checkpoints.fit(checkpoints.load(tmp_path / "00000003"), make_state()), make_state(3))
 
 
+def test_an_update_may_take_the_memory_of_what_is_being_saved(tmp_path):
+    update = jax.jit(lambda state: jax.tree.map(lambda leaf: -leaf, state), donate_argnums=0)
+    state = {"a": jax.random.normal(jax.random.key(3), (1009, 1013)), "b": jnp.arange(7.0)}
+    wanted = jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
+    saving = checkpoints.start_saving(tmp_path, 1, state, {})
+    for _ in range(5):
+        state = update(state)
+    assert saving.wait() == tmp_path / "00000001"
+    assert saving.is_done
+    found = checkpoints.load(tmp_path / "00000001").arrays
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
 def list_files(saved):
     folder = saved / "00000007"
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

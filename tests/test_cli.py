@@ -213,6 +213,7 @@ def test_mistakes_exit_with_2_and_name_what_is_near(capsys, arguments, words):
 # Training
 
 
+@pytest.mark.slow
 def test_training_says_what_runs_where_and_what_to_do_next(finished):
     directory, text = finished
     assert re.search(r"devices +1 x cpu with \d+ cores, jax", text)
@@ -496,6 +497,7 @@ def plotted(finished, tmp_path_factory):
     return one, two, call(["plot", one, two, "--format", "svg"])
 
 
+@pytest.mark.slow
 def test_plot_writes_curves_and_attention(plotted):
     one, two, text = plotted
     names = ["attention-heads", "attention", "curves", "sinusoidal-positions"]
@@ -546,6 +548,7 @@ def test_explain_says_which_backend_and_how_much_work(capsys):
     assert "tiled" in text
 
 
+@pytest.mark.slow
 def test_explain_and_plot_speak_json(plotted, capsys):
     assert main(["explain", "--shape", "1,3,5", "--mask", "causal()", "--json"]) == 0
     captured = capsys.readouterr()
@@ -572,7 +575,7 @@ def test_explain_draws_the_mask(capsys):
     [
         (["--shape", "1,8,x"], "--shape must be whole numbers"),
         (["--shape", "5"], "at least two"),
-        (["--shape", "3,5", "--mask", "causl()"], "causal, "),
+        (["--shape", "3,5", "--mask", "causl()"], "did you mean causal()?"),
         (["--shape", "2,4,7", "--key-shape", "2,6,7", "--mask", "causal()"], "query_offset"),
         (["--shape", "2,4,7", "--key-shape", "2,6,5"], "key"),
         (["--shape", "4,7", "--backend", "fast"], "backend"),

@@ -12,8 +12,9 @@ import pytest
 
 import oracle
 import plain
+from economy import mostly_slow
 from regard import attend, explain, masks, scores
-from regard.engine.backends import cudnn, splash_tpu
+from regard.engine.backends import cudnn, mosaic_gpu, splash_tpu
 from regard.engine.call.canonicalization import AUX, canonicalize
 from regard.engine.dispatch.registry import BACKENDS, COMPLETE, PLATFORMS
 
@@ -167,6 +168,8 @@ def test_every_listed_backend_stands_in_every_test_of_the_contract():
 def test_every_listed_backend_serves_cases_on_its_own_device(monkeypatch):
     monkeypatch.setattr(cudnn, "find_capability", lambda: (9, 0))
     monkeypatch.setattr(splash_tpu, "_INTERPRET", True)
+    monkeypatch.setattr(mosaic_gpu, "_INTERPRET", True)
+    monkeypatch.setattr(mosaic_gpu, "_OLDEST", (0,))
     for name, backend in BACKENDS.items():
         narrow = [case for case in CASES.values() if "float16" in case.dtype]
         served = [case for case in narrow if backend.refuses(problem_of(case)) is None]
@@ -294,6 +297,29 @@ def test_large_finite_scores_without_a_mask_choose_their_largest(name):
         np.testing.assert_allclose(run(backend="tiled")[0], chosen, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "mask", [None, pytest.param(masks.from_array(np.ones((37, 37), bool)), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_large_finite_scores_of_bfloat16_choose_their_largest(backend, mask):
+    """Their scale is such a product; the gradient of value is 1 where a query chose."""
+    rng = np.random.default_rng(1)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 37, 17)), jnp.bfloat16) for _ in range(3))
+    query = query * jnp.bfloat16(1e11)
+    chosen = np.argmax(np.asarray(query, np.float64) @ np.asarray(key, np.float64).swapaxes(-1, -2), -1)
+    counts = (chosen[..., None] == np.arange(37)).sum(-2)[..., None]
+
+    @jax.jit
+    def run(*arrays):
+        output, vjp = jax.vjp(functools.partial(attend, mask=mask, backend=backend), *arrays)
+        return output, vjp(jnp.ones_like(output))
+
+    output, grads = run(query, key, value)
+    np.testing.assert_array_equal(output, np.take_along_axis(np.asarray(value), chosen[..., None], -2))
+    assert all(np.isfinite(np.asarray(grad, np.float32)).all() for grad in grads)
+    np.testing.assert_array_equal(grads[2], np.broadcast_to(counts, value.shape))
+
+
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_the_largest_of_scores_with_nan_is_nan_and_no_empty_row(backend):
     rng = np.random.default_rng(3)
@@ -382,7 +408,7 @@ def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
 
 
 @contract
-@pytest.mark.parametrize("name", ["grouped", "bias that drops"])
+@pytest.mark.parametrize("name", mostly_slow(["grouped", "bias that drops"], "bias that drops"))
 def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
     case = CASES[name]
     arrays = case.arrays()

@@ -6,7 +6,8 @@ import pytest
 from flax import nnx
 
 from regard import inspection, masks
-from regard.layers import MultiHeadAttention
+from regard.inspection.contributions import measure_values
+from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import Decoder, Encoder, TransformerConfig
 
 RNG = np.random.default_rng(0)
@@ -36,6 +37,14 @@ def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
     for b, h, t, s in ((0, 0, 3, 2), (1, 4, 6, 0), (1, 5, 2, 5)):
         vector = weights[b, h, t, s] * value[b, h // 3, s] @ wide[h]
         np.testing.assert_allclose(lengths[b, h, t, s], np.linalg.norm(vector), atol=1e-6)
+    # A trace keeps the lengths that weights multiply.
+    with inspection.capture(layer, example=1) as trace:
+        layer(x, mask=masks.causal())
+    (call,) = trace
+    assert call.value_norms.shape == (6, 7)
+    truth = [np.linalg.norm(value[1, h // 3] @ wide[h], axis=-1) for h in range(6)]
+    np.testing.assert_allclose(call.value_norms, truth, rtol=2e-6)
+    np.testing.assert_allclose(call.window() * call.value_norms[:, None], lengths[1], atol=1e-6)
     with pytest.raises(ValueError, match=r"projection: expected shape \(H \* E, M\) with H = 6 and value"):
         inspection.weigh_values(aux["weights"], seen["value"], jnp.eye(5))
 
@@ -65,3 +74,26 @@ def test_the_last_layer_is_read_as_the_model_reads_it():
     np.testing.assert_allclose(found[0], model(tokens), rtol=1e-5, atol=1e-5)
     with pytest.raises(TypeError, match=r"model: expected a regard\.models\.Decoder, got Encoder"):
         inspection.read_layers(Encoder(config, rngs=nnx.Rngs(0)), tokens)
+
+
+def test_values_are_measured_where_the_layer_says_what_becomes_of_them():
+    x = jnp.asarray(RNG.normal(size=(1, 5, 12)), jnp.float32)
+    # As wide as its values: from a cache, latent vectors stand where values do.
+    sizes = {"latent_dim": 4, "head_dim": 4, "rotary_dim": 2, "rngs": nnx.Rngs(0)}
+    latent = LatentAttention(12, 3, **sizes)
+    with inspection.capture(latent) as trace:
+        latent(x, mask=masks.causal())
+        latent(x, mask=masks.causal(), cache=latent.start_cache(1, 5))
+    expanded = np.asarray(latent.latent_norm(latent.latent(x)[..., :4])[0], np.float64)
+    kernel = np.asarray(latent.expansion.kernel[...], np.float64).reshape(4, 3, 8)[..., 4:]
+    wide = np.asarray(latent.output_projection.kernel[...], np.float64).reshape(3, 4, 12)
+    truth = [np.linalg.norm(expanded @ kernel[:, h] @ wide[h], axis=-1) for h in range(3)]
+    np.testing.assert_allclose(trace[0].value_norms, truth, rtol=2e-5)
+    assert trace[1].value_norms is None
+    bare = MultiHeadAttention(12, num_heads=3, project_output=False, rngs=nnx.Rngs(0))
+    with inspection.capture() as trace:
+        bare(x)
+    assert trace[0].value_norms is None
+    # More features than the stream has.
+    found = measure_values(np.asarray(RNG.normal(size=(1, 7, 5))), RNG.normal(size=(10, 3)), 2)
+    assert found.shape == (2, 7)

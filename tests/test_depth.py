@@ -26,7 +26,7 @@ SHAPES = {
     "encoder": {"norm": "post", "sinks": True, "num_key_heads": 1},
     "decoder": TURNS,
     "encoder-decoder": {"positions": "relative"},
-    "classifier": {"query_key_norm": True},
+    "classifier": {"num_experts": 5, "experts_per_token": 2, "expert_width": 11, "first_norm": False},
 }
 SCAN = {"scan_layers": True}
 MODES = {
@@ -104,6 +104,14 @@ def test_values_and_gradients_are_those_of_the_unrolled_model(wide, kind, mode):
     assert_same(differentiate(build(kind, **SHAPES[kind], **MODES[mode])), differentiate_unrolled(kind))
 
 
+@pytest.mark.slow
+def test_a_first_block_unlike_the_others_runs_before_the_loop(wide):
+    """As in ModernBERT, whose windows the loop then takes from the second block on."""
+    options = {"first_norm": False, "windows": (None, 1, 1), "norm_kind": "layer_no_bias", "num_layers": 7}
+    found = [jax.jit(lambda model: call(model))(build("encoder", **options, **mode)) for mode in ({}, SCAN)]
+    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
+
+
 def batch(loss, state):
     return jax.vmap(jax.grad(loss))(jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), state))
 
@@ -130,7 +138,8 @@ def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide, transform)
     assert_same(*found)
 
 
-@pytest.mark.parametrize("mode", mostly_slow(["remat", "scan", "scan and remat"], "scan and remat"))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["remat", "scan", "scan and remat"])
 def test_dropout_is_that_of_the_unrolled_model_call_by_call(wide, mode):
     rates = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
     found = []
@@ -178,6 +187,7 @@ def test_parameters_and_names_are_those_of_the_unrolled_model():
     assert ("trunk", "stack", "blocks", 4, "feed_forward", "widen", "kernel") in [path for path, _ in plain]
 
 
+@pytest.mark.slow
 def test_readouts_are_those_of_each_layer():
     model = randomize(
         Decoder(TransformerConfig(**SIZES, **TURNS, **MODES["scan and remat"]), rngs=nnx.Rngs(0))
@@ -228,6 +238,7 @@ def test_a_deeper_model_multiplies_no_more_matrices_in_its_program():
     assert products[0] == products[1] > 0
 
 
+@pytest.mark.slow
 def test_neither_weights_nor_gradients_are_held_twice():
     lowered, num_bytes = lower(17, **MODES["scan and remat"])
     assert lowered.compile().memory_analysis().temp_size_in_bytes < num_bytes / 2

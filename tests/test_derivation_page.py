@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import jax
+import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "derive.md").read_text()
 
@@ -21,6 +22,7 @@ def run_blocks():
     return found
 
 
+@pytest.mark.slow
 def test_the_blocks_print_what_is_shown():
     blocks = run_blocks()
     assert len(blocks) == PAGE.count("```python") == 4

@@ -8,13 +8,37 @@ import jax
 import pytest
 
 import regard
+from economy import mostly_slow
 
 
 def names():
     return [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
 
 
-@pytest.mark.parametrize("name", names())
+# Their examples train, write texts or draw.
+LONG = (
+    "inspection.contributions",
+    "inspection.explorer.pages",
+    "inspection.figures.atlases",
+    "inspection.traces.captures",
+    "inspection.traces.trace",
+    "interop.huggingface",
+    "models.beams",
+    "models.decoder",
+    "models.generation",
+    "models.prompts",
+    "models.sampling",
+    "planning.steps",
+    "readouts.labels",
+    "readouts.record",
+    "theory.gibbs",
+    "theory.gradients",
+    "theory.heads",
+    "training.heads",
+)
+
+
+@pytest.mark.parametrize("name", mostly_slow(names(), *(set(names()) - {f"regard.{name}" for name in LONG})))
 def test_examples_in_docstrings_hold(name):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         failed, _ = doctest.testmod(importlib.import_module(name))

@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard import attend, explain, inspection, layers, masks, models, scores
+import regard
+from regard import (
+    KVCache,
+    attend,
+    explain,
+    inspection,
+    interop,
+    layers,
+    masks,
+    merge,
+    models,
+    positions,
+    scores,
+)
 from regard.engine.call.options import DEFAULTS
 
 Q, K, V = jnp.zeros((2, 3, 5, 7)), jnp.zeros((2, 3, 11, 7)), jnp.zeros((2, 3, 11, 13))
@@ -47,6 +60,11 @@ WRONG = {
     "mask in words": (TypeError, r"mask: expected a masks\.Mask .*read text by masks\.parse", {"mask": "k <= q"}),
     "mask not called": (TypeError, r"mask: .* got causal; did you mean masks\.causal\(\)\?", {"mask": masks.causal}),
     "mask of a function": (TypeError, r"mask: .*wrap a function of positions by masks\.predicate", {"mask": lambda query, key: key <= query}),
+    "masks in a list": (TypeError, r"a mask is no array: join several by & or \|", {"mask": [masks.causal(), masks.sliding_window(2)]}),
+    "scale text": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\), got 'auto'", {"scale": "auto"}),
+    "flag of torch's modules": (TypeError, "training: expected an option among mask, ", {"training": True}),
+    "lengths for valid keys": (ValueError, "valid_keys: expected 11 entries on the last axis, one per key; got 2", {"mask": masks.valid_keys([5, 5])}),
+    "slopes of fewer heads": (ValueError, r"slopes: expected .* got", {"score": scores.alibi(slopes=[0.5, 0.25]), "query_offset": 0}),
     "score not called": (TypeError, r"score: expected a scores\.Score .*did you mean scores\.softcap\(cap\)\?", {"score": scores.softcap}),
     "score among several not called": (TypeError, r"did you mean scores\.alibi\(\)\?", {"score": [scores.softcap(3.0), scores.alibi]}),
     "score text": (TypeError, r"score: .* got str; did you mean scores\.temperature\(value\)\?", {"score": "temperature"}),
@@ -121,6 +139,32 @@ MISTAKES = {
     **{f"masks under {name}": (TypeError, r"joined by & .* and \| .*not by arithmetic.* masks\.causal\(\) & masks\.sliding_window", lambda join=join: join(masks.causal(), masks.sliding_window(2)))
        for name, join in (("+", operator.add), ("-", operator.sub), ("*", operator.mul))},
     "an array plus a mask": (TypeError, "not by arithmetic", lambda: np.ones((3, 3)) + masks.causal()),
+    "a mask as an array": (TypeError, r"a mask is no array: .*mask\.dense\(T, S\)", lambda: np.asarray(masks.causal())),
+    "a mask under not": (TypeError, r"a mask is neither true nor false: combine masks with & \| ~", lambda: not masks.causal()),
+    "masks under and": (TypeError, "instead of and, or, not", lambda: masks.causal() and masks.sliding_window(2)),
+    "a window of two": (TypeError, r"before: expected an integer known before tracing, got \(2, 2\)", lambda: masks.sliding_window((2, 2))),
+    "a window of a fraction": (TypeError, r"before: expected an integer known before tracing, got 2\.5", lambda: masks.sliding_window(2.5)),
+    "text of a mask not called": (ValueError, r"`causal` is not a mask; did you mean causal\(\)\?$", lambda: masks.parse("causal & chunked(3)")),
+    "text of a mask by half its name": (ValueError, r"`window\(3\)` is not a mask; did you mean sliding_window\(before\)\?$", lambda: masks.parse("window(3)")),
+    "text of masks under +": (ValueError, r"masks are joined by & and \|\. Known: block_diffusion", lambda: masks.parse("causal() + chunked(3)")),
+    "text that is a program": (ValueError, "`__import__.'os'.` is not a mask", lambda: masks.parse("__import__('os')")),
+    "slopes for a number of heads": (ValueError, r"num_heads: .* got \[0\.5, 0\.25\]; slopes of your own go as slopes=", lambda: scores.alibi([0.5, 0.25])),
+    "a cap of text": (TypeError, "cap: expected a number or one per head, got <U2", lambda: scores.softcap("50")),
+    "a temperature of 0": (ValueError, "temperature: expected more than 0, got 0", lambda: scores.temperature(0.0)),
+    "an odd width for rotary": (ValueError, r"width: expected an even number in 2\.\.7", lambda: positions.rotary(Q)),
+    "positions of fewer rows": (ValueError, r"position: expected an integer or integers of shape \(5,\) or \(2, 5\), got \(4,\)", lambda: positions.rotary(Q[..., :6], jnp.arange(4))),
+    "an output without its lse": (ValueError, r"parts\[0\]: expected output \(\*B, T, E\) and lse", lambda: merge([attend(Q, Q, Q)])),
+    "a mask of a layer in a word": (TypeError, r"mask: .* got 'causal'; did you mean masks\.causal\(\)\?", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), mask="causal")),
+    "a width of another layer": (ValueError, r"query: expected shape \(\*B, length, 6\), got \(2, 5, 7\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 7))),
+    "heads that do not divide": (ValueError, "num_heads: expected a divisor of d_model = 7, got 3", lambda: layers.MultiHeadAttention(7, num_heads=3, rngs=nnx.Rngs(0))),
+    "heads of a cache": (ValueError, r"key: expected shape \(2, 2, n, 7\), the cache's rows, key heads", lambda: KVCache.create(2, 2, 9, 7).append(Q, Q)),
+    "more than a cache holds": (ValueError, "key: expected at most 4 tokens, the capacity; got 5", lambda: KVCache.create(2, 3, 4, 7).append(Q, Q)),
+    "text for a generator": (TypeError, "prompts: expected lists of tokens, got text", lambda: models.generate(models.Decoder(CONFIG, rngs=nnx.Rngs(0)), "hello", max_tokens=3)),
+    "a share above 1": (ValueError, r"top_p: expected a number in \(0, 1\], got 1\.5", lambda: models.Sampling(top_p=1.5)),
+    "text for tokens of a trace": (TypeError, "tokens: expected a list of strings, one per position, got the string 'the cat'", lambda: inspection.capture(tokens="the cat").__enter__()),
+    "a model of the network": (ValueError, r"bert-base-uncased: expected the config\.json of a model, found nothing", lambda: interop.huggingface.load("bert-base-uncased")),
+    "a name that is not there": (AttributeError, "module 'regard' has no attribute 'mask'; it has .*masks", lambda: regard.mask),
+    "a figure that is not there": (AttributeError, "no attribute 'heatmap'; it has .*attention_heatmap", lambda: inspection.figures.heatmap(EVEN)),
     "a negative prefix": (ValueError, "length: expected integers of at least 0, got -1", lambda: masks.prefix(-1)),
     "negative lengths": (ValueError, "key_lengths: expected integers of at least 0, got -2", lambda: masks.lengths([3, -2])),
     "dense of more": (ValueError, "segments: expected 8 entries on the last axis, one per key; got 3", lambda: PACKED.dense(8)),

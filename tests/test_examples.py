@@ -35,6 +35,7 @@ def differences(printed):
     return [float(number) for number in re.findall(r"largest difference from [^:]*: (\S+)", printed)]
 
 
+@pytest.mark.slow
 def test_drop_in(tmp_path):
     printed = run("drop_in", tmp_path)
     assert len(differences(printed)) == 1
@@ -42,6 +43,7 @@ def test_drop_in(tmp_path):
     assert "jax.nn 0.30, Regard 0.00" in printed
 
 
+@pytest.mark.slow
 def test_packed_documents(tmp_path):
     printed = run("packed_documents", tmp_path)
     assert max(differences(printed)) < 1e-5
@@ -49,12 +51,14 @@ def test_packed_documents(tmp_path):
     assert "3 · · · ■ · · · ·" in printed
 
 
+@pytest.mark.slow
 def test_million_tokens_on_fewer(tmp_path):
     printed = run("million_tokens", tmp_path, "8192")
     assert "8,192 tokens, forward and backward" in printed
     assert "nan" not in printed
 
 
+@pytest.mark.slow
 def test_custom_score_finds_the_rates(tmp_path):
     printed = run("custom_score", tmp_path)
     learned = re.findall(r"'(-?\d\.\d\d)'", printed.split("step 30")[1])

@@ -10,13 +10,17 @@ from PIL import Image
 pytest_plugins = ("browser", "explorer_layers")
 pytestmark = pytest.mark.browser
 
-TABS = ("attention", "positions", "compare", "training")
+TABS = ("attention", "lines", "positions", "compare", "training")
 # Roles that say nothing without a name.
 NAMED = {
     *("application", "button", "checkbox", "combobox", "dialog", "grid", "gridcell", "link", "listbox"),
     *("option", "radio", "region", "searchbox", "slider", "spinbutton", "switch", "tab", "table", "tablist"),
     *("textbox", "toolbar"),
 }
+
+
+def stage_height(visit):
+    return visit.page.locator(".rg-stage").bounding_box()["height"]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,12 @@ def test_nothing_is_out_of_reach(open_page, settings):
     assert stage["width"] >= min(280, settings["viewport"]["width"] - 40)
     assert 200 <= stage["height"] <= settings["viewport"]["height"] - 60
     if settings["viewport"]["width"] > 1000:
+        visit.evaluate("() => { location.hash = '#fold=%20'; }")
+        visit.settle()
+        assert visit.page.locator(".rg-profiles .rg-host").is_visible()
+        assert stage_height(visit) >= 310
+        visit.evaluate("() => { location.hash = '#row=30&key=12'; }")
+        visit.settle()
         assert visit.evaluate(
             "['.rg-atlas', '.rg-map', '.rg-reader', '.rg-details'].every((name) => {"
             " const { scrollWidth, clientWidth } = document.querySelector(`${name} .rg-host`);"

@@ -101,6 +101,18 @@ def open_numbers(visit, place):
     return visit.evaluate(tables, place)
 
 
+def test_what_may_not_be_attended_to_is_not_drawn_in_compare(open_tab):
+    visit = open_tab("#tab=compare&cmp=side&l=0&h=0")
+    painted = visit.until(
+        "(() => { const [canvas] = document.querySelectorAll('.compare-stage canvas');"
+        " if (!canvas?.width) return null; const pen = canvas.getContext('2d');"
+        " const at = (x, y) => pen.getImageData(x * canvas.width, y * canvas.height, 1, 1).data[3];"
+        " const all = [0.3, 0.4, 0.5, 0.6].map((n) => [at(n, n + 0.1), at(n + 0.2, n)]);"
+        " return all.some(([one]) => one) && all; })()"
+    )
+    assert painted == [[255, 0]] * 4
+
+
 def test_two_traces_are_compared_in_numbers(open_tab, cases):
     ours, others = cases
     visit = open_tab("#tab=compare&l=1&h=1&row=30&key=12")

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import assert_close, count_parameters, draw, feed_forward, float64, precisions, randomize
+from layer_oracle import (
+    assert_close,
+    count_parameters,
+    draw,
+    feed_forward,
+    float64,
+    linear,
+    precisions,
+    randomize,
+)
 from regard.layers import FeedForward
 from regard.layers.feed_forward import ACTIVATIONS
 
@@ -25,9 +34,9 @@ def test_the_branch_has_the_parameters_of_from_scratch():
 
 def test_glorot_has_the_textbook_scale():
     layer = FeedForward(64, 256, rngs=nnx.Rngs(0))
-    for linear in (layer.widen, layer.narrow):
-        assert np.asarray(linear.kernel[...]).std() == pytest.approx(np.sqrt(2 / 320), rel=0.03)
-        assert not np.any(linear.bias[...])
+    for part in (layer.widen, layer.narrow):
+        assert np.asarray(part.kernel[...]).std() == pytest.approx(np.sqrt(2 / 320), rel=0.03)
+        assert not np.any(part.bias[...])
 
 
 def test_the_branch_gives_the_numbers_of_from_scratch():
@@ -47,8 +56,27 @@ def test_the_two_gelus_are_near_and_not_the_same():
     assert 4e-4 < gap.max() < 5e-4
 
 
+def test_a_limit_bounds_the_gate_above_and_what_it_multiplies_on_both_sides():
+    layer = randomize(
+        FeedForward(M, F, activation="gelu_quick", gated=True, gate_limit=0.75, rngs=nnx.Rngs(0))
+    )
+    x = draw(0, B, T, M)
+    gate, wide = linear(layer.gate, x), linear(layer.widen, x)
+    assert (np.abs(wide) > 0.75).mean() > 0.2
+    gate = np.minimum(gate, 0.75)
+    hidden = gate / (1 + np.exp(-1.702 * gate)) * (np.clip(wide, -0.75, 0.75) + 1)
+    assert_close(layer(x), linear(layer.narrow, hidden))
+    for options in ({}, {"gated": True, "gate_limit": 0.0}):
+        with pytest.raises(
+            ValueError, match="gate_limit: expected None, or a number above 0 with gated=True"
+        ):
+            FeedForward(M, F, **{"gate_limit": 7.0, **options}, rngs=nnx.Rngs(0))
+
+
 def test_unknown_activations_are_refused_and_the_nearest_named():
-    with pytest.raises(ValueError, match=r"relu, gelu_tanh, gelu_erf, silu; got 'sillu' \(nearest: silu\)"):
+    with pytest.raises(
+        ValueError, match=r"relu, gelu_tanh, gelu_erf, gelu_quick, silu; got 'sillu' \(nearest: silu\)"
+    ):
         FeedForward(M, F, activation="sillu", rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"activation: expected one of .*got 'tanh'"):
         FeedForward(M, F, activation="tanh", rngs=nnx.Rngs(0))

@@ -108,7 +108,7 @@ def model():
     return build()
 
 
-@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "learned", "llama", "relative"))
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "llama"))
 def test_writing_is_a_forward_pass_per_token(name):
     model = build(**CONFIGS[name])
     sampling, rng = GREEDY if name == "learned" else WARM, jax.random.key(1)
@@ -124,6 +124,7 @@ def test_writing_is_a_forward_pass_per_token(name):
     assert written.reasons() == ["max_tokens"] * 3
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_the_models_own(x64):
     small = build()
     wide = nnx.merge(*jax.tree.map(_widen, nnx.split(small)))
@@ -158,6 +159,7 @@ def _follow(logits, prompt, row):
     return scores
 
 
+@pytest.mark.slow
 def test_a_row_is_what_it_is_alone(model):
     keys = row_keys(jax.random.key(3), 3)
     together = generate(model, PROMPTS, max_tokens=N, sampling=WARM, rng=keys)
@@ -186,6 +188,7 @@ def test_prompts_may_be_read_in_pieces(model):
     assert generate(model, SOURCE, max_tokens=N, chunk=2).rows() == even.rows()
 
 
+@pytest.mark.slow
 def test_a_start_token_stands_before_every_prompt(model):
     written = generate(model, [[3, 1], [], [2]], max_tokens=N, start_token=5)
     assert written.rows() == generate(model, [[5, 3, 1], [5], [5, 2]], max_tokens=N).rows()
@@ -313,6 +316,7 @@ def test_not_a_number_is_no_token(model):
     assert whole.rows() == generate(model, SOURCE, max_tokens=N).rows()
 
 
+@pytest.mark.slow
 def test_dropout_is_off_and_the_mode_stays():
     model = nnx.clone(build(dropout_rate=0.5, attention_dropout_rate=0.5, num_layers=1))
     written = generate(model, PROMPTS, max_tokens=N)
@@ -325,8 +329,9 @@ def test_dropout_is_off_and_the_mode_stays():
 
 @pytest.mark.parametrize(
     ("norm", "positions", "sampling"),
-    [pytest.param("post", "sinusoidal", GREEDY, marks=pytest.mark.slow), ("pre", "relative", WARM)],
+    [("post", "sinusoidal", GREEDY), ("pre", "relative", WARM)],
 )
+@pytest.mark.slow
 def test_an_encoder_decoder_writes_beside_its_source(norm, positions, sampling):
     model, lengths = build_pair(norm=norm, positions=positions), np.array([7, 3, 0])
     run = nnx.jit(lambda model, target, rows, lengths: model(rows, target, source_lengths=lengths))
@@ -379,7 +384,8 @@ def test_learned_positions_limit_what_can_be_written():
 # Conversations.
 
 
-@pytest.mark.parametrize("name", mostly_slow(("learned", "windowed", "llama"), "windowed"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learned", "windowed", "llama"])
 def test_a_conversation_goes_on_without_reading_its_beginning(name, monkeypatch):
     """Rows end at different places; what is read again is the last token, which nobody had read."""
     options = {**CONFIGS[name], **({"max_length": 64} if name == "learned" else {})}
@@ -411,6 +417,7 @@ def test_a_conversation_goes_on_without_reading_its_beginning(name, monkeypatch)
     assert third.rows() == generate(model, texts, max_tokens=2).rows()
 
 
+@pytest.mark.slow
 def test_a_conversation_remembers_what_a_penalty_applies_to(model):
     keys, options = row_keys(jax.random.key(5), 3), {"sampling": WARM, "max_tokens": 3}
     written = generate(model, PROMPTS, **options, rng=keys, capacity=40, return_cache=True)

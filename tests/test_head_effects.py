@@ -55,6 +55,26 @@ def test_an_attribution_is_the_change_to_first_order(x64):
             np.testing.assert_allclose(effect[head], moved, rtol=1e-6, atol=1e-8)
 
 
+def test_gradients_on_the_way_to_a_change_are_averaged(x64):
+    value = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7, 5)))
+    found = attribute_heads(two_layers, value, steps=3)
+    small = 1e-6
+    for number, heads in enumerate((3, 2)):
+        for head in range(heads):
+            slopes = []
+            for way in (0.0, 0.5, 1.0):
+                ends = []
+                for moved in (way + small, way - small):
+                    shares = [np.full(3, way), np.full(2, way)]
+                    shares[number][head] = moved
+                    with intervene({n: Change(output=0.0, share=share) for n, share in enumerate(shares)}):
+                        ends.append(two_layers(value))
+                slopes.append((ends[0] - ends[1]) / (2 * small))
+            np.testing.assert_allclose(found[number][head], np.mean(slopes), rtol=1e-6, atol=1e-8)
+    with pytest.raises(ValueError, match="steps: expected an integer of at least 1"):
+        attribute_heads(two_layers, value, steps=0)
+
+
 def test_mistakes_are_explained():
     x = jnp.eye(3)
     for fn, message in (

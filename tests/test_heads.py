@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from economy import mostly_slow
 from regard.training import checkpoints, heads, loop, metrics, runs, settings, tasks
 from regard.training.history import training_document
 from regard.training.loop import Progress
@@ -47,6 +46,7 @@ def split(directory):
     return [line for line in lines if "split" in line], [line for line in lines if "split" not in line]
 
 
+@pytest.mark.slow
 def test_the_heads_are_looked_at_when_due_at_the_start_and_at_the_end(whole):
     seen, others = split(whole)
     assert [line["step"] for line in seen] == [0, 4, 8, 12, 16, 17]
@@ -65,7 +65,8 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(SMALL, "reverse"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_entropy_and_logits_are_those_of_the_definition(name):
     """Against weights and scores in float64; the mask decides which logits count."""
     sizes = settings.Sizes(d_model=10, num_heads=2, d_ff=7, num_layers=2)
@@ -87,6 +88,7 @@ def test_entropy_and_logits_are_those_of_the_definition(name):
         np.testing.assert_allclose(found["max_score"][layer], scores.max((0, 2, 3)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_text_task_looks_within_documents(tmp_path):
     for index in range(5):
         (tmp_path / f"{index}.txt").write_text(f"{index} tides and low tides\n" * 4)
@@ -148,6 +150,7 @@ def test_killed_and_resumed_logs_the_same(whole, compiled, tmp_path, moment):
     assert read_lines(tmp_path / "run") == read_lines(whole)
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_logs_the_same(whole, compiled, tmp_path):
     for stop in (1, 4, 11):
         train(tmp_path / "run", watched(), compiled=compiled, stop=stop_after(stop))
@@ -243,6 +246,7 @@ def test_a_run_that_logged_nothing_has_an_empty_document(tmp_path):
     assert training_document(tmp_path) == {"title": tmp_path.name, "curves": [], "maps": []}
 
 
+@pytest.mark.slow
 def test_many_looks_are_optimized_and_see_the_same(compiled, tmp_path, monkeypatch):
     """17 looks count as many: the numbers agree with those of the program compiled fast."""
     asked = []

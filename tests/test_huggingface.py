@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
+from economy import mostly_slow
 from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
@@ -26,8 +27,8 @@ from regard.interop.weight_maps import Pair, WeightMap, linear, name_tensors, no
 from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-NAMES = (*DECODERS, "bert", "vit", "t5", "t5_gated")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss")
+NAMES = (*DECODERS, "bert", "modernbert", "vit", "t5", "t5_gated")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 24,
@@ -195,6 +196,161 @@ def test_what_gemma_3_does_not_say_is_refused(settings, message):
         huggingface.read_config({**GEMMA3, **settings})
 
 
+GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "num_local_experts": 7, "num_experts_per_tok": 3}
+QWEN_MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 7, "num_experts_per_tok": 3}
+QWEN_MOE |= {"moe_intermediate_size": 11}
+
+
+def test_gpt_oss_is_read_as_it_was_released():
+    released = {
+        "architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 4,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+        "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        },
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "router_aux_loss_coef": 0.9, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
+    }  # fmt: skip
+    config = dataclasses.replace(PRESETS["gpt-oss-20b"].config, max_length=131072)
+    assert huggingface.read_config(released)[1] == config
+    del released["rope_scaling"], released["rope_theta"], released["layer_types"]
+    assert huggingface.read_config(released)[1] == config
+
+
+def test_modernbert_is_read_as_it_was_released():
+    released = {
+        "_name_or_path": "ModernBERT-base", "architectures": ["ModernBertForMaskedLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281,
+        "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True,
+        "deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282,
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
+        "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0,
+        "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128,
+        "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0,
+        "model_type": "modernbert", "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12,
+        "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute",
+        "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
+        "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
+    }  # fmt: skip
+    assert huggingface.read_config(released)[1] == PRESETS["modernbert-base"].config
+    rules = {kind: {"rope_theta": base} for kind, base in (("full_attention", 5e5), ("sliding_attention", 7))}
+    newer = huggingface.read_config({**released, "global_rope_theta": None, "local_rope_theta": None,
+                                     "rope_parameters": rules, "norm_bias": True})[1]  # fmt: skip
+    assert (newer.rotary_base, newer.rotary_window_base, newer.norm_kind) == (5e5, 7.0, "layer")
+    # Written for all releases.
+    settings = write_settings("modernbert", newer)
+    assert huggingface.read_config({**settings, "rope_parameters": None})[1] == newer
+    for change, message in (
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for modernbert"),
+        ({"local_attention": None}, "local_attention: expected an integer in config.json, got None"),
+        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers: expected a number above 0, got 0"),
+        ({"rope_parameters": {"global": {}}}, "rope_parameters: expected a rule for each of full_attention"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            huggingface.read_config({**released, **change})
+
+
+def test_qwen_3_has_experts_where_its_config_says():
+    qwen = lambda **more: huggingface.read_config({**QWEN_MOE, **more})[1]
+    plain = qwen()
+    assert (plain.num_experts, plain.experts_per_token, plain.expert_width) == (7, 3, 11)
+    assert (plain.normalize_chosen, plain.dense_layers, plain.windows) == (False, (), (None,))
+    assert qwen(norm_topk_prob=True).normalize_chosen
+    assert qwen(mlp_only_layers=[0, 3, 9]).dense_layers == (0, 3)
+    assert qwen(decoder_sparse_step=2).dense_layers == (0, 2, 4)
+    assert qwen(decoder_sparse_step=2, mlp_only_layers=[1]).dense_layers == (0, 1, 2, 4)
+    assert qwen(num_experts=None, num_local_experts=5).num_experts == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**GPT_OSS, "experts_per_token": 4}, "experts_per_token: expected 3, as num_experts_per_tok says"),
+        ({**GPT_OSS, "initial_context_length": 5}, "initial_context_length: expected 4096, as the rotary"),
+        ({**GPT_OSS, "swiglu_alpha": 1.0}, "swiglu_alpha: expected 1.702 for gpt_oss, got 1.0"),
+        ({**GPT_OSS, "swiglu_limit": None}, "swiglu_limit: expected a number above 0, got None"),
+        ({**GPT_OSS, "hidden_act": "gelu"}, "hidden_act: expected 'silu' for gpt_oss, got 'gelu'"),
+        ({**GPT_OSS, "quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected weig"),
+        ({**GPT_OSS, "num_experts_per_tok": 8}, "experts_per_token: expected at most num_experts = 7, got 8"),
+        ({**QWEN_MOE, "quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: expected wei"),
+        ({**QWEN_MOE, "num_local_experts": 8}, "num_local_experts: expected 7, as num_experts says, or no"),
+        ({**QWEN_MOE, "num_experts": None}, "num_experts: expected an integer in config.json, got None"),
+        ({**QWEN_MOE, "use_sliding_window": True}, "use_sliding_window: expected False for qwen3_moe, got T"),
+        ({**QWEN_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step: expected a number above 0, got 0"),
+        ({**QWEN_MOE, "mlp_only_layers": 3}, "mlp_only_layers: expected a list of layers, got 3"),
+        ({**QWEN_MOE, "shared_expert_intermediate_size": 5}, "got shared_expert_intermediate_size"),
+    ],
+)  # fmt: skip
+def test_experts_that_are_not_built_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        huggingface.read_config(settings)
+
+
+def unpack(blocks, scales):
+    """Four bits after four bits: a sign, two of the exponent and one digit, as the standard has it."""
+    experts, out, groups = scales.shape
+    found = np.zeros((experts, 32 * groups, out))
+    for expert, row, group, place in np.ndindex(experts, out, groups, 32):
+        code = int(blocks[expert, row, group, place // 2]) >> 4 * (place % 2) & 15
+        sign, exponent, digit = (-1) ** (code >> 3), code >> 1 & 3, code & 1
+        number = (1 + digit / 2) * 2.0 ** (exponent - 1) if exponent else digit / 2
+        scale = 2.0 ** (int(scales[expert, row, group]) - 127)
+        found[expert, 32 * group + place, row] = sign * number * scale
+    return found
+
+
+def test_packed_weights_of_gpt_oss_are_read_exactly(tmp_path):
+    settings = {
+        **GPT_OSS,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "head_dim": 6,
+    }
+    settings |= {"num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 2}
+    config = huggingface.read_config(settings)[1]
+    leaves = parameter_paths(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    sizes = {path: (tuple(leaf.shape), np.dtype(ml_dtypes.bfloat16)) for path, leaf in leaves.items()}
+    zeros = lambda path: np.zeros(*sizes[path])
+    tensors = dict(name_tensors(FAMILIES["gpt_oss"].weights, sizes, zeros, settings))
+    random, truth = np.random.default_rng(0), {}
+    name = "model.layers.0.mlp.experts.{}_proj"
+    for part, shape in (("gate_up", (3, 64, 2)), ("down", (3, 64, 1))):
+        whole = name.format(part)
+        del tensors[whole]
+        blocks = tensors[f"{whole}_blocks"] = random.integers(0, 256, (*shape, 16), dtype=np.uint8)
+        scales = tensors[f"{whole}_scales"] = random.integers(97, 140, shape, dtype=np.uint8)
+        truth[part] = unpack(blocks, scales)
+    (tmp_path / "it").mkdir()
+    packed = {**settings, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "it" / "config.json").write_text(json.dumps(packed))
+    write_weights(tmp_path / "it" / "model.safetensors", tensors)
+    found = huggingface.load(tmp_path / "it")
+    branch = found.model.trunk.stack.blocks[0].feed_forward
+    for part, kernels in (("gate", truth["gate_up"][..., ::2]), ("widen", truth["gate_up"][..., 1::2]),
+                          ("narrow", truth["down"])):  # fmt: skip
+        held = getattr(branch, part).kernels[...]
+        assert held.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.asarray(held, np.float64), kernels)
+    again = huggingface.save(found.model, tmp_path / "again", "gpt_oss", settings=found.settings)
+    assert "quantization_config" not in json.loads((again / "config.json").read_text())
+    np.testing.assert_array_equal(open_weights(again).read(name.format("down")).astype(float), truth["down"])
+    tensors[f"{name.format('down')}_scales"][1, 2, 0] = 255
+    write_weights(tmp_path / "it" / "model.safetensors", tensors, force=True)
+    with pytest.raises(ValueError, match=r"got NaN or infinity in .*experts\.down_proj"):
+        huggingface.load(tmp_path / "it")
+    del tensors[f"{name.format('down')}_scales"]
+    write_weights(tmp_path / "it" / "model.safetensors", tensors, force=True)
+    with pytest.raises(ValueError, match=r"extra: .*down_proj_blocks \(3, 64, 1, 16\)\n  missing: .*down_p"):
+        huggingface.load(tmp_path / "it")
+
+
 def test_t5_scales_a_tied_head_alone():
     base = {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 3, "d_ff": 5, "num_layers": 1}
     t5 = lambda **more: huggingface.read_config({**base, "vocab_size": 7, **more})[1]
@@ -210,7 +366,10 @@ def test_t5_scales_a_tied_head_alone():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "mixtral"}, r"model_type: expected one of bert, vit.*got 'mixtral' \(nearest: "),
+        (
+            {"model_type": "mixtral"},
+            r"model_type: expected one of bert, modernbert.*got 'mixtral' \(nearest: ",
+        ),
         ({"model_type": None}, r"model_type: expected one of bert"),
         ({"hidden_size": None}, r"hidden_size: expected an integer in the config.json of llama, got None"),
         ({"hidden_size": "24"}, r"hidden_size: expected an integer .* got '24'"),
@@ -296,13 +455,13 @@ def test_t5_must_say_its_activation_once():
 @pytest.mark.parametrize(
     ("name", "entry"),
     [("llama", "num_hidden_layers"), ("gemma2", "num_hidden_layers"), ("gpt2", "n_layer"),
-     ("t5", "num_layers"), ("t5", "num_decoder_layers")],
+     ("t5", "num_layers"), ("t5", "num_decoder_layers"), ("qwen3_moe", "num_local_experts")],
 )  # fmt: skip
 def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
     folder = fill(tmp_path / "it", name)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
-    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many layers as .*; got 1000000000"):
+    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many as .*; got 1000000000"):
         huggingface.load(folder)
 
 
@@ -355,6 +514,7 @@ def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
     ("name", "extras", "old_prefix", "new_prefix"),
     [
         ("bert", ("cls.predictions.bias", "bert.embeddings.position_ids"), "", "bert."),
+        ("modernbert", ("head.dense.weight", "head.norm.weight", "decoder.bias"), "", "model."),
         ("gpt2", ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"), "transformer.", ""),
         ("llama", ("model.layers.0.self_attn.rotary_emb.inv_freq",), "model.", ""),
         ("vit", ("classifier.weight",), "", "vit."),
@@ -390,6 +550,25 @@ def test_old_names_of_norms_are_read(tmp_path):
     other = parameter_paths(huggingface.load(fill(tmp_path / "other", "bert", change)).model)
     for path, leaf in plain.items():
         np.testing.assert_array_equal(leaf[...], other[path][...])
+
+
+def test_experts_are_missed_one_by_one(tmp_path):
+    """As all tensors are; a file of another release has them in one piece."""
+    name = "model.layers.2.mlp.experts.{}_proj.weight"
+
+    def change(tensors):
+        del tensors[name.format("5.up")]
+        tensors[name.format("6.down")] = np.ones((24, 7), np.float32)
+        tensors["model.layers.2.mlp.experts.gate_up_proj"] = np.ones((7, 22, 24), np.float32)
+
+    with pytest.raises(ValueError, match="3 do not fit") as caught:
+        huggingface.load(fill(tmp_path, "qwen3_moe", change))
+    for line in (
+        f"missing: {name.format('5.up')} (11, 24), for trunk.stack.blocks.2.feed_forward.widen.kernels",
+        f"misshapen: {name.format('6.down')}: expected (24, 11), got (24, 7)",
+        "extra: model.layers.2.mlp.experts.gate_up_proj (7, 22, 24)",
+    ):
+        assert f"\n  {line}" in str(caught.value)
 
 
 def test_the_same_tensor_twice_is_refused(tmp_path):
@@ -486,6 +665,7 @@ def test_weights_are_placed_as_asked(tmp_path):
         assert leaf[...].sharding == (place(None, "model") if path.endswith("kernel") else place())
 
 
+@pytest.mark.slow
 def test_no_second_copy_in_memory(tmp_path):
     """While 64 MB are loaded as half of that, the peak grows by the model and little more."""
     script = f"""
@@ -519,6 +699,7 @@ print(total, peak() - before)
     assert grown < 1.5 * total, "the whole float32 file would be 2 times the model"
 
 
+@pytest.mark.slow
 def test_weights_load_into_a_loop_over_layers(tmp_path):
     folder = fill(tmp_path / "first", "llama")
     plain = huggingface.load(folder)
@@ -532,7 +713,9 @@ def test_weights_load_into_a_loop_over_layers(tmp_path):
 # Saving.
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", mostly_slow(NAMES, *(name for name in NAMES if name not in ("modernbert", "gpt_oss")))
+)
 def test_what_is_saved_is_what_was_loaded(tmp_path, name):
     folder = fill(tmp_path / "first", name)
     pretrained = huggingface.load(folder)
@@ -554,17 +737,19 @@ def test_what_is_saved_is_what_was_loaded(tmp_path, name):
 
 
 KINDS = {"minilm": "bert", "vit": "vit", "gemma": "gemma2", "t5": "t5"}
+KINDS |= {"gemma-3-1b": "gemma3_text", "qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss"}
+KINDS |= {"modernbert-base": "modernbert"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_a_config_and_a_name_for_every_tensor(name):
-    kind = "gemma3_text" if name.startswith("gemma-3") else name.split("-")[0]
+    kind = KINDS.get(name, name.split("-")[0])
     kind = KINDS.get(kind, kind)
     preset = dataclasses.replace(
         PRESETS[name], config=dataclasses.replace(PRESETS[name].config, num_layers=2)
     )
     settings = write_settings(kind, preset.config)
-    assert settings["architectures"][0].lower().startswith(kind.removesuffix("_text"))
+    assert settings["architectures"][0].lower().startswith(kind.removesuffix("_text").replace("_", ""))
     leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
     sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
     plans = name_tensors(FAMILIES[kind].weight_map(preset.config), sizes, lambda path: np.empty(0), settings)

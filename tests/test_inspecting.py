@@ -33,6 +33,7 @@ def run(capsys, *words):
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     out = tmp_path / "out"
     code, printed, _ = run(capsys, folder, "--text", TEXT, "--out", out, "--json")
@@ -54,6 +55,7 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
     code, printed, _ = run(
         capsys, folder, "--text", TEXT, "--word", "unseen", "--layer", 0, "--out", tmp_path, "--format", "svg"
@@ -73,6 +75,7 @@ def test_without_it_the_last_word_is_looked_at(folder, tmp_path, monkeypatch, ca
     assert 'the word that "sat" reads most' in printed
 
 
+@pytest.mark.slow
 def test_decoders_are_read_too(tmp_path, capsys):
     config = dataclasses.replace(preset("llama-7b").config, **SIZES)
     huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "llama", "llama")

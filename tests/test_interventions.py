@@ -88,6 +88,7 @@ def test_a_head_switched_off_is_a_model_without_its_projection(kind, wide):
     np.testing.assert_array_equal(model(*inputs), plain)
 
 
+@pytest.mark.slow
 def test_several_heads_of_several_layers_and_shares_between(wide):
     model, inputs = build("decoder")
     model = in_float64(model)

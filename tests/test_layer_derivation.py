@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard import layers, masks, positions, scores
 from regard.layers import MultiHeadAttention
 
@@ -61,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, "grouped", "dropout", "norm_rotary_metric"))
 def test_it_ends_where_the_layer_ends(case):
     settings, inputs, options = CASES[case]
     layer = build(**settings)
@@ -79,7 +80,14 @@ def test_it_ends_where_the_layer_ends(case):
     assert derivation.to_html().count("<section>") == len(derivation)
 
 
-@pytest.mark.parametrize("case", ["plain", "grouped", "rotary", "cross", "one_example", "concatenated"])
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        ["plain", "grouped", "rotary", "cross", "one_example", "concatenated"],
+        "grouped",
+        "cross",
+    ),
+)
 def test_chosen_rows_and_heads_are_those_of_the_whole(case):
     settings, inputs, options = CASES[case]
     layer, rows, heads = build(**settings), [4, 1], [5, 2, 0]

@@ -50,38 +50,43 @@ FOLDERS = {
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax.merging softmax flash.device_types flash.tiles flash.sparsity flash.loops"
     " flash.tuning flash.tile_choice flash.operands flash.partitioning flash.preparation flash.tile_scores"
-    " flash.passes flash.primitives flash.tile_calls flash backends.dense backends.tiled"
-    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu backends"
+    " flash.passes flash.primitives flash.tile_calls flash hopper.pair_programs hopper.blocks hopper.kernels"
+    " hopper.launches hopper.kernel_calls hopper backends.dense backends.tiled"
+    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu"
+    " backends.mosaic_gpu backends"
     " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
-    "derivation": "notation steps course operands tables terminal typesetting markup record calls",
+    "derivation": "notation steps course tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
-    "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence execution"
+    "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence shard_mapping"
     " per_shard cost_reports"
     " placements calls",
     "planning": "chips candidates estimates rings search reports planner steps",
     "linear": "halving problem chunks attention",
-    "layers": "choices heads dropout residual projections multi_head derivation feed_forward blocks",
+    "layers": "choices heads dropout residual projections multi_head latent_attention derivation"
+    " feed_forward experts blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
     " classifier presets sampling prompts prefill writing speculation"
     " generation beams",
-    "training": "settings compilation corpora vocabularies lazy_modules task accuracy tasks.threshold"
-    " tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
+    "training": "settings compilation corpora vocabularies token_files lazy_modules task accuracy"
+    " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
     " processes locks checkpoints runs sharding heads optimization programs history work loop",
-    "inspection": "words tokens figures.palette figures.canvas figures.cells figures.heatmaps"
+    "inspection": "words tokens contributions head_search"
+    " figures.palette figures.canvas figures.cells figures.heatmaps"
     " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
     " explorer.position_curves explorer.documents explorer.payload explorer.shell"
-    " explorer.thumbnails explorer.pages explorer.tiles explorer.server explorer"
-    " traces.examples traces.calls traces.files traces.codec traces.stored"
-    " traces.sequences traces.arrays traces.trace traces.owners traces.captures traces interventions"
-    " observations head_effects contributions",
+    " explorer.thumbnails explorer.pages explorer.tiles explorer.sites explorer.server explorer.live explorer"
+    " traces.slices traces.calls traces.files traces.codec traces.stored"
+    " traces.sequences traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
+    " interventions observations recorders head_effects",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
     " weight_files weight_maps families.entries families.family"
     " families.windows families.rotary families.bert families.vit families.gpt2 families.llama"
-    " families.mistral families.qwen families.gemma2 families.gemma3 families.t5 families huggingface_configs"
-    " tokenizer_files huggingface sentence_embeddings",
+    " families.mistral families.qwen families.gemma2 families.gemma3 families.qwen3_moe families.t5"
+    " families.gpt_oss families.modernbert families huggingface_configs tokenizer_files huggingface"
+    " sentence_embeddings",
     "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
-    " sources commands.demo commands.train commands.generate commands.plot commands.inspect"
+    " sources text_readers commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"
     " arguments training supervision inspecting demonstration generating",
 }
@@ -192,6 +197,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.slow
 def test_importing_regard_is_light():
     everything = "import regard; [getattr(regard, name) for name in regard.__all__]"
     allowed = loaded_by("import jax, numpy, jaxtyping, jax.extend.random, jax.numpy") | {"regard"}

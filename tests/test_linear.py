@@ -10,6 +10,7 @@ import pytest
 
 import linear_oracle
 import plain
+from economy import mostly_slow
 from regard import linear
 
 B, H, K, T, D, E = 2, 6, 3, 11, 7, 5
@@ -393,7 +394,10 @@ def test_a_state_may_begin_a_normalised_sequence():
 
 @pytest.mark.parametrize(
     ("rule", "kind"),
-    [("gated per head", "named"), ("gated per head", "function"), ("gated delta per channel", "named")],
+    mostly_slow(
+        [("gated per head", "named"), ("gated per head", "function"), ("gated delta per channel", "named")],
+        ("gated delta per channel", "named"),
+    ),
 )
 def test_padding_changes_nothing(rule, kind):
     arrays = draw(rule)
@@ -505,6 +509,7 @@ def test_one_key_for_all_tokens_holds_the_last_value():
 # Memory, transforms, edges.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "causal"), [("gated delta per head", True), ("linear", False)])
 def test_memory_of_gradients_doubles_with_the_length(rule, causal):
     def temporary_bytes(length):

@@ -29,6 +29,7 @@ def begun(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_second_trainer_is_told_who_is_first_until_that_is_killed(begun):
     before = snapshot(begun)
     opened = runs.open_run(begun, tiny_copy())

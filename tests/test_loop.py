@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import time
@@ -37,6 +38,12 @@ class Recorder(loop.Progress):
         if event == self.die_at:
             raise RuntimeError("killed")
 
+    @contextlib.contextmanager
+    def preparing(self):
+        self.remember("preparing", "began")
+        yield
+        self.remember("preparing", "ended")
+
     def compiling(self, what):
         self.remember("compiling", what)
         return contextlib.nullcontext()
@@ -60,7 +67,14 @@ def compiled():
 def whole(tmp_path_factory, compiled):
     directory = tmp_path_factory.mktemp("loop") / "whole"
     recorder = Recorder()
+
+    def listen(name, *ignored, **more):
+        if "backend_compile" in name and ("preparing", "ended") in recorder.events:
+            recorder.remember("compiled", None)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     outcome = train(directory, tiny_copy(), compiled=compiled, progress=recorder)
+    jax.monitoring.unregister_event_duration_listener(listen)
     return directory, outcome, recorder
 
 
@@ -101,11 +115,57 @@ def test_training_learns(whole):
 
 def test_a_listener_hears_everything_in_order(whole):
     events = whole[2].events
-    assert events[:2] == [("compiling", "train step"), ("compiling", "evaluation")]
+    compiled = [("compiling", what) for what in ("train step", "evaluation")]
+    assert events[:4] == [("preparing", "began"), *compiled, ("preparing", "ended")]
+    assert ("compiled", None) not in events, "an interrupt would wait for it"
     assert [step for name, step in events if name == "evaluated"] == [5, 10, 15, 17]
     assert [step for name, step in events if name == "saved"] == [7, 14, 17]
     assert [step for name, step in events if name == "stepped"] == [1, 3, 5, 6, 9, 10, 12, 15, 17]
-    assert events[-2:] == [("evaluated", 17), ("saved", 17)]
+    assert events[-1] == ("saved", 17), "the last is waited for"
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(whole, compiled, tmp_path, monkeypatch):
+    """And what is written is the state of its step, whose memory updates have taken by then."""
+    recorder, write = Recorder(), checkpoints._write_index
+
+    def write_later(draft, step, *arguments):
+        deadline = time.monotonic() + 60
+        while step == 14 and ("evaluated", 15) not in recorder.events and time.monotonic() < deadline:
+            time.sleep(0.01)
+        write(draft, step, *arguments)
+
+    monkeypatch.setattr(checkpoints, "_write_index", write_later)
+    train(tmp_path / "run", tiny_copy(), compiled=compiled, progress=recorder)
+    assert recorder.events.index(("evaluated", 15)) < recorder.events.index(("saved", 14))
+    one, other = (
+        checkpoints.load(run / "checkpoints" / "00000014").arrays for run in (whole[0], tmp_path / "run")
+    )
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert_same_run(whole[0], tmp_path / "run")
+
+
+def test_what_fails_while_training_goes_on_ends_it(compiled, tmp_path, monkeypatch):
+    write = checkpoints._write_index
+
+    def fail(draft, step, *arguments):
+        if step == 14:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(draft, step, *arguments)
+
+    monkeypatch.setattr(checkpoints, "_write_index", fail)
+    with pytest.raises(OSError, match="No space left"):
+        train(tmp_path / "run", tiny_copy(), compiled=compiled)
+    saved = checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in saved] == ["00000007"]
+
+
+def test_an_error_waits_for_the_checkpoint_that_is_being_written(compiled, tmp_path, monkeypatch):
+    write = checkpoints._write_index
+    monkeypatch.setattr(checkpoints, "_write_index", lambda *arguments: (time.sleep(0.3), write(*arguments)))
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "run", tiny_copy(), compiled=compiled, progress=Recorder(("evaluated", 10)))
+    saved = checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in saved] == ["00000007"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from economy import mostly_slow
 from mask_expressions import expressions
 from regard import attend, masks
 from regard.engine.dispatch.registry import COMPLETE
@@ -165,7 +166,7 @@ def test_tiles_of_joined_masks_agree_with_cells(mask):
     assert_tiles_are_safe(mask, 5, 5, (2, 3), 1)
 
 
-@pytest.mark.parametrize("T", range(1, 8))
+@pytest.mark.parametrize("T", mostly_slow(range(1, 8), 5))
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_dilated_tile_is_empty_exactly_when_no_multiple_fits(T, stride):
     mask = masks.dilated(stride)
@@ -380,7 +381,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["int32", "int64"])
+@pytest.mark.parametrize("wide", mostly_slow([False, True], True), ids=["int32", "int64"])
 @pytest.mark.parametrize("name", BEYOND)
 def test_numbers_beyond_int32_mean_what_they_say(name, wide):
     make, rule = BEYOND[name]
@@ -402,6 +403,42 @@ def test_traced_numbers_beyond_int32_mean_what_they_say(x64):
     np.testing.assert_array_equal(kept[:, 0].sum(-1), [3, 2, 0])
     with pytest.raises(ValueError, match=f"query_ids: expected integers that int32 holds, got {MORE}"):
         masks.segments(jnp.asarray([MORE, 1]))
+
+
+IDS, AT = np.array([1, MORE - 1, 2, MORE, 1]), np.arange(5)
+TRACED = {
+    "segments": (lambda n: {"mask": masks.segments(n, n)}, IDS, IDS[:, None] == IDS),
+    "two dtypes": (
+        lambda n: {"mask": masks.segments(n, n.astype(jnp.int32))},
+        IDS,
+        IDS[:, None] == IDS.astype(np.int32),
+    ),
+    "documents": (lambda n: {"mask": masks.segments(n)}, IDS, IDS[:, None] == IDS),
+    "offset": (lambda n: {"mask": masks.causal(), "query_offset": n}, MORE, AT[:, None] >= 0),
+    "offset below": (lambda n: {"mask": masks.causal(), "query_offset": n}, -MORE, AT[:, None] < 0),
+    "offsets": (
+        lambda n: {"mask": masks.causal(), "query_offset": n, "key_offset": n},
+        MORE,
+        AT[:, None] >= AT,
+    ),
+    "positions": (
+        lambda n: {"mask": masks.causal(), "query_positions": n},
+        IDS,
+        np.minimum(IDS, 4)[:, None] >= AT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_64_bits_do_not_wrap(name, x64):
+    options, number, truth = TRACED[name]
+    x = np.random.default_rng(5).normal(size=(2, 5, 3)).astype("float32")
+    for backend in COMPLETE:
+        run = jax.jit(
+            lambda n, backend=backend: attend(x, x, x, aux=("weights",), backend=backend, **options(n))
+        )
+        kept = run(jnp.asarray(number))[1]["weights"] > 0
+        np.testing.assert_array_equal(kept, np.broadcast_to(truth, kept.shape))
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
@@ -494,6 +531,7 @@ def test_zero_one_masks_and_padding_are_read():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(mask=expressions(batch=2, length=5))
 @example(mask=masks.sliding_window(3, 1) & masks.segments([0, 0, 0, 1, 1]) & masks.sliding_window(1, 2))

@@ -75,6 +75,7 @@ def test_float64_numpy_is_the_truth():
     assert not output[4].any()
 
 
+@pytest.mark.slow
 def test_gradients_of_first_and_second_order_are_those_of_the_whole():
     arrays = draw()
     first, second = (jax.grad(lambda *x, run=run: finite(run(*x)), (0, 1, 2)) for run in (in_parts, whole))
@@ -98,6 +99,7 @@ def test_jvp_is_that_of_the_whole():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_empty_rows_pass_no_nan_whatever_they_hold():
     held = jnp.full((T, E), jnp.nan).at[1:].set(1.0)
     empty = jnp.zeros(T).at[0].set(-jnp.inf)

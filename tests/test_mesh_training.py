@@ -87,6 +87,9 @@ def test_a_mesh_divides_the_model_and_the_batch():
         ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
         ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
         ("params/widen/kernel", (7, 10), (None, "tensor"), (None, "tensor")),
+        ("params/feed_forward/widen/kernels", (5, 9, 4), (None, "fsdp", "tensor"), (None, None, "tensor")),
+        ("params/feed_forward/narrow/kernels", (5, 4, 9), (None, "tensor", "fsdp"), (None, "tensor", None)),
+        ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
         ("optimizer/1/0/count", (), (), ()),
     ],
@@ -146,6 +149,7 @@ def test_an_incomplete_membership_is_refused(arguments, environment, message):
 # Runs
 
 
+@pytest.mark.slow
 def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
     train(tmp_path / "run", tiny_copy(), stop=stop_after(3))
     path = tmp_path / "run" / "config.json"
@@ -191,7 +195,7 @@ def test_a_run_goes_on_over_another_mesh():
 
 
 def test_devices_make_their_own_rows_alone():
-    check("check_own_rows(copy(7), 48)\ncheck_own_rows(text(22), 48)")
+    check("check_own_rows(copy(7), 48)\ncheck_fetched_rows(text(22), 48)")
 
 
 AXES = "data=8", "fsdp=8", "data=2,tensor=4", "sequence=8"

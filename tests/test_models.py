@@ -393,6 +393,7 @@ def test_a_source_of_vectors_needs_a_target_vocabulary():
 # Dropout and modes.
 
 
+@pytest.mark.slow
 def test_models_drop_in_training_and_not_in_evaluation():
     model = Classifier(
         configure(dropout_rate=0.2, attention_dropout_rate=0.3), C, pooling="attention", rngs=nnx.Rngs(0)

@@ -1,6 +1,7 @@
 """Observations: what `observe` returns from inside transformations is what `capture` sees outside."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard import attend, inspection, masks, readouts
 from regard.inspection import Change, intervene, observe
 from regard.models import Decoder, TransformerConfig
@@ -33,8 +35,9 @@ def same(found, call, example):
     np.testing.assert_array_equal(mine.top_keys[..., 0], theirs.top_keys[..., 0])
 
 
-@pytest.mark.parametrize("remat", [None, "full"])
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize(
+    ("scanned", "remat"), mostly_slow(itertools.product([False, True], [None, "full"]), (True, "full"))
+)
 def test_jit_loops_and_rematerialization_give_what_capture_sees(scanned, remat):
     model = build(scan_layers=scanned, remat=remat)
     graph, state = nnx.split(model)
@@ -52,6 +55,7 @@ def test_jit_loops_and_rematerialization_give_what_capture_sees(scanned, remat):
         same(readout, call, 1)
 
 
+@pytest.mark.slow
 def test_gradients_and_batches_pass_through():
     rng = np.random.default_rng(0)
     x, target = jnp.asarray(rng.normal(size=(2, 5, 3, 7, 4)), jnp.float32)
@@ -131,3 +135,28 @@ def test_what_cannot_be_observed_is_refused():
         readouts.spread(readouts.read(jnp.eye(3), jnp.eye(3)))
     with pytest.raises(ValueError, match=r"inspection\.observe\(fn\)"), inspection.capture():
         jax.jit(lambda x: attend(x, x, x))(jnp.eye(3))
+
+
+def test_names_ask_the_kernel_itself_in_loops_too():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7, 4)), jnp.float32)
+    traced = []
+
+    def run(x):
+        def step(x, _):
+            out, aux = attend(x, x, x, mask=masks.causal(), aux=("lse",))
+            traced.append(aux.keys())
+            return out, aux["lse"]
+
+        return jax.lax.scan(step, x, None, length=2)
+
+    (out, kept), (found,) = jax.jit(observe(run, ("entropy", "lse")))(x)
+    assert traced[-1] == {"lse"}  # the caller sees what it asked for alone
+    for step in range(2):
+        x, aux = attend(x, x, x, mask=masks.causal(), aux=("lse", "entropy"))
+        for name in ("lse", "entropy"):
+            np.testing.assert_allclose(found[name][step], aux[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(kept, found["lse"], rtol=0, atol=0)
+    for wrong in ("lse", ("lse", "mean")):
+        with pytest.raises(ValueError, match="measure: expected a function, or names among weights"):
+            observe(run, wrong)

@@ -40,8 +40,7 @@ def piece(array):
     ("name", "offset", "backend"),
     mostly_slow(
         itertools.product(MASKS, ["number", "per row"], COMPLETE),
-        *((*pair, "tiled") for pair in zip(MASKS, itertools.cycle(["per row", "number"]), strict=False)),
-        *((*pair, "dense") for pair in zip(MASKS, itertools.cycle(["number", "per row"]), strict=False)),
+        *zip(MASKS, itertools.cycle(["per row", "number", "number", "per row"]), itertools.cycle(COMPLETE)),
     ),
 )
 def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, backend):

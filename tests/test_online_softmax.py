@@ -16,7 +16,7 @@ ROWS, WIDTH = 3, 2
 SIZES = (1, 2, 3, 5)
 LEAST = float(np.finfo(np.float32).min)  # what others write for "masked"
 INF = np.inf
-block = jax.jit(lambda running, scores, value, first: running.block(scores, value, None, first, None))
+block = jax.jit(lambda running, scores, value, keys: running.block(scores, value, None, keys, None))
 merge = jax.jit(Running.merge)
 
 
@@ -70,7 +70,7 @@ ORDERS = [*itertools.permutations(parts())][::4]
 
 def grow(running, scores, value, part):
     first, end = part
-    return block(running, scores[:, first:end], value[first:end], first)
+    return block(running, scores[:, first:end], value[first:end], np.arange(first, end, dtype=np.int32))
 
 
 def alone(scores, value, part):
@@ -166,7 +166,9 @@ def test_what_does_not_survive_counts_in_the_total_only():
     running = nothing()
     for first, end in parts():
         keys = slice(first, end)
-        running = meet(running, scores[:, keys], value[keys], survivors[:, keys], first)
+        running = meet(
+            running, scores[:, keys], value[keys], survivors[:, keys], np.arange(first, end, dtype=np.int32)
+        )
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     kept = (weights * survivors) @ value / weights.sum(-1, keepdims=True)
     np.testing.assert_allclose(running.output(), kept, rtol=1e-5, atol=1e-6)
@@ -191,13 +193,16 @@ def test_float64_is_kept(x64):
     check(running, scores, value)
 
 
+@pytest.mark.slow
 def test_heads_are_one_more_axis_outside_jit_as_well():
     scores, value = draw()
     heads = Running.empty((2, ROWS), WIDTH, np.float32, moment=True, argmax=True)
     stacked = jnp.stack([jnp.asarray(scores), -jnp.abs(jnp.asarray(scores))])
     for first, end in parts():
         both = jnp.stack([jnp.asarray(value), 2 * jnp.asarray(value)])
-        heads = heads.block(stacked[..., first:end], both[:, first:end], None, first, None)
+        heads = heads.block(
+            stacked[..., first:end], both[:, first:end], None, np.arange(first, end, dtype=np.int32), None
+        )
     for head in range(2):
         one = jax.tree.map(lambda x, head=head: x[head], heads)
         check(one, stacked[head], value * (head + 1))

@@ -65,6 +65,7 @@ class Parity(tasks.SyntheticTask):
         yield "bits", figures.head_grid(np.asarray(aux["blocks"][0]["weights"][0]), title="parity")
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_trains_is_plotted_and_is_inspected(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(tasks.TASKS, Parity.name, Parity)
     directory = tmp_path / "parity"
@@ -95,6 +96,7 @@ class LongCopy(tasks.Copy):
     extra: int = 3
 
 
+@pytest.mark.slow
 def test_a_subclass_of_a_preset_resumes_without_being_registered(tmp_path):
     task = LongCopy(
         extra=5,

@@ -59,6 +59,7 @@ def test_zigzag_needs_a_device():
 # Pieces of masks, and rounds.
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     mask=expressions(batch=2, length=7, queries=5),
@@ -81,6 +82,7 @@ def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
     return placement.choose(problem).division
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     mask=expressions(batch=2, length=11, queries=11),
@@ -365,6 +367,7 @@ print(lower(near, grad=True).as_text().count("stablehlo.collective_permute"))
 """
 
 
+@pytest.mark.slow
 def test_skipped_rounds_are_not_in_the_program():
     # Keys and values, once per hop; hops that are alike are one loop. In the backward pass again, and their
     # gradients on and home.
@@ -385,6 +388,7 @@ print(*(temporary(devices, "contiguous") for devices in (2, 4, 8)))
 """
 
 
+@pytest.mark.slow
 def test_memory_falls_as_devices_are_added():
     two, four, eight = map(int, on_eight_devices(MEMORY).split())
     assert four < two

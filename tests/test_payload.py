@@ -1,5 +1,6 @@
 """The page's numbers, as Python and the page's script read them, against dense float64 weights."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from javascript import NODE
 from page_traces import BARE, opened, small, watch
 from regard import masks, scores
@@ -78,7 +80,10 @@ def watch_case(name):
     return watch(**cases()[name])
 
 
-@pytest.fixture(params=list(cases()), scope="module")
+@pytest.fixture(
+    params=mostly_slow(cases(), "softcap, sinks, groups", "empty rows", "cross", "none", "one"),
+    scope="module",
+)
 def case(request):
     return watch_case(request.param)
 
@@ -282,3 +287,54 @@ def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
         near_code(tile, truth)
         if one["channel"] == "mass" and "sinks" not in name:
             assert np.allclose(tile.sum(-1), living > 0, atol=0.035)
+
+
+@pytest.mark.parametrize("pinned", [8, 1])
+def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch, pinned):
+    """All heads where they are few, else those pinned, else none; and grouped keys are kept once."""
+    trace, *_ = watch(11, heads=6, groups=2, mask=masks.causal())
+    problem = trace.calls[0].problem
+    assert problem is not None
+    scores_ = np.einsum(
+        "htd,hsd->hts",
+        np.asarray(problem.query, np.float64) * problem.scale,
+        np.repeat(np.asarray(problem.key, np.float64), 3, 0),
+    )
+    one = 2 * 11 * 5
+    monkeypatch.setattr(payload, "LARGEST_FEATURES", 6 * one if pinned == 8 else one)
+    document, chunks = opened(pages.html(trace, pinned=pinned if pinned == 8 else [(0, 4)]))
+    heads = document["traces"][0]["calls"][0]["head"]
+    assert [("query" in head, "key" in head) for head in heads] == [
+        (pinned == 8 or number == 4,) * 2 for number in range(6)
+    ]
+    for number, head in enumerate(heads):
+        if "query" in head:
+            products = chunks[head["query"]][:, None] * chunks[head["key"]].astype(np.float64)
+            assert np.abs(products.sum(-1) - scores_[number]).max() < 2e-2
+    if pinned == 8:
+        assert len({head["key"] for head in heads}) == 2
+    monkeypatch.setattr(payload, "LARGEST_FEATURES", one - 1)
+    document, _ = opened(pages.html(trace, pinned=[(0, 4)]))
+    assert not any("query" in head for head in document["traces"][0]["calls"][0]["head"])
+
+
+def test_lengths_of_values_stand_beside_exact_weights(bare):
+    trace, weights, *_ = watch(11, mask=masks.causal())
+    norms = np.random.default_rng(3).uniform(0.1, 9, (3, 11)).astype(np.float32)
+    norms[1, 4], norms[2, 0] = np.nan, np.inf
+    trace = dataclasses.replace(trace, calls=(dataclasses.replace(trace[0], value_norms=norms),))
+    document, read = opened(pages.html(trace))
+    call = document["traces"][0]["calls"][0]
+    for head, wanted in enumerate(np.where(np.isfinite(norms), norms, np.nan)):
+        np.testing.assert_array_equal(read[call["head"][head]["value_norms"]], wanted)
+        largest = np.nanmax(weights[head] * wanted)
+        assert call["means"]["largest_addition"][head] == pytest.approx(largest, rel=1e-5)
+
+
+def test_without_exact_weights_there_are_no_lengths_of_values(long):
+    trace = small()
+    norms = np.ones((3, 11), np.float32)
+    trace = dataclasses.replace(trace, calls=(dataclasses.replace(trace[0], value_norms=norms),))
+    call = opened(pages.html(trace))[0]["traces"][0]["calls"][0]
+    assert "largest_addition" not in call["means"]
+    assert not any("value_norms" in head for head in call["head"])

@@ -114,6 +114,7 @@ def test_devices_of_one_machine_share_it():
 # Work.
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(mask=expressions(batch=2, length=640, queries=640))
 def test_work_is_that_of_tiles_with_a_pair(mask):
@@ -268,6 +269,7 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     assert expected
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_account():
     report = plan(
         length=1009, heads=4, devices=8, batch=2, mask=CAUSAL & masks.sliding_window(100), backward=True
@@ -440,6 +442,13 @@ def check_parameters(config):
     parts = planning.count_parameters(config)
     blocks = config.num_layers * sum(parts[part] for part in ("attention", "feed_forward", "norms"))
     assert blocks + parts["embedding"] + parts["head"] == sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def test_experts_are_not_planned():
+    config = dataclasses.replace(TINY, num_experts=3)
+    options = {"length": 256, "batch": 4, "devices": 2, "chip": PLAIN}
+    with pytest.raises(ValueError, match="config: expected a decoder without experts, got num_experts=3"):
+        planning.plan_step(config, **options)
 
 
 def test_a_step_is_what_is_counted_by_hand():
@@ -710,6 +719,7 @@ def test_bytes_and_memory_are_those_of_compiled_programs(backward):
     check_compiled(COMPILED.replace("(False, True)", f"({backward},)"), 7, 0.9)  # meshes and orders
 
 
+@pytest.mark.slow
 def test_a_length_that_nothing_divides_costs_what_is_planned():
     """Rows are whole on every device but in attention."""
     meshes = "MESHES = [{'sequence': 8}, {'sequence': 4, 'exchange': 2}]"

@@ -36,6 +36,14 @@ def test_traced_positions_are_exact_everywhere(d_model, base):
     np.testing.assert_allclose(values, truth(position, d_model, base), atol=2e-6)
 
 
+def test_traced_64_bits_count_as_the_nearest_of_32(x64):
+    values = jax.jit(lambda p: positions.sinusoidal_at(p, 6))(jnp.asarray([2**40, -(2**40) + 1, 5]))
+    np.testing.assert_allclose(values, truth(np.array([2**31 - 1, -(2**31), 5]), 6), atol=2e-6)
+    x = np.ones((2, 3, 6), np.float32)
+    last = jax.jit(lambda p: positions.rotary(x, p))(jnp.asarray(2**40))
+    np.testing.assert_allclose(last, positions.rotary(x, 2**31 - 4), atol=2e-6)
+
+
 def test_a_shift_is_a_rotation():
     """PE[p + k] is a fixed linear map of PE[p]: each (sin, cos) pair turns by k times its frequency."""
     d_model, shift = 6, 5

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from economy import mostly_slow
 from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import attend, explain, masks
@@ -56,6 +57,7 @@ def test_any_prepared_mask_is_the_mask(mask, offsets, block, sides):
     check_prepared(mask, offsets, block, sides)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, phases=[Phase.generate])
 @given(
     mask=expressions(2, 7, 5),
@@ -76,6 +78,7 @@ def check_prepared(mask, offsets, block, sides):
     assert_tiles_hold(prepared, keep, *sides, query_offset=offsets[1], leading_axes=1)
 
 
+@pytest.mark.slow
 def test_tiles_of_the_sides_that_were_looked_at_are_known_exactly():
     mask = masks.predicate(checkered)
     prepared = mask.prepare(T, S, query_offset=3, block=4)
@@ -114,7 +117,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", mostly_slow(MASKS, "joined"))
 def test_calls_are_those_of_the_mask_wherever_it_was_prepared(name):
     arrays, mask = arrays_of(2, 3), MASKS[name]
     prepared = mask.prepare(T, S, query_offset=-2, block=SIDE)
@@ -156,6 +159,7 @@ def test_a_batch_of_prepared_masks_is_mapped_over():
     assert_close(mapped, expected)
 
 
+@pytest.mark.slow
 def test_positions_of_rows_are_compared_with_those_of_the_call():
     arrays, mask = arrays_of(2, 3), masks.causal() & masks.predicate(checkered)
     places = np.random.default_rng(2).integers(0, S, (2, T))
@@ -343,6 +347,7 @@ def test_rows_and_heads_are_divided_and_nothing_is_sent(axes, manual):
     assert on_eight_devices(code).strip() == "{}"
 
 
+@pytest.mark.slow
 def test_a_ring_takes_a_prepared_mask():
     on_eight_devices("""
 from regard import masks

@@ -3,11 +3,12 @@
 import contextlib
 import io
 import re
+import tomllib
 from pathlib import Path
 
 import jax
 
-from wheel import read_blocks
+from wheel import LOCAL_LINK, read_blocks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -31,6 +32,18 @@ def test_its_links_and_pictures_exist():
     assert "docs/seeds.md" in links
     for link in links:
         assert (Path(__file__).parents[1] / link).exists(), link
+
+
+def test_a_package_index_is_shown_no_link_into_the_repository():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    shown = README
+    for one in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(one["pattern"], one["replacement"], shown)
+    assert not LOCAL_LINK.search(shown)
+    assert "- docs/start.md, and the tutorials" in shown
+    assert "its every step in index notation |" in shown
+    assert "digits classifier" not in shown, "a caption goes with its picture"
+    assert read_blocks(shown) == read_blocks(README)
 
 
 def test_it_stays_short():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from regard import attend, masks, positions
 
 BASE = 10_000.0
@@ -37,7 +38,7 @@ def draw(*shape, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("width", [None, 2, 6])
+@pytest.mark.parametrize("width", mostly_slow([None, 2, 6], None, 6))
 @pytest.mark.parametrize("shape", [(7, 10), (3, 7, 10), (2, 3, 7, 10), (2, 3, 5, 7, 10)], ids=str)
 def test_features_are_turned(shape, width, interleaved):
     features = draw(*shape)
@@ -219,10 +220,12 @@ X = np.ones((2, 7, 10), np.float32)
         (lambda: positions.rotary(X[..., :5]), "width: .*got 5"),
         (lambda: positions.rotary(X, base=1.0), "base: expected more than 1, got 1.0"),
         (lambda: positions.rotary(X, 2**31 - 5), "position: .*2147483643.*rows"),
+        (lambda: positions.rotary(X, np.int64(2**31 - 5)), "position: .*up to 2147483640.*got 2147483643"),
+        (lambda: positions.sinusoidal_at(np.array([0, 2**40]), 4), "position: .*got 1099511627776"),
         (lambda: positions.rotary(X, np.arange(6)), r"position: .*\(7,\) or \(2, 7\), got \(6,\)"),
         (lambda: positions.rotary(X, np.zeros((3, 7), int)), r"position: .*got \(3, 7\)"),
         (lambda: positions.rotary(X[0], np.zeros((2, 7), int)), r"position: .*\(7,\), got \(2, 7\)"),
-        (lambda: positions.rotary(X, 0.5), "position: expected integers, got float32"),
+        (lambda: positions.rotary(X, 0.5), "position: expected integers, got float64"),
         (lambda: positions.rotary(X.astype(int)), "features: expected a floating-point array"),
         (lambda: positions.rotary(X[0, 0]), "features: expected a floating-point array"),
         (lambda: positions.rotary(X, scaling="yarn"), "scaling: .*Linear, DynamicNTK, Llama3, YaRN.*'yarn'"),

@@ -79,7 +79,7 @@ def test_what_the_system_refuses_to_write_leaves_the_older_checkpoint(
         (path / "state").mkdir(parents=True)
         raise ValueError(f"RESOURCE_EXHAUSTED: Failed to write [os_error_code='{number}']")
 
-    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", fail)
     before = snapshot(run / "checkpoints")
     error = refuse(capsys, ["--out", run, "--resume", "newest-whole"], 1)
     assert re.search(rf"00000007: .*; {remedy}: .* this goes on from step 1, the last checkpoint\n", error)

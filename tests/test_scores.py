@@ -173,9 +173,7 @@ def call(name, backend):
     ("name", "backend"),
     mostly_slow(
         itertools.product(CASES, [*COMPLETE, "small tiles"]),
-        *itertools.product(CASES, COMPLETE),
-        ("relative bias", "small tiles"),
-        ("modifier", "small tiles"),
+        *itertools.product(["softcap", "alibi", "relative bias, causal", "modifier"], COMPLETE),
     ),
 )
 def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
@@ -416,6 +414,7 @@ def test_matrices_of_distances_hold_an_entry_per_distance(height, width):
 @pytest.mark.parametrize(
     "blocking", [Blocking(64, 96), Blocking(96, 32, 2)], ids=["64 x 96", "96 x 32, two heads"]
 )
+@pytest.mark.slow
 def test_a_relative_bias_is_the_same_over_many_tiles(blocking, x64):
     """Near tiles, far tiles on both sides, tiles that stick out, offsets by row."""
     rng = np.random.default_rng(1)
@@ -532,7 +531,13 @@ def test_a_float32_metric_meets_narrow_queries_in_float32():
 @pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize(
     ("rows", "heads"),
-    [([3, 0, 12], None), ([7], [5, 1]), (None, [2]), ([], [0]), ([4, 4], [1, 1])],
+    [
+        ([3, 0, 12], None),
+        *(
+            pytest.param(*chosen, marks=pytest.mark.slow)
+            for chosen in [([7], [5, 1]), (None, [2]), ([], [0]), ([4, 4], [1, 1])]
+        ),
+    ],
     ids=str,
 )
 def test_weights_of_chosen_rows_and_heads_are_those_of_the_whole(rows, heads, backend):
@@ -636,7 +641,7 @@ def test_bad_parameters_are_explained(make, error, words):
         (lambda: [scores.softcap(1), abs], TypeError, "score: expected a scores.Score"),
         (lambda: scores.alibi(5), ValueError, "alibi slopes: expected one entry per query head, 6"),
         (lambda: scores.softcap(np.ones(3)), ValueError, "softcap cap: expected one entry per query head"),
-        (lambda: scores.temperature(np.ones(3)), ValueError, "temperature: expected one entry per query"),
+        (lambda: scores.temperature(np.ones(3)), ValueError, "temperature value: expected one entry per"),
         (lambda: scores.relative_bias(np.ones((8, 3))), ValueError, "relative_bias table: expected one"),
         (lambda: scores.modifier(lambda s, b, h, q, k: q), TypeError, "expected fn to return one floating"),
         (lambda: scores.modifier(lambda s, b, h, q, k: s[None]), TypeError, r"one float.*got float32\[1\]"),

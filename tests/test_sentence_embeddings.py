@@ -54,6 +54,7 @@ def by_hand(model, pooling="mean"):
     return np.stack(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 32])
 def test_rows_are_means_of_length_one(folder, batch_size):
     pretrained = huggingface.load(folder)

@@ -148,6 +148,7 @@ def test_small_calls_are_served_with_nan_beyond_their_edge(page, trace):
     assert np.isnan(tile).sum() == 256 * 256 - 15
 
 
+@pytest.mark.slow
 def test_scores_are_split(weights):
     rng = np.random.default_rng(5)
     x = jnp.asarray(rng.normal(size=(1, 2, 11, 3)), jnp.float32)
@@ -476,6 +477,7 @@ def slow_windows(trace, monkeypatch):
     return formed
 
 
+@pytest.mark.slow
 def test_what_nobody_waits_for_is_given_up(trace, slow_windows, capfd):
     with serve(trace) as page:
         slow_windows.clear()

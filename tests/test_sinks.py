@@ -7,6 +7,7 @@ import pytest
 
 import oracle
 import plain
+from economy import mostly_slow
 from regard import attend, masks
 from regard.engine.dispatch.registry import COMPLETE
 from regard.masks import from_array
@@ -48,7 +49,7 @@ def truth(query, key, value, sinks, keep, cotangent):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", mostly_slow(SHAPES, "heads", "grouped"))
 def test_a_sink_is_one_more_key(name, backend):
     arrays = draw(name)
     keep = causal(arrays[1].shape[-2])
@@ -122,6 +123,7 @@ def test_a_sink_of_minus_infinity_is_none_and_a_huge_one_takes_all(backend):
     np.testing.assert_array_equal(grad[np.array([0, 2])], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_transforms_of_sinks_agree_with_the_plain_call(backend):
     query, key, value, sinks = draw("heads")

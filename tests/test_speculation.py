@@ -50,8 +50,8 @@ def assert_same(written, plain):
     np.testing.assert_allclose(written.log_probabilities, plain.log_probabilities, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "learned", "windowed"))
-@pytest.mark.parametrize("draft_tokens", [1, 3])
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "learned"))
+@pytest.mark.parametrize("draft_tokens", mostly_slow([1, 3], 3))
 def test_greedy_tokens_are_those_of_the_model_alone(name, draft_tokens):
     model, most = build(**CONFIGS[name]), 13
     draft = disturb(model, 0.1)
@@ -68,6 +68,7 @@ def test_greedy_tokens_are_those_of_the_model_alone(name, draft_tokens):
     assert (ended.reads <= written.reads).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_tokens", [1, 4, 9])
 def test_a_draft_that_knows_is_never_refused(draft_tokens):
     model = build()
@@ -117,7 +118,7 @@ def find_truth(target, prompt, settings):
     return truth
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", mostly_slow(SETTINGS, "plain"))
 def test_the_law_of_the_texts_is_that_of_the_model(name):
     settings, prompt, draws = SETTINGS[name], (1, 2), 20_000
     model = build(vocab_size=TINY)
@@ -144,6 +145,7 @@ def test_the_law_of_the_texts_is_that_of_the_model(name):
         assert (statistic < degrees + 5 * np.sqrt(2 * degrees)) == fits
 
 
+@pytest.mark.slow
 def test_windows_leave_room_for_proposals():
     model = build(**CONFIGS["windowed"])
     written = generate(model, [[1, 2, 3]], max_tokens=20, chunk=1, draft=model, draft_tokens=6)
@@ -151,6 +153,7 @@ def test_windows_leave_room_for_proposals():
     assert written.reads.tolist() == [1 + 3]
 
 
+@pytest.mark.slow
 def test_each_row_is_what_it_is_alone():
     model = build()
     settings = {"max_tokens": N, "sampling": WARM, "draft": disturb(model, 0.1), "draft_tokens": 3}
@@ -163,6 +166,7 @@ def test_each_row_is_what_it_is_alone():
         assert alone.reads[0] == together.reads[row]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_may_have_a_draft_under_jit():
     model, lengths = build_pair(norm="pre", positions="relative"), np.array([7, 3, 0])
     settings = {"lengths": lengths, "max_tokens": N, "start_token": START}
@@ -171,6 +175,7 @@ def test_an_encoder_decoder_may_have_a_draft_under_jit():
     assert_same(write(model, draft, SOURCE), generate(model, SOURCE, **settings))
 
 
+@pytest.mark.slow
 def test_a_wide_model_may_have_a_narrow_draft(x64):
     narrow = build()
     wide = nnx.clone(narrow)
@@ -185,6 +190,7 @@ def test_a_wide_model_may_have_a_narrow_draft(x64):
     assert written.reads.tolist() == [2] * 3
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_end_rows_or_proposals():
     model = build(head_bias=True)
     broken = nnx.clone(model)

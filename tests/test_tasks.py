@@ -57,6 +57,7 @@ def test_a_batch_is_a_function_of_its_key(task):
     assert {len(leaf) for leaf in jax.tree.leaves(once)} == {23}
 
 
+@pytest.mark.slow
 def test_held_out_data_follow_the_data_seed_alone(task):
     same = dataclasses.replace(task)
     other = dataclasses.replace(task, data_seed=1)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.training import checkpoints, corpora, loop, runs, settings, tasks, vocabularies
+from regard.training import checkpoints, corpora, loop, runs, settings, tasks, token_files, vocabularies
 from regard.training.tasks.text import cut_windows, number_documents
 from small_runs import (
     Compiled,
@@ -76,28 +77,45 @@ def test_the_manual_holds_nothing_twice():
     assert sum(len(text) for text in documents.values()) > 300_000
     assert {"compound", "types", "formatstrings"} <= set(documents)
     assert not {"while", "for", "try", "else"} & set(documents), "these are sections of `compound`"
-    training, held_out = corpora.split_documents(documents, 0.1, 0)
+    listed = corpora.Documents.of_texts(documents.values())
+    training, held_out = corpora.split_documents(listed, 0.1, 0, 2**20)
     assert corpora.measure_overlap(training, held_out) < 0.05
-    assert corpora.measure_overlap(documents, held_out) == 1.0
+    assert corpora.measure_overlap(listed, held_out) == 1.0
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
 def test_about_a_tenth_is_held_out_and_nothing_is_lost(seed):
-    documents = {f"{index}": "x" * (7 + index * index) + str(index) for index in range(101)}
-    training, held_out = corpora.split_documents(documents, 0.1, seed)
-    assert training | held_out == documents
-    assert not training.keys() & held_out.keys()
-    total, part = (sum(map(len, some.values())) for some in (documents, held_out))
+    texts = ["x" * (7 + index * index) + str(index) for index in range(101)]
+    documents = corpora.Documents.of_texts(texts)
+    sides = corpora.split_documents(documents, 0.1, seed, 2**20)
+    training, held_out = (list(some.texts()) for some in sides)
+    assert sorted(training + held_out) == sorted(texts)
+    total, part = documents.num_bytes, sides[1].num_bytes
+    assert total == sum(map(len, texts))
     assert 0.097 * total < part <= 0.1 * total
-    again = corpora.split_documents(documents, 0.1, seed)
-    assert [list(some) for some in again] == [list(training), list(held_out)], "order too"
-    assert list(corpora.split_documents(documents, 0.1, seed + 1)[1]) != list(held_out)
+    again = corpora.split_documents(documents, 0.1, seed, 2**20)
+    assert [list(some.texts()) for some in again] == [training, held_out], "order too"
+    assert list(corpora.split_documents(documents, 0.1, seed + 1, 2**20)[1].texts()) != held_out
+    assert corpora.split_documents(documents, 0.1, seed, 20_000)[1].num_bytes in range(19_000, 20_001)
+
+
+def split(texts, fraction, most):
+    sides = corpora.split_documents(corpora.Documents.of_texts(texts), fraction, 0, most)
+    return [list(some.texts()) for some in sides]
 
 
 def test_something_is_held_out_of_any_two_documents():
-    documents = {"long": "aaaa", "short": "b"}
-    assert corpora.split_documents(documents, 0.1, 0) == ({"long": "aaaa"}, {"short": "b"})
-    assert all(corpora.split_documents(documents, 0.99, 0)), "and something to train on stays"
+    assert split(["aaaa", "b"], 0.1, 99) == [["aaaa"], ["b"]]
+    assert all(split(["aaaa", "b"], 0.99, 99)), "and something to train on stays"
+
+
+def test_of_large_documents_the_end_of_the_smallest_is_held_out():
+    long = "x" * 40
+    training, held_out = split([long, "first line\nlast\n"], 0.1, 9)
+    assert (sorted(training), held_out) == (["first line\n", long], ["last\n"])
+    sides = split(["漢漢漢漢漢", "漢漢漢"], 0.1, 4)
+    assert sorted(map(len, sides[0])) == [2, 5], "no character is cut in two"
+    assert sides[1] == ["漢"]
 
 
 def test_files_and_directories_are_documents_by_path(tmp_path):
@@ -111,13 +129,14 @@ def test_files_and_directories_are_documents_by_path(tmp_path):
     (tmp_path / "deep" / "er" / "digits.png").write_bytes(b"\x89PNG\0")
     (tmp_path / "deep" / "latin.txt").write_bytes("naïve".encode("latin-1"))
     before = snapshot(tmp_path)
-    documents, skipped = corpora.read_documents([tmp_path / "own.txt", tmp_path / "deep"])
-    assert skipped == tuple(str(tmp_path / "deep" / name) for name in ("er/digits.png", "latin.txt"))
-    assert documents == {
-        str(tmp_path / "deep" / "a.txt"): "one",
-        str(tmp_path / "deep" / "er" / "b.md"): "ü\r\n",
-        str(tmp_path / "own.txt"): "two",
-    }
+    documents = corpora.read_documents([tmp_path / "own.txt", tmp_path / "deep"])
+    assert documents.skipped == tuple(
+        str(tmp_path / "deep" / name) for name in ("er/digits.png", "latin.txt")
+    )
+    assert list(documents.texts()) == ["one", "ü\r\n", "two"]
+    assert documents.sources == tuple(
+        tmp_path / name for name in ("deep/a.txt", "deep/copy.txt", "deep/er/b.md", "own.txt")
+    )
     assert snapshot(tmp_path) == before
 
 
@@ -129,16 +148,55 @@ def test_one_file_is_cut_without_losing_a_byte(tmp_path, most):
         with pytest.raises(ValueError, match="at least two different documents"):
             corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most)
         return
-    pieces = corpora._cut(text, most)
+    pieces = cut(tmp_path / "one.txt", most)
     assert "".join(pieces) == text
     assert all(len(piece.encode()) <= most or len(piece) == 1 for piece in pieces)
-    documents = corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most).documents
-    assert set(documents.values()) == set(pieces)
-    assert next(iter(documents)) == f"{tmp_path / 'one.txt'}:1"
+    documents = corpora.read_documents([tmp_path / "one.txt"], piece_bytes=most)
+    assert list(documents.texts()) == list(dict.fromkeys(pieces)), "each once"
 
 
-def test_pieces_end_with_lines_where_they_can():
-    assert corpora._cut("a\nbc\nd\nefghijk\n", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
+def cut(path, most):
+    return [
+        path.read_bytes()[start:stop].decode() for _, start, stop in corpora._cut(path, most, bytearray())
+    ]
+
+
+def test_pieces_end_with_lines_where_they_can(tmp_path):
+    (tmp_path / "one.txt").write_text("a\nbc\nd\nefghijk\n")
+    assert cut(tmp_path / "one.txt", 5) == ["a\nbc\n", "d\n", "efghi", "jk\n"]
+
+
+@pytest.mark.parametrize("part", [4, 5, 7, 11, 13, 29, 97, 211, 100_000])
+def test_parts_of_a_long_document_are_the_document(tmp_path, monkeypatch, part):
+    """Cut where lines or words end, they have the tokens of the whole, and the same BPE is learned."""
+    monkeypatch.setattr(corpora, "PART_BYTES", part)
+    manual = corpora.read_manual()["compound"][:3001].replace("\n", "\r\n", 7)
+    texts = [f"low tide's naïve\u2003tide? 🙂\n\n\t漢漢漢 .\x1c. \r\rlow {manual}", "other"]
+    for index, text in enumerate(texts):
+        (tmp_path / f"{index}.txt").write_bytes(text.encode())
+    documents = corpora.read_documents([tmp_path])
+    parts = list(documents.read())
+    assert (len(parts) == 2) == (part == 100_000)
+    assert "".join(text for text, _ in parts) == "".join(texts)
+    assert [is_end for _, is_end in parts].count(True) == 2
+    if part > 80:  # no word is longer
+        for own in map(vocabulary, ("bytes", "pairs")):
+            together = np.concatenate(own.encode_all([text for text, _ in parts]))
+            assert np.array_equal(together, np.concatenate([own.encode(text) for text in texts]))
+        learned = vocabularies.train_pairs(documents.texts(), 263).to_json()
+        assert learned == vocabularies.train_pairs(texts, 263).to_json()
+    if part == 211:
+        assert all(text.startswith(("\n", "\r\n")) for text, _ in parts[1:-1]), "a line is not cut in two"
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PART_BYTES", 5)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}, and many more words\n")
+    documents = corpora.read_documents([tmp_path])
+    (tmp_path / "b").write_text("less now")
+    with pytest.raises(ValueError, match="b changed while it was read"):
+        list(documents.read())
 
 
 @pytest.mark.parametrize(
@@ -154,6 +212,18 @@ def test_what_is_no_text_is_named_with_its_place(tmp_path, content, message):
     (tmp_path / "bad").write_bytes(content)
     (tmp_path / "good").write_text("good")
     with pytest.raises(ValueError, match=message):
+        corpora.read_documents([tmp_path / "bad", tmp_path / "good"])
+
+
+def test_a_fault_is_found_across_parts_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PART_BYTES", 5)
+    (tmp_path / "good").write_text("漢" * 9)
+    for content, message in (("漢" * 9, "is not UTF-8: byte 0xff at offset 27"), ("", "empty")):
+        (tmp_path / "bad").write_bytes(content.encode() + (b"\xff" if content else b""))
+        with pytest.raises(ValueError, match=message):
+            corpora.read_documents([tmp_path / "bad", tmp_path / "good"])
+    (tmp_path / "bad").write_bytes(("漢" * 9).encode()[:-1])
+    with pytest.raises(ValueError, match=r"byte 0xe6 at offset 24 \(unexpected end of data\)"):
         corpora.read_documents([tmp_path / "bad", tmp_path / "good"])
 
 
@@ -226,9 +296,14 @@ def test_pairs_shorten_text_and_are_the_same_every_time():
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pairs"])
-def test_a_stream_has_a_mark_around_every_document(kind):
-    own, texts = vocabulary(kind), ["while", "", "naïve"]
-    stream = vocabularies.lay_end_to_end(own, texts)
+def test_a_stream_has_a_mark_around_every_document(tmp_path, kind):
+    own, texts, told = vocabulary(kind), ["while", "", "naïve"], []
+    documents = corpora.Documents.of_texts(texts)
+    count, digest = token_files.write_tokens(tmp_path / "tokens", own, documents, told.append)
+    stream = token_files.TokenFile(tmp_path / "tokens", np.dtype(np.uint16), count).read()
+    assert sum(told) == documents.num_bytes == 11
+    assert digest == hashlib.sha256(stream.tobytes()).hexdigest()
+    assert (tmp_path / "tokens").stat().st_size == 2 * count == 2 * len(stream)
     places = np.flatnonzero(stream == own.mark)
     assert (places[0], places[-1], len(places)) == (0, len(stream) - 1, 4)
     parts = [own.decode(part[1:]) for part in np.split(stream, places[1:])[:-1]]
@@ -255,8 +330,8 @@ def test_a_tokenizer_with_special_tokens_is_refused():
 
 
 def test_rows_are_pieces_of_the_stream(task):
-    stream = task.streams[0].tolist()
-    batch = jax.jit(task.make_batch, static_argnums=1)(jax.random.key(0), 997)
+    stream = task.tokens.training.read().tolist()
+    batch = task.make_batch(jax.random.key(0), 997)
     pieces = {tuple(stream[place : place + LENGTH + 1]) for place in range(len(stream) - LENGTH)}
     drawn = {
         (*inputs, targets[-1])
@@ -271,18 +346,30 @@ def test_rows_are_pieces_of_the_stream(task):
 
 
 def test_a_batch_is_a_function_of_its_key(task):
-    draw = jax.jit(task.make_batch, static_argnums=1)
-    one, again, other = (draw(jax.random.key(seed), 7)["inputs"] for seed in (3, 3, 5))
+    one, again, other = (task.make_batch(jax.random.key(seed), 7)["inputs"] for seed in (3, 3, 5))
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
 
 
 def test_training_reads_no_held_out_document(task):
-    training, held_out = task.documents
+    training, held_out = ("".join(documents.texts()) for documents in task.documents)
     assert training
     assert held_out
-    assert task.vocabulary.decode(task.streams[0]) == "".join(training.values())
-    assert task.vocabulary.decode(task.streams[1]) == "".join(held_out.values())
+    assert task.vocabulary.decode(task.tokens.training.read()) == training
+    assert task.vocabulary.decode(task.tokens.held_out.read()) == held_out
+
+
+def test_places_beyond_two_gibibytes_are_drawn_too(task, monkeypatch):
+    """Where a number of 32 bits ends; below, the numbers are those of a program on the device."""
+    key = jax.random.key(5)
+    count = len(task.tokens.training) - LENGTH
+    assert np.array_equal(task.choose(key, 97), jax.random.randint(key, (97,), 0, count))
+    long = token_files.TokenFile(task.tokens.training.path, np.dtype(np.uint16), 5 * 2**31)
+    larger = dataclasses.replace(task)
+    vars(larger)["tokens"] = dataclasses.replace(task.tokens, training=long)
+    places = larger.choose(key, 997)
+    assert places.dtype == np.int64
+    assert 0 <= places.min() < 2**31 < 4 * 2**31 < places.max() < 5 * 2**31
 
 
 def test_no_token_sees_another_document(task):
@@ -326,7 +413,7 @@ def test_every_held_out_token_counts_once_with_half_a_row_before_it(length, tota
 def evaluate_by_hand(documents, nats):
     """The definition in a plain loop: nats of every token and mark given what its document holds so far."""
     total = count = size = 0
-    for text in documents.values():
+    for text in documents.texts():
         tokens = [MARK, *text.encode(), MARK]
         for place in range(1, len(tokens)):
             total += nats(tokens[:place], tokens[place])
@@ -351,18 +438,18 @@ def test_bits_per_byte_by_the_definition(task):
     assert set(measured) == {"loss", "bits_per_byte", "token_accuracy"}
     assert float(measured["loss"]) == pytest.approx(loss, rel=3e-6)
     assert float(measured["bits_per_byte"]) == pytest.approx(bits, rel=3e-6)
-    assert int(task.held_out["bytes"].sum()) == sum(len(text.encode()) for text in task.documents[1].values())
+    assert int(task.held_out["bytes"].sum()) == sum(len(text.encode()) for text in task.documents[1].texts())
 
 
 def test_rows_cost_what_each_document_alone_costs(corpus):
     """With rows twice as long as documents, all that a document holds is seen: as if it were alone."""
     task = small(corpus, length=401)
-    assert all(len(text.encode()) < 200 for text in task.documents[1].values())
+    assert all(len(text.encode()) < 200 for text in task.documents[1].texts())
     model = make_model(task)
     read = jax.jit(model)
     padded = 211
     costs = {}
-    for text in task.documents[1].values():
+    for text in task.documents[1].texts():
         tokens = [MARK, *text.encode(), MARK]
         row = np.pad(tokens, (0, padded - len(tokens)))[None].astype(np.int32)
         logits = np.asarray(read(row))[0].astype(np.float64)
@@ -423,7 +510,7 @@ def test_the_announced_attention_is_that_of_the_model(task):
 def test_text_shorter_than_a_row_is_refused(corpus):
     task = small(corpus, length=100_000)
     with pytest.raises(ValueError, match=r"length must be below the .* training tokens, got 100000"):
-        _ = task.training_data
+        _ = task.tokens
 
 
 # Runs
@@ -475,6 +562,7 @@ def assert_same_run(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_uninterrupted(finished, corpus, compiled, tmp_path, monkeypatch):
     task = small(corpus, vocab_size=271)
     with pytest.raises(RuntimeError, match="killed"):
@@ -574,13 +662,82 @@ def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch)
         assert (tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes()
 
 
-def test_the_corpus_is_no_constant_of_the_compiled_step(corpus):
-    """The step gets the stream as an argument: a corpus of gigabytes would not fit into a program."""
+# Tokens on disk
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of this test, and the folders of tokens in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "regard" / "tokens"
+    return lambda: sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def test_text_becomes_tokens_once(corpus, tmp_path, cache, monkeypatch):
+    files = shutil.copytree(corpus, tmp_path / "texts")
+    told = []
+    small(files).prepare(lambda *what: told.append(what))
+    (folder,) = cache()
+    total = sum(path.stat().st_size for path in files.iterdir())
+    assert [(done, of) for _, done, of in (told[0], told[-1])] == [(0, total), (total, total)]
+    assert told[0][0] == f"0.0 MB of text to 0.0 MB of tokens in {folder}", (
+        "the room is said before it is taken"
+    )
+    before = snapshot(folder)
+    monkeypatch.setattr(corpora, "read_documents", None)
+    again = small(files)
+    assert len(again.tokens.training) > 500
+    assert again.describe_data()
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["changed file", "new file", "cut short", "no record"])
+def test_tokens_of_other_files_are_written_again(corpus, tmp_path, cache, damage):
+    files = shutil.copytree(corpus, tmp_path / "texts")
+    facts = small(files).tokens.facts
+    (folder,) = cache()
+    if damage == "changed file":
+        text = (files / "07.txt").read_text()
+        (files / "07.txt").write_text(text.replace("7", "8", 1))  # as long as before
+    elif damage == "new file":
+        (files / "14.txt").write_text("more")
+    elif damage == "cut short":
+        (folder / "training").write_bytes((folder / "training").read_bytes()[:-2])
+    else:
+        (folder / "record.json").write_text("{")
+    found = small(files).tokens
+    assert (found.facts == facts) == (damage in ("cut short", "no record"))
+    assert hashlib.sha256(found.training.read().tobytes()).hexdigest() == found.facts["sha256"][0]
+    assert cache() == [folder], "in the place of what was there"
+
+
+def test_what_was_interrupted_is_not_taken_for_whole(corpus, cache, monkeypatch):
+    def stop(what, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small(corpus).prepare(stop)
+    assert cache() == []
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+        with pytest.raises(KeyboardInterrupt):
+            small(corpus).prepare(stop)
+    assert [path.suffix for path in cache()] == [".draft"]
+    assert len(small(corpus).tokens.training.read()) == small(corpus).tokens.facts["tokens"][0]
+    assert [path.suffix for path in cache()] == [""]
+
+
+def test_a_cache_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"cannot be kept in .*file.* name another folder in XDG_CACHE_HOME"):
+        _ = small(corpus).tokens
+
+
+def test_a_training_goes_on_where_the_cache_is_deleted(corpus, cache):
+    """The files are open; the next training writes them again."""
     task = small(corpus)
-    program = loop.make_program(task, 0)
-    data = jax.tree.map(jnp.asarray, task.training_data)
-    lowered = jax.jit(program.update).lower(program.start(), np.int32(0), data)
-    constants = [line for line in lowered.as_text().splitlines() if "stablehlo.constant" in line]
-    assert constants
-    assert max(map(len, constants)) < 2000
-    assert len(task.streams[0]) > 500
+    before = task.make_batch(jax.random.key(0), 3)["inputs"]
+    shutil.rmtree(cache()[0])
+    assert np.array_equal(task.make_batch(jax.random.key(0), 3)["inputs"], before)

@@ -350,7 +350,8 @@ check_against_one_device(WAY, draw((2, 4, 37, 7), (2, 2, 37, 7), (2, 2, 37, 5)),
 """
 
 
-@pytest.mark.parametrize("way", mostly_slow(["ring", "zigzag", "both balanced", "ring of shards"], "ring"))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ring", "zigzag", "both balanced", "ring of shards"])
 def test_a_ring_drops_what_one_device_drops(way):
     on_eight_devices(DROPPED.replace("WAY", repr(way)))
 
@@ -358,6 +359,7 @@ def test_a_ring_drops_what_one_device_drops(way):
 # Masks by themselves.
 
 
+@pytest.mark.slow
 @given(
     mask=leaves(1, 7, 7, True)
     | st.sampled_from([mask for name, (mask, _) in MASKS.items() if name != "segments"]),
@@ -524,6 +526,7 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone(kind):
     np.testing.assert_allclose(found[1, : T - 2], apart[1, : T - 2], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_padding_of_packed_rows_is_told_by_row():
     config = TransformerConfig(
         d_model=12, num_heads=2, d_ff=5, num_layers=2, vocab_size=17, positions="rotary"

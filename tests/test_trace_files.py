@@ -214,6 +214,8 @@ def test_models_tokens_and_positions_come_back(tmp_path):
         assert theirs.key_tokens.spans.tolist() == tokens.spans.tolist()
         assert theirs.positions.trained_length == 17
         same_leaves(mine.positions.table, theirs.positions.table)
+        same_leaves(mine.value_norms, theirs.value_norms)
+        assert mine.value_norms.shape == (3, 5)
     assert (
         len(json.loads(zipfile.ZipFile(tmp_path / "one.regard").read("meta.json"))["trace"]["sequences"]) == 1
     )
@@ -387,9 +389,9 @@ def test_zips_of_another_kind_are_refused(tmp_path, good):
     refused(path, "a zip of another kind, without meta.json")
     rewrite(path, data, lambda meta: meta.update(format="x"))
     refused(path, "a zip of another kind")
-    for version in (2, "3", True, None):
+    for version in (3, "4", True, None):
         rewrite(path, data, lambda meta, v=version: meta.update(version=v))
-        refused(path, f"its version is {version!r}, and this library reads 3")
+        refused(path, f"its version is {version!r}, and this library reads 4")
     for text in ("[]", "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), "3"):
         rewrite(path, data, lambda meta, text=text: text)
         refused(path, r"meta\.json does not read as JSON|a zip of another kind")
@@ -497,6 +499,8 @@ WRONG = {
     "trace": (lambda meta: meta.update(trace=None), "trace: expected a record"),
     "heads": (edit(*C, "heads", to=7), r"calls\[0\].lse: expected f numbers of shape \(7, 11\)"),
     "no heads": (edit(*C, "heads", to=0), "heads: expected at least 1"),
+    "value_norms": (edit(*C, "value_norms", to=LSE + "x"), "value_norms: expected the name of an array"),
+    "lengths": (edit(*C, "value_norms", to="a2"), r"value_norms: expected f numbers of shape \(6, 11\)"),
     "rows": (edit(*C, "rows", to=-1), "rows: expected at least 0"),
     "keys": (edit(*C, "keys", to=12), "key_tokens: expected a sequence of 12"),
     "layer": (edit(*C, "layer", to=True), "layer: expected int, got 'True'"),

@@ -75,6 +75,7 @@ def make_classifier(rng):
     return params, logits
 
 
+@pytest.mark.slow
 def test_training_as_written_prints_its_numbers_and_answers_no_to_everything():
     rng, init = jax.random.split(jax.random.key(42))
     params, logits = make_classifier(init)

@@ -69,6 +69,7 @@ def test_parts_must_divide_the_batch_and_the_mesh():
         MeshSpec(data=4).demand_divides(tiny_copy(batch_size=10, accumulate_steps=5))
 
 
+@pytest.mark.slow
 def test_bfloat16_multiplies_in_it_and_keeps_parameters_and_sums_in_float32():
     (state, measured, _), (low, found, lowered) = updated(), updated(precision="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(low.params)} == {np.dtype(np.float32)}
@@ -122,6 +123,7 @@ def test_schedules_by_name(schedule, rates):
         assert float(found(jnp.int32(rise + step))) == pytest.approx(rate, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_lines_go_to_any_callable_some_steps_are_traced_and_more_checkpoints_kept(tmp_path):
     """And none of it touches the numbers."""
     cadence = settings.Cadence(

@@ -22,6 +22,7 @@ from regard.inspection.explorer import server
 from regard.training import runs, settings, tasks
 from regard.training.tasks.text import END_OF_DOCUMENT
 from small_runs import (
+    begin,
     snapshot,
     tiny_copy,
     train,
@@ -65,6 +66,7 @@ def make(task, **sizes):
 # What is watched
 
 
+@pytest.mark.slow
 def test_copy_is_watched_with_its_symbols(copied):
     task, model = runs.load_run(copied)
     trace = task.watch(model)
@@ -285,6 +287,7 @@ class Viewing:
         return self.process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_a_file_is_served_until_ctrl_c(kept):
     with Viewing(kept / "copy.regard", "--no-browser") as view:
         assert view.event["event"] == "serving"
@@ -337,6 +340,39 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypat
     assert document["training"]["title"] == "copy"
     one, other = (np.frombuffer(row, "<f4") for row in read.values())
     np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_of_text_reads_what_is_typed(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for word in ("low", "high"):
+        (folder / word).with_suffix(".txt").write_text(f"{word} tides and tides\n" * 9)
+    sizes = settings.DecoderSizes(d_model=8, num_heads=2, d_ff=7, num_layers=1)
+    task = tasks.Text(files=(str(folder),), length=23, held_out_fraction=0.5, model=sizes)
+    begin(tmp_path / "run", task)
+    found = []
+
+    def look(event):
+        url = json.loads(capsys.readouterr().out)["url"]
+        found.append(json.loads(read_url(url + "read?text=low+tides")))
+        found.append(read_document(read_url(url + found[0]["view"]).decode()))
+        found.append(json.loads(read_url(url + "read?text=" + 23 * "x")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(view.threading.Event, "wait", wait_in_threads(look))
+    assert main(["view", str(tmp_path / "run"), "--no-browser", "--json"]) == 0
+    answer, document, refused = found
+    assert answer["tokens"] == [10]
+    assert document["title"] == "text: low tides"
+    assert document["training"] is not None
+    assert refused == {"refused": "--text: expected at most 22 tokens, as in training, got 23"}
+
+
+def test_a_text_is_for_models_of_text(copied, kept, capsys):
+    for words in ([copied], [kept / "copy.regard"], [copied, "--compare", kept / "copy.regard"]):
+        assert main(["view", *map(str, words), "--text", "some"]) == 2
+        assert "--text is what a model of text reads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.S)
+LOCAL_LINK = re.compile(r"\]\((?!https?:)")
 
 
 def read_blocks(text):
@@ -31,6 +33,9 @@ def run(*command, where):
 
 def main(folder):
     (wheel,) = Path(folder).resolve().glob("*.whl")
+    (metadata,) = zipfile.Path(wheel).glob("*.dist-info/METADATA")
+    if LOCAL_LINK.search(metadata.read_text()):
+        sys.exit("expected no link into the repository in what a package index shows of README")
     version = ".".join(map(str, sys.version_info[:2]))
     constraints = ROOT / "constraints" / f"python{version}.txt"
     pinned = ["--constraint", constraints] if constraints.exists() else []

@@ -38,6 +38,7 @@ MODULES = (
     "regard.inspection.figures",
     "regard.inspection.explorer.pages",
     "regard.inspection.explorer.server",
+    "regard.inspection.explorer.live",
     "regard.interop.jax_nn",
     "regard.interop.flax",
     "regard.interop.torch_sdpa",

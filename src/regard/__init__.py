@@ -49,31 +49,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CHECKPOINT_NAMES",
-    "KVCache",
-    "PagedKVCache",
-    "attend",
-    "cache",
-    "derivation",
-    "derive",
-    "explain",
-    "explain_einsum",
-    "inspection",
-    "interop",
-    "layers",
-    "linear",
-    "masks",
-    "merge",
-    "models",
-    "parallel",
-    "planning",
-    "positions",
-    "readouts",
-    "scores",
-    "theory",
-    "training",
-]
+__all__ = ["CHECKPOINT_NAMES", "KVCache", "PagedKVCache"]
+__all__ += ["attend", "derive", "explain", "explain_einsum", "merge"]
+__all__ += ["cache", "derivation", "inspection", "interop", "layers", "linear", "masks", "models"]
+__all__ += ["parallel", "planning", "positions", "readouts", "scores", "theory", "training"]
 
 __getattr__, __dir__ = defer(
     __name__,

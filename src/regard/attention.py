@@ -60,7 +60,8 @@ def attend(
         key_offset: position of key row 0, likewise; None means 0. For a piece of a longer sequence.
         query_positions: in place of query_offset, the position of each query row: integers `(T,)`, or
             `(batch..., T)` aligned with the first leading axes of query, in any order; several rows may share
-            one, and it may be negative or traced. Keys stay at 0..S-1 unless told otherwise: for packed rows
+            one, and it may be negative or traced; what is traced of 64 bits, here or as an offset, counts as
+            the nearest that int32 holds. Keys stay at 0..S-1 unless told otherwise: for packed rows
             that restart at 0 pass the same array as key_positions, too.
         key_positions: in place of key_offset, the position of each key row, `(S,)` or `(batch..., S)`.
             Masks that read positions then need query_offset or query_positions, even with T == S.
@@ -70,7 +71,8 @@ def attend(
         rows: which query rows "weights" and "scores" in aux are wanted for; None means all. They are then
             `(*B, len(rows), S)`, formed from the saved lse; of long sequences, nothing larger is computed.
         heads: which query heads they are wanted for, likewise: the heads axis becomes `len(heads)` long.
-        backend: name of the backend to use; None picks, or does as `parallel.use` around the call says.
+        backend: dense, tiled, cudnn, splash_tpu or mosaic_gpu; None picks, or does as `parallel.use` around
+            the call says.
         precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
             multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
             more than the default precision is asked for.
@@ -107,6 +109,7 @@ def attend(
 
 def run_problem(problem: Problem, backend: str | None) -> Any:
     """Choose who runs a call, run it, and return what `attend` does."""
+    asked = problem.aux
     problem, finish = rewritten(problem)
     placement = active() if backend is None else None
     chosen = choose(problem, backend).name  # under a placement, what one device would take
@@ -115,27 +118,20 @@ def run_problem(problem: Problem, backend: str | None) -> Any:
     # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
     with jax.transfer_guard_host_to_device("allow"):
         output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
-    output = finish(output)
+    output = finish(output, extra)
     report(problem, output, chosen)
-    return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
+    return (output, {name: extra[name] for name in asked}) if asked else output
 
 
 def explain(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    backend: str | None = None,
-    **options: Unpack[Options],
+    query: Any, key: Any, value: Any, *, backend: str | None = None, **options: Unpack[Options]
 ) -> Explanation:
     """Say what `attend` would do with the same arguments: sizes, backend and why, and how much work.
 
     Nothing is computed, so `jax.ShapeDtypeStruct` stands in for arrays.
 
     Args:
-        query: as in `attend`, or its shape and dtype.
-        key: as in `attend`, or its shape and dtype.
-        value: as in `attend`, or its shape and dtype.
+        query, key, value: as in `attend`, or their shapes and dtypes.
         backend: as in `attend`.
         **options: as in `attend`; shapes and dtypes may stand for arrays.
 

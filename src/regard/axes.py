@@ -14,36 +14,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax.typing
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int  # noqa: F401 (for all modules)
 
 # What a caller may pass where an array is expected: jax, NumPy, numbers, nested lists.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | Sequence[Any]
 
-Query: TypeAlias = Float[Array, "*B T D"]
-Key: TypeAlias = Float[Array, "*#B S D"]
-Value: TypeAlias = Float[Array, "*#B S E"]
-Output: TypeAlias = Float[Array, "*B T E"]
-Rows: TypeAlias = Shaped[Array, "*B T"]
-Weights: TypeAlias = Float[Array, "*B T S"]
-Keep: TypeAlias = Bool[Array, "*#B T S"]
-
 Hidden: TypeAlias = Float[Array, "*B T M"]
-Tokens: TypeAlias = Int[Array, "*B T"]
-
-__all__ = [
-    "Array",
-    "ArrayLike",
-    "Bool",
-    "Float",
-    "Hidden",
-    "Int",
-    "Keep",
-    "Key",
-    "Output",
-    "Query",
-    "Rows",
-    "Shaped",
-    "Tokens",
-    "Value",
-    "Weights",
-]

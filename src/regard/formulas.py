@@ -1,7 +1,5 @@
 """Formulas in index notation: written once, read as text, LaTeX or MathML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -69,7 +67,6 @@ class Number(Formula):
     written: str
 
     def write(self, form: Form, roles: Roles) -> str:
-        del roles
         return f"<mn>{escape(self.written)}</mn>" if form == "mathml" else self.written
 
 

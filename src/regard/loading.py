@@ -16,11 +16,8 @@ def defer(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the `__getattr__` and `__dir__` of a package whose names load on first use.
 
-    Args:
-        package: its `__name__`.
-        extra: the extra of `pip install 'regard[...]'` that brings what its modules import.
-        names: its `__all__`.
-        **homes: by module the names that it holds, separated by spaces; other names are modules themselves.
+    `extra` brings what its modules import, `names` is its `__all__`. Each keyword is a module, with the names
+    that it holds, separated by spaces; other names are modules themselves.
     """
     home_of = {name: home for home, held in homes.items() for name in held.split()}
 

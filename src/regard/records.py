@@ -1,9 +1,7 @@
 """Records: frozen dataclasses as pytrees whose structures know their classes. Start from `record`."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -54,6 +52,17 @@ def record(cls: C) -> C:
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def delegate(field: str, *names: str) -> Callable[[C], C]:
+    """Let what a field holds answer for these attributes of a class."""
+
+    def add(cls: C) -> C:
+        for name in names:
+            setattr(cls, name, property(lambda self, name=name: getattr(getattr(self, field), name)))
+        return cls
+
+    return add
 
 
 def record_classes(base: type) -> Iterator[type]:

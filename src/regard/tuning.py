@@ -1,7 +1,5 @@
 """Measurements of this machine for `regard tune`: the fastest tiles, and sizes at which dense is faster."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -156,6 +156,14 @@ test("ends of the colour bar are those of all heads, of one, or locked", () => {
   assert.deepEqual(barLimits("0.001:0.5", "log", 4096, known), [0.001, 0.5]);
   assert.ok(barLimits("0:0.5", "log", 4096, known)[0] > 0);
   assert.deepEqual(barLimits("0:0.5", "rank", 4096, known), [0, 1]);
+  // Norms go up to the largest of all heads, whatever that is.
+  const norms = Float32Array.from(values, (value) => 400 * value);
+  const added = { all: 40, head: 25, counts: histogramOf(norms), channel: "value" };
+  assert.deepEqual(barLimits("all", "log", 4096, added), [40 * 2 ** -16, 40]);
+  assert.deepEqual(barLimits("all", "power", 4096, added), [0, 40]);
+  const [least, most] = barLimits("head", "log", 4096, added);
+  assert.ok(least >= 400 * 2 ** -10 && least <= 400 * 2 ** -9.3 && most === 25, String([least, most]));
+  assert.deepEqual(barLimits("all", "log", 7, { ...added, all: 0 }), [2 ** -12, 1]);
   assert.deepEqual(barLimits("head", "log", 4096, { all: 1, head: 0 }), limitsFor("log", 4096, 0));
 });
 

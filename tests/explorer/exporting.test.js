@@ -103,6 +103,9 @@ test("CSV says what it holds and where each number lies", () => {
     ),
     "attention weights, largest of 2 heads",
   );
+  const added = { ...excerpt, channel: "value" };
+  assert.equal(describeExcerpt({ ...added, exact: true }), "norm of what is added");
+  assert.ok(describeExcerpt(added).startsWith("largest norm of what is added of each block"));
 });
 
 test("CSV has tokens on one line each that no spreadsheet takes for a formula", () => {
@@ -151,6 +154,10 @@ test("Python asks for the window that is seen", () => {
   assert.ok(text.includes("call.window(rows=slice(8, 18), columns=slice(0, 29), heads=[3])[0]"));
   assert.ok(text.includes('scale="linear"') && text.includes('save("layer-2-head-3.pdf")'));
   assert.ok(!text.includes("\nimport os"));
+  assert.ok(!text.includes("value_norms"));
+  const added = pythonText({ ...what, channel: "value" });
+  assert.ok(added.includes("\nweights = weights * call.value_norms[3, 0:29]\n"));
+  assert.ok(added.includes('save("layer-2-head-3-norm-of-what-is-added.pdf")'));
   const large = pythonText({ ...what, view: { q0: 0, q1: 4096, k0: 0, k1: 4096 }, rows: 4096, keys: 4096 });
   assert.ok(large.includes('head_map(call.readout(), 3, channel="mass"') && !large.includes("window("));
 });

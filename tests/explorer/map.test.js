@@ -196,6 +196,15 @@ test("without the first keys, each row's rest sums to 1 again", () => {
     1,
   );
   assert.equal(all[1], 0);
+  // Norms are shared out by what is left of the weights, and may be above 1.
+  const norms = withoutFirst(
+    tile(() => 6),
+    tile((i, j) => Number(j === 0) / 4),
+    0,
+    1,
+    Infinity,
+  );
+  assert.equal(norms[1], 8);
 });
 
 test("heads are joined by their mean or their largest", () => {
@@ -314,6 +323,14 @@ test("the sentence of a cell names query, key, weight and rank", () => {
     cellSentence({ ...facts, weight: null, block: null, tokens: {} }),
     "query 1042 to key 13: no number is stored",
   );
+  const block = { value: 2.5, channel: "value", queryBlock: 2, keyBlock: 1 };
+  assert.equal(
+    cellSentence({ ...facts, channel: "value", weight: 3.7, rounded: true }),
+    "query 1042 'cat' to key 13 'The', norm of what is added about 3.7, rank 1 of 1043",
+  );
+  assert.ok(
+    cellSentence({ ...facts, weight: null, block }).endsWith("key 13, largest norm of what is added 2.5"),
+  );
   assert.ok(cellSentence({ ...facts, rounded: true }).includes(", about 0.31, rank 1"));
   assert.ok(!cellSentence({ ...facts, weight: 0, rounded: true }).includes("about"));
   assert.deepEqual(rankIn([0.2, 0.5, 0, 0.2, 0.1], 3), { rank: 2, count: 4 });
@@ -339,6 +356,9 @@ test("a cell is read from exact rows, from the largest weights kept, or not at a
   });
   near(both.weight, 0.3, 1e-6);
   assert.equal(both.rank, 2);
+  const none = { ...source, row: async () => null, topKeys: async () => [{ key: 2, weight: 0.7 }] };
+  const asked = { t: 0, heads: [[0, 0]], row: 2, key: 2, aggregate: "mean", channel: "value" };
+  assert.deepEqual(await readCell(none, asked), { weight: null });
   const kept = {
     row: async () => ({ values: new Float32Array(2), exact: false }),
     topKeys: async () => [

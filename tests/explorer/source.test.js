@@ -277,3 +277,35 @@ test("a server that is gone is asked less and less often, and all goes on as it 
   await refused;
   assert.deepEqual(told, ["lost", "found"]);
 });
+
+test("of channel value, weights are multiplied by what their keys add, and blocks hold the largest", async () => {
+  const { pageDocument, load } = page("embedded");
+  const before = new Source(pageDocument, load);
+  assert.deepEqual(before.levels(0, 0, 0, "value"), []);
+  assert.equal(await before.level(0, 0, 0, 1, 1, "value"), null);
+  assert.equal(await before.row(0, 0, 0, 9, "value"), null);
+  const norms = Float32Array.from([3, 0, NaN, 0.5, 20]);
+  pageDocument.chunks.norms = { dtype: "f32", shape: [S], code: "plain", bytes: 4 * S };
+  pageDocument.traces[0].calls[0].head[0].value_norms = "norms";
+  const source = new Source(pageDocument, async (name) =>
+    name === "norms" ? new Uint8Array(norms.buffer) : load(name),
+  );
+  const weights = weightsOf();
+  assert.deepEqual(source.levels(0, 0, 0, "value"), source.levels(0, 0, 0));
+  const tile = await source.tile(0, 0, 0, 1, 1, 0, 0, "value");
+  for (const [i, j] of [
+    [0, 0],
+    [7, 3],
+    [9, 4],
+  ])
+    assert.equal(tile[256 * i + j], Math.fround(weights[i * S + j] * norms[j]));
+  // Nothing is added with a weight of 0, and a length that is no number makes none.
+  assert.deepEqual(Array.from(tile.subarray(256, 256 + S)), [0, 0, 0, 0, 0]);
+  assert.ok(Number.isNaN(tile[2]) && tile[1] === 0);
+  const blocks = await source.tile(0, 0, 0, 4, 2, 0, 0, "value");
+  const largest = [0, 2, 3].map((i) => weights[i * S + 4] * norms[4]);
+  assert.equal(blocks[2], Math.fround(Math.max(...largest)));
+  const { values, exact } = await source.row(0, 0, 0, 9, "value");
+  assert.ok(exact && values[4] === tile[256 * 9 + 4]);
+  assert.equal((await source.row(0, 0, 0, 9)).values[4], weights[9 * S + 4]);
+});

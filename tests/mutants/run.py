@@ -40,6 +40,7 @@ class Fault:
     after: str
     tests: tuple[str, ...]  # files of tests/, or file::test; the likeliest to fail first
     unseen: str = ""  # why no test can fail, where none can
+    python: str = ""  # which version sees it, such as "3.12"; any other skips the tests
 
     @property
     def name(self) -> str:
@@ -58,16 +59,31 @@ class Fault:
 
 
 def read_faults() -> list[Fault]:
-    """Read every table."""
-    return [
-        Fault(table=path.stem, **{**entry, "tests": tuple(entry["tests"])})
-        for path in sorted(HERE.glob("*.toml"))
-        for entry in tomllib.loads(path.read_text())["faults"]
-    ]
+    """Read every table; what stands above its faults holds for all of them."""
+    faults = []
+    for path in sorted(HERE.glob("*.toml")):
+        table = tomllib.loads(path.read_text())
+        for entry in table.pop("faults"):
+            faults.append(Fault(table=path.stem, **{**table, **entry, "tests": tuple(entry["tests"])}))
+    return faults
+
+
+def find_python(version: str) -> str:
+    """Return the interpreter of a version: this one, or that of an environment beside `.venv`."""
+    if version in ("", ".".join(map(str, sys.version_info[:2]))):
+        return sys.executable
+    found = ROOT / f".venv-{version}" / "bin" / "python"
+    if not found.exists():
+        sys.exit(f"some faults need Python {version}: make setup VENV=.venv-{version} PYTHON=python{version}")
+    return str(found)
 
 
 def run_tests(
-    tests: tuple[str, ...], fault: Fault | None, *options: str, marked: str = " or ".join(MARKED)
+    tests: tuple[str, ...],
+    fault: Fault | None,
+    *options: str,
+    python: str = "",
+    marked: str = " or ".join(MARKED),
 ) -> tuple[int | str, str]:
     """Run tests on a copy of the package, with a fault or as it is: exit code, and what was said."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -77,7 +93,7 @@ def run_tests(
             target = package / fault.file
             target.write_text(fault.plant(target.read_text()))
         command = [
-            sys.executable, "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
+            find_python(python), "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
             "-m", marked, *options, *(f"{TESTS}/{test}" for test in tests),
         ]  # fmt: skip
         environment, limit = os.environ | {"PYTHONPATH": folder}, None if fault is None else SECONDS
@@ -97,7 +113,7 @@ def try_fault(fault: Fault) -> dict:
     started = time.monotonic()
     code, said = 0, ""
     for marked in MARKED:
-        code, said = run_tests(fault.tests, fault, marked=marked)
+        code, said = run_tests(fault.tests, fault, python=fault.python, marked=marked)
         if code not in (0, 5):
             break
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.*?)(?: - .*)?$", said, re.MULTILINE)
@@ -148,6 +164,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     faults = read_faults()
+    for version in {fault.python for fault in faults if options.only in fault.name}:
+        find_python(version)
     chosen = [fault for fault in faults if options.only in fault.name]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.parent.mkdir(exist_ok=True)
@@ -160,11 +178,15 @@ def main() -> None:
             word = f"killed by {result['by']}" if result["killed"] else "SURVIVED"
             print(f"{number}/{len(chosen)} {result['seconds']:5.1f} s  {fault.name}: {word}", flush=True)
     # A test that fails without a fault, too, has shown nothing.
-    killers = {results[fault.name]["by"] for fault in chosen if results[fault.name]["killed"]}
-    named = tuple(sorted({test.partition("[")[0] for test in killers if "::" in test}))
-    code, said = run_tests(named, None, "--numprocesses", str(options.jobs)) if named else (0, "")
-    if code:
-        sys.exit(f"without any fault, tests that killed one fail as well:\n{said}")
+    killers: dict[str, set[str]] = {}
+    for fault in chosen:
+        by = results[fault.name]["by"]
+        if results[fault.name]["killed"] and "::" in by:
+            killers.setdefault(fault.python, set()).add(by.partition("[")[0])
+    for python, named in killers.items():
+        code, said = run_tests(tuple(sorted(named)), None, "--numprocesses", str(options.jobs), python=python)
+        if code:
+            sys.exit(f"without any fault, tests that killed one fail as well:\n{said}")
     if all(fault.name in results for fault in faults):
         write_report(faults, results)
         print(f"wrote {REPORT.relative_to(ROOT)}")

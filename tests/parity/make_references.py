@@ -152,6 +152,62 @@ MODELS = {
         ),
         13,
     ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeForCausalLM,
+        transformers.Qwen3MoeConfig(
+            **{**LLAMA, "num_hidden_layers": 3},
+            head_dim=10,
+            num_experts=7,
+            num_experts_per_tok=3,
+            moe_intermediate_size=11,
+            mlp_only_layers=[1],
+        ),
+        13,
+    ),
+    "gpt_oss": (
+        transformers.GptOssForCausalLM,
+        transformers.GptOssConfig(
+            **{**LLAMA, "intermediate_size": 11},
+            head_dim=10,
+            sliding_window=5,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            swiglu_limit=0.75,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        17,
+    ),
+    "modernbert": (
+        transformers.ModernBertModel,
+        transformers.ModernBertConfig(
+            vocab_size=67,
+            hidden_size=24,
+            intermediate_size=37,
+            num_hidden_layers=4,
+            num_attention_heads=3,
+            max_position_embeddings=64,
+            norm_eps=1e-3,
+            local_attention=6,
+            pad_token_id=0,
+            bos_token_id=1,
+            cls_token_id=1,
+            eos_token_id=2,
+            sep_token_id=2,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        ),
+        13,
+    ),
     "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(**T5), 13),
     "t5_gated": (
         transformers.T5ForConditionalGeneration,
@@ -291,6 +347,8 @@ def reference_model(name):
             text["tie_word_embeddings"] = False
             (Path(folder) / "config.json").write_text(json.dumps(text))
         load = {"attn_implementation": "eager"}
+        if hasattr(config, "num_experts_per_tok"):
+            load["experts_implementation"] = "eager"
         inputs = draw_inputs(name, config, length)
         with InFloat64():
             # Built, not only cast, in float64: rotary frequencies are computed once, here.
@@ -322,53 +380,43 @@ def _blank(key, value, valid, name):
     return value * (keep[..., None] if "hidden" in key else keep[:, None, :, None])
 
 
-def reference_gpt_oss():
-    """The attention layers of gpt-oss: sinks, a window in every other layer, YaRN."""
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+def reference_latent():
+    """Attention of DeepSeek V3, whose queries come from a latent vector of their own, or do not."""
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
-    config = transformers.GptOssConfig(
-        hidden_size=24,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-        num_hidden_layers=2,
-        sliding_window=5,
-        vocab_size=61,
-        max_position_embeddings=64,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1000.0,
-            "factor": 4.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 16,
-        },
-    )
-    config._attn_implementation = "eager"
-    length, shapes = 17, {}
-    hidden = drawn_weights.uniform("hidden", (2, length, config.hidden_size))
+    length, shapes = 13, {}
+    hidden = drawn_weights.uniform("hidden", (2, length, 24))
+    sizes = {
+        "hidden_size": 24,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "kv_lora_rank": 11,
+        "qk_nope_head_dim": 7,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 3,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    }
 
     def evaluate(dtype):
         torch.set_default_dtype(dtype)
         found = {}
-        for index, kind in enumerate(config.layer_types):
-            layer = GptOssAttention(config, index)
-            names = {key: f"layers.{index}.{key}" for key in layer.state_dict()}
+        for rank in (17, None):
+            config = transformers.DeepseekV3Config(**sizes, q_lora_rank=rank)
+            config._attn_implementation = "eager"
+            layer = deepseek.DeepseekV3Attention(config, 0)
+            names = {key: f"{rank}.{key}" for key in layer.state_dict()}
             shapes.update({names[key]: list(value.shape) for key, value in layer.state_dict().items()})
             drawn = {
-                key: torch.as_tensor(drawn_weights.draw(name, tuple(shapes[name]), "gpt_oss")).to(dtype)
+                key: torch.as_tensor(drawn_weights.draw(name, tuple(shapes[name]), "deepseek_v3")).to(dtype)
                 for key, name in names.items()
             }
             layer.load_state_dict(drawn)
-            at = torch.arange(length)
-            distance = at[:, None] - at[None, :]
-            keep = (distance >= 0) & ((distance < config.sliding_window) | (kind == "full_attention"))
+            keep = torch.ones(length, length, dtype=torch.bool).tril()
             mask = torch.where(keep, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
             states = torch.as_tensor(hidden).to(dtype)
-            turn = GptOssRotaryEmbedding(config)(states, at[None])
-            output, weights = layer(states, position_embeddings=turn, attention_mask=mask)
-            found[f"output {index}"], found[f"weights {index}"] = output, weights[..., ::STEP, :]
+            turn = deepseek.DeepseekV3RotaryEmbedding(config)(states, torch.arange(length)[None])
+            found[f"output {rank}"] = layer(states, position_embeddings=turn, attention_mask=mask)[0]
         torch.set_default_dtype(torch.float32)
         return {key: value.detach().double().numpy() for key, value in found.items()}
 
@@ -376,13 +424,11 @@ def reference_gpt_oss():
         exact = evaluate(torch.float64)
     plain = evaluate(torch.float32)
     errors = {key: measure_error(plain[key], exact[key]) for key in exact}
-    arrays = {k: v.astype(np.float32) if "weights" in k else v for k, v in exact.items()}
-    facts = {"config": config.to_dict(), "shapes": shapes, "errors": errors, "step": STEP}
-    write("gpt_oss", facts, {"input hidden": hidden, **arrays})
+    write("latent", {"config": sizes, "shapes": shapes, "errors": errors}, {"input hidden": hidden, **exact})
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    for wanted in sys.argv[1:] or [*MODELS, "gpt_oss"]:
-        reference_gpt_oss() if wanted == "gpt_oss" else reference_model(wanted)
+    for wanted in sys.argv[1:] or [*MODELS, "latent"]:
+        reference_latent() if wanted == "latent" else reference_model(wanted)

@@ -133,14 +133,8 @@ class KVCache(Rows):
                 f"capacity: expected more than the window of {window} tokens{beside}, best twice the window,"
                 f" for there to be room to append; got {slots}"
             )
-        return cls(
-            _zeros((rows, heads, slots, width), dtype),
-            _zeros((rows, heads, slots, value_width), dtype),
-            jnp.zeros(rows, jnp.int32),
-            jnp.zeros(rows, jnp.int32),
-            window,
-            first,
-        )
+        key, value = (_zeros((rows, heads, slots, size), dtype) for size in (width, value_width))
+        return cls(key, value, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32), window, first)
 
     _axes = ("batch", "key_heads", "capacity", "key_width")
 

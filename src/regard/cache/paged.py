@@ -100,13 +100,9 @@ class PagedKVCache(Rows):
             whole_number(name, number, 1) for name, number in sizes.items()
         )
         dtype = float_dtype(dtype)
-        return cls(
-            jnp.zeros((pages, heads, size, width), dtype),
-            jnp.zeros((pages, heads, size, value_width), dtype),
-            jnp.full((rows, most), -1, jnp.int32),
-            jnp.zeros(rows, jnp.int32),
-            jnp.zeros(rows, jnp.int32),
-        )
+        key, value = (jnp.zeros((pages, heads, size, one), dtype) for one in (width, value_width))
+        table = jnp.full((rows, most), -1, jnp.int32)
+        return cls(key, value, table, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32))
 
     _axes = ("num_pages", "key_heads", "page_size", "key_width")
 

@@ -15,6 +15,7 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
 from regard.masks import Mask
+from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 
 
@@ -301,12 +302,11 @@ def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) ->
     array: Any = numbers
     if not hasattr(numbers, "dtype"):
         array = np.asarray(numbers) if is_concrete(numbers) else jnp.asarray(numbers)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    array = integers(name, array)
     if array.shape != (batch,) and not (scalar and array.shape == ()):
         either = "one integer or " if scalar else ""
         raise ValueError(f"{name}: expected {either}one per row, shape ({batch},); got {tuple(array.shape)}")
-    return jnp.broadcast_to(jnp.asarray(array).astype(jnp.int32), (batch,))
+    return jnp.broadcast_to(jnp.asarray(array), (batch,))
 
 
 def float_dtype(dtype: Any, expected: str = "a floating-point dtype") -> np.dtype:

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from regard.loading import remedy
 
@@ -75,6 +76,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if os.environ.get("NO_COLOR"):
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # read when tyro is imported
     from regard.cli.console import Console, UsageError, expected_errors
+    from regard.cli.interruption import leave_soon
     from regard.training.tasks import load_tasks
 
     words = sys.argv[1:] if arguments is None else arguments
@@ -90,7 +92,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     output = command.output
     console = Console(json_lines=output.json, quiet=output.quiet, words=words)
     try:
-        return command.run(console)
+        # Another program, such as a notebook, is not left.
+        with leave_soon("error: interrupted\n") if arguments is None else nullcontext():
+            return command.run(console)
     except UsageError as error:
         console.fail(str(error))
         return error.code

@@ -23,25 +23,23 @@ _STYLE = (
     tyro.conf.FlagCreatePairsOff,
 )
 _HELP = ("--help", "-h")
+ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
 _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
 
 
 def parse_arguments(words: Sequence[str]) -> Command:
-    """Turn words into a command.
-
-    Raises:
-        SystemExit: 0 after printing help or versions, 2 after printing what was not understood and what is
-            near it.
-    """
+    """Turn words into a command, or exit: 0 after help or versions, 2 after what was not understood."""
     words = list(words)
     named = {command.__name__.lower(): command for command in commands.COMMANDS}
-    if words[:1] == ["--version"]:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if words[:1] in (["--version"], ["version"]):
         sys.stdout.write(f"{describe_versions()}\n")
         raise SystemExit(0)
     if not words or words[0] in _HELP:
         line = dataclasses.make_dataclass("Line", [("run", Annotated[choice(named), tyro.conf.arg(name="")])])
-        return _read(line, "regard", "Attention for JAX: exact, composable, inspectable.", words)
+        return _read(line, "regard", ABOUT, words)
     command = _choose("regard", "command", words[0], named)
     program, words, description = f"regard {words[0]}", words[1:], None
     for name, kinds in command.CHOICES.items():

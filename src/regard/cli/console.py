@@ -8,7 +8,16 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 LABEL_WIDTH = 11
@@ -52,13 +61,7 @@ def new_table(*headers: str, gap: int = 3) -> Table:
 
 
 class Console:
-    """The streams of one command.
-
-    Args:
-        json_lines: objects go to standard output and text moves to standard error.
-        quiet: leave the text out.
-        words: the command as it was given.
-    """
+    """The streams of one command; with `json_lines`, objects go to standard output, the text elsewhere."""
 
     def __init__(self, *, json_lines: bool = False, quiet: bool = False, words: Sequence[str] = ()):
         self.json_lines, self.words = json_lines, words
@@ -85,6 +88,21 @@ class Console:
         with Progress(*columns, console=self.human, transient=True) as shown:
             bar = shown.add_task("", total=None)
             yield lambda done, total, label: shown.update(bar, completed=done, total=total, description=label)
+
+    @contextmanager
+    def show_bytes(self) -> Iterator[Callable[[str, int, int], None]]:
+        """Show progress: yield a function to call with what is done, bytes done and bytes in all."""
+        columns = (BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.human, transient=True, disable=not self.is_live) as shown:
+            bars: list[TaskID] = []
+
+            def report(what: str, done: int, total: int) -> None:
+                if not bars:
+                    self.say(what)
+                    bars.append(shown.add_task("", total=total))
+                shown.update(bars[0], completed=done)
+
+            yield report
 
     def say(self, text: RenderableType = "") -> None:
         """Print text, as it is, or a table."""

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -39,16 +39,13 @@ class Display(Listener):
     def stop(self) -> None:
         """Leave the terminal as it was."""
 
+    def preparing(self) -> AbstractContextManager[None]:
+        return leave_at_once(NOTHING_LOST) if jax.process_count() == 1 else nullcontext()
+
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         start = time.perf_counter()
-        # Nothing is done before the first step; later, what was done since the last checkpoint would be lost.
-        with (
-            leave_at_once(NOTHING_LOST)
-            if what == "train step" and jax.process_count() == 1
-            else nullcontext()
-        ):
-            yield
+        yield
         seconds = time.perf_counter() - start
         self._console.say(f"{self._prefix}compiled {what} in {seconds:.1f} s")
         self._emit("compiled", what=what, seconds=round(seconds, 3))

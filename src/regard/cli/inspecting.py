@@ -14,16 +14,15 @@ from regard import inspection, readouts
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
-from regard.inspection import Tokens, Trace, figures
+from regard.cli.text_readers import DEFAULT_TEXT, demand_text_reader, encode, name_tokens, shorten_title
+from regard.inspection import Trace, figures
 from regard.inspection.words import WordReading, join_pieces
 from regard.training import runs
 from regard.training.history import training_document
 
-DEFAULT_TEXT = "The cat sat on the mat because it was tired."
 DEFAULT_WORD = "it"
 CELL_WIDTH = 14  # of the table: a word and its share
 TOKENS_SHOWN = 40  # more would not be legible in a figure
-TITLE_LENGTH = 80
 
 
 def run_inspecting(command: Inspect, console: Console, page: Path | None = None) -> int:
@@ -70,21 +69,11 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
 
 
 def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
-    """Return a model's attention over a text: between words, `(L, H, words, words)`, and the whole trace.
-
-    Raises:
-        ValueError: when the model has no tokenizer, reads no single text, or the text is too long for it.
-    """
-    if loaded.tokenizer is None:
-        raise ValueError(f"{loaded.directory} has no tokenizer; put its tokenizer.json there")
-    if loaded.kind in ("t5", "vit"):
-        raise ValueError(f"{loaded.directory} holds {loaded.kind}; give an encoder or a decoder of text")
-    encoding = loaded.tokenizer.encode(text)
-    if not encoding.ids:
-        raise ValueError("text: expected at least one token, got none")
-    tokens = Tokens(encoding.tokens, ids=encoding.ids, spans=encoding.offsets)
-    title = text if len(text) <= TITLE_LENGTH else f"{text[: TITLE_LENGTH - 1]}…"
-    with inspection.capture(loaded.model, tokens=tokens, title=title) as trace:
+    """Return a model's attention over a text: between words, `(L, H, words, words)`, and the whole trace."""
+    demand_text_reader(loaded)
+    encoding = encode(loaded, text)
+    tokens = name_tokens(encoding)
+    with inspection.capture(loaded.model, tokens=tokens, title=shorten_title(text)) as trace:
         loaded.model(jnp.asarray([encoding.ids], jnp.int32))
     weights = np.stack([call.window() for call in trace.calls])
     return join_pieces(weights, encoding.tokens, encoding.offsets, text), trace

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130
+PATIENCE_SECONDS = 1.0  # for Python to end what an interrupt ends
 SHOW_CURSOR = b"\x1b[?25h"
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -40,9 +41,16 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
     """Catch requests to stop while a block runs; yield a function that says if there was one.
 
     `ask` is called at the first one, where more than this process must know; SIGTERM is then left to JAX. A
-    second Ctrl-C leaves at once; a second SIGTERM or SIGHUP does not, as closing a terminal may send two.
+    second Ctrl-C leaves at once, even while compiled code runs; a second SIGTERM or SIGHUP does not, as
+    closing a terminal may send two.
     """
-    is_requested = False
+    is_requested = was_heard = False
+
+    def hear(number: int) -> None:
+        nonlocal was_heard
+        if was_heard and number == signal.SIGINT:
+            _leave()
+        was_heard = True
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_requested
@@ -64,13 +72,42 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
             ask()
 
     signals = [one for one in STOPPING if ask is None or one != signal.SIGTERM]
-    with handle_signals(handle, *signals):
+    with handle_signals(handle, *signals), _listen(hear):
         yield lambda: is_requested
 
 
 @contextmanager
 def leave_at_once(last_words: str = "") -> Iterator[None]:
     """Leave at the first interrupt while a block runs, even if a compiler keeps Python from hearing of it."""
+    with (
+        handle_signals(lambda number, frame: None, signal.SIGINT),
+        _listen(lambda number: _leave(last_words) if number == signal.SIGINT else None),
+    ):
+        yield
+
+
+@contextmanager
+def leave_soon(last_words: str) -> Iterator[None]:
+    """Leave if a block does not end by the KeyboardInterrupt of an interrupt, as while a compiler runs."""
+    ended = threading.Event()
+
+    def is_raised() -> bool:
+        return signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+    def hear(number: int) -> None:
+        if number == signal.SIGINT and is_raised() and not ended.wait(PATIENCE_SECONDS) and is_raised():
+            _leave(last_words)
+
+    with _listen(hear):
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+@contextmanager
+def _listen(hear: Callable[[int], None]) -> Iterator[None]:
+    """Call a function with each signal that Python handles while a block runs, from a thread, at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,15 +116,13 @@ def leave_at_once(last_words: str = "") -> Iterator[None]:
 
     def watch() -> None:
         while number := os.read(heard, 1):
-            if number[0] == signal.SIGINT:
-                _leave(last_words)
+            hear(number[0])
 
     watching = threading.Thread(target=watch, name="regard-interrupts", daemon=True)
     watching.start()
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     try:
-        with handle_signals(lambda number, frame: None, signal.SIGINT):
-            yield
+        yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(told)

@@ -7,15 +7,7 @@ from regard.training import runs
 
 
 def demand_run(path: Path, remedy: str = "") -> None:
-    """Demand a run; where there is none, name the runs inside.
-
-    Args:
-        path: what was given.
-        remedy: what else would do.
-
-    Raises:
-        UsageError: no folder, or one that holds no run.
-    """
+    """Demand a run; where there is none, name the runs inside, and what else would do."""
     if not path.exists():
         raise UsageError(f"there is no {path}; give a run of `regard train`{remedy}")
     if not path.is_dir():

@@ -10,9 +10,6 @@ MISSING = "\ufffd"  # what stands for bytes that are no character, or not yet
 class ByteSpelling:
     """Text of tokens that stand for bytes; part of a character waits for the rest.
 
-    Args:
-        spell: the bytes of a token.
-
     Example:
         >>> spelling = ByteSpelling(lambda token: bytes([token]))
         >>> spelling.push([104, 0xC3]), spelling.push([0xA9]), spelling.push([0xE2]), spelling.finish()
@@ -33,12 +30,7 @@ class ByteSpelling:
 
 
 class TokenizerSpelling:
-    """Text of a `tokenizers.Tokenizer`'s tokens, which may read differently beside others.
-
-    Args:
-        tokenizer: the tokenizer.
-        prompt: tokens before the text.
-    """
+    """Text of a `tokenizers.Tokenizer`'s tokens, which may read differently beside others and the prompt."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()):
         from tokenizers.decoders import DecodeStream
@@ -64,9 +56,6 @@ class TokenizerSpelling:
 
 class Ending:
     """The end of a text, before the first of some words; what may begin one waits until it is clear.
-
-    Args:
-        words: texts to end at, none of them empty.
 
     Example:
         >>> ending = Ending(["END"])

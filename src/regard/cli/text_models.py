@@ -16,23 +16,14 @@ CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.js
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model that writes, with its functions from text to tokens and back.
+    """A model that writes, with its functions from text to tokens and back."""
 
-    Attributes:
-        model: a `Decoder` or an `EncoderDecoder`.
-        title: what it is, for people.
-        encode: the tokens of a prompt.
-        spell: an object with `push(tokens)` and `finish()`, for the text after these prompt tokens.
-        stop_tokens: tokens that end a text.
-        start_token: what targets begin with; None for a `Decoder`.
-    """
-
-    model: Any
+    model: Decoder | EncoderDecoder
     title: str
     encode: Callable[[str], list[int]]
-    spell: Callable[[list[int]], ByteSpelling | TokenizerSpelling]
+    spell: Callable[[list[int]], ByteSpelling | TokenizerSpelling]  # of the text after these prompt tokens
     stop_tokens: tuple[int, ...]
-    start_token: int | None = None
+    start_token: int | None = None  # of targets; None for a `Decoder`
 
     @property
     def continues(self) -> bool:
@@ -41,14 +32,8 @@ class TextModel:
 
 
 def open_text_model(directory: Path) -> TextModel:
-    """Load a model that writes text.
-
-    Raises:
-        ValueError: when the directory holds neither a text run nor a model that writes, or is damaged.
-        OSError: when it cannot be read.
-        ImportError: when a package that it needs is not installed.
-    """
-    if (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG):
+    """Load a model that writes text."""
+    if is_pretrained(directory):
         return _open_pretrained(directory)
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} has no {CONFIG}; {RIGHT_SOURCES}")
@@ -64,6 +49,11 @@ def open_text_model(directory: Path) -> TextModel:
         spell=lambda prompt: ByteSpelling(vocabulary.spell),
         stop_tokens=(vocabulary.mark,),
     )
+
+
+def is_pretrained(directory: Path) -> bool:
+    """Return whether a folder is laid out as Hugging Face's."""
+    return (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def run_training(command: Train, console: Console) -> int:
         # What the first process found sound need not be read by all.
         run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
         if not run.is_finished:
+            with console.show_bytes() as report:
+                processes.alone(lambda: run.task.prepare(report))  # the others find what the first one kept
             processes.everyone(run.task.keep)  # the data are read, and found as they were
         if not run.is_finished and processes.is_first():
             print_overview(console, run.task, run, deployment)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from regard.axes import ArrayLike
 from regard.derivation.course import Course
 from regard.derivation.notation import Notation
-from regard.derivation.operands import add_operands
 from regard.derivation.record import Derivation
 from regard.derivation.tables import View
 from regard.engine.call.canonicalization import canonicalize
@@ -23,12 +22,7 @@ LARGEST_SCORES = 2**20  # that are written out, per step
 LARGEST_SPREAD = 2**26  # entries of the keys of all heads, or of the values
 
 
-def derive(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    **options: Unpack[Options],
-) -> Derivation:
+def derive(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack[Options]) -> Derivation:
     """Derive one attention call step by step, in index notation, with its numbers.
 
     P^{hij} = sum_a Q^{hia} K^{hja},  S = scale P, then score functions, bias and mask
@@ -71,7 +65,7 @@ def derive(
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
     course = Course(problem, name_axes(problem, **sizes))
     check_size(problem)
-    add_operands(course, jnp.asarray(query), metric)
+    course.add_operands(jnp.asarray(query), metric)
     course.walk()
     return assemble(course, "Attention")
 

@@ -1,7 +1,5 @@
 """The course of one attention call: every step from queries, keys and values to the output."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -30,17 +28,13 @@ from regard.formulas import (
 )
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
+from regard.scores.metrics import Bilinear
 
 SCORES = "logits"
 
 
 class Course:
-    """A walk through a call that keeps every step.
-
-    Args:
-        problem: the call; its rows and heads are those derived.
-        notation: letters of all axes, at their full lengths.
-    """
+    """A walk through a call, of whose rows and heads every step is kept; letters stand for whole axes."""
 
     def __init__(self, problem: Problem, notation: Notation):
         self.problem, self.notation = problem, notation
@@ -63,6 +57,33 @@ class Course:
         if self.problem.dropout_rate:
             weights = self._add_dropout(weights)
         self._add_output(weights, scores, last)
+
+    def add_operands(self, given: Any, metric: Bilinear | None) -> None:
+        """Add the steps of query, key and value; `given` is the query before the metric."""
+        problem = self.problem
+        chosen = "" if problem.rows is None else f" {problem.rows.size:,} of {problem.T:,} rows."
+        words = f"What each query asks for.{chosen}"
+        if metric is None:
+            self.give("query", Symbol("Q"), problem.query, "ia", words, "features")
+        else:
+            asked = self.give("asked", Symbol("Q", below="0"), given, "ie", words, "features")
+            words = "Which features answer which, in place of like for like."
+            form = self.give("metric", Symbol("g"), metric.metric, "ea", words, "")
+            names = self.notation.name(problem.query.shape, "ia")
+            right = Sum("e", product(asked.formula.left, form.formula.left))
+            words = "The queries seen through the metric: what meets the keys."
+            value = self.pick(problem.query, names)
+            subscripts = f"{spell(asked.indices)},{spell(form.indices)}->{spell(names)}"
+            self.add("query", Symbol("Q", spell(names)), right, words, "features", value, names, subscripts)
+        words = "What each key answers to." + self._share(problem.key)
+        self.give("key", Symbol("K"), problem.key, "ja", words, "features", of_keys=True)
+        words = "What each key hands over when it is read." + self._share(problem.value)
+        self.give("value", Symbol("V"), problem.value, "jb", words, "features of value", of_keys=True)
+
+    def _share(self, array: Any) -> str:
+        heads = self.problem.leading[-1] if self.problem.leading else 1
+        own = array.shape[-3] if array.ndim > 2 else 1
+        return f" One head serves all {heads} query heads." if own == 1 < heads else ""
 
     def add(
         self,
@@ -116,16 +137,9 @@ class Course:
         words = (
             f"{heads} query heads share {shared} key head{'s' * (shared > 1)}, {size} each; none is copied."
         )
-        index = Fraction(Symbol("h"), Number(str(size)))
-        self.add(
-            "groups",
-            Function("g", (Symbol("h"),)),
-            Function("floor", (index,)),
-            words,
-            "key head",
-            self.heads // np.int32(size),
-            ("h",),
-        )
+        left = Function("g", (Symbol("h"),))
+        right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
+        self.add("groups", left, right, words, "key head", self.heads // np.int32(size), ("h",))
 
     def _place(self) -> Terms:
         """Return symbols for score functions; add positions where a mask or score reads them."""
@@ -143,16 +157,10 @@ class Course:
         """Add the positions of queries and keys."""
         problem, grid = self.problem, self._grid()
         wheres: dict[str, Symbol] = {}
+        offsets = problem.query_offset, 0 if problem.key_offset is None else problem.key_offset
         for name, index, letter, array, start, noun in (
-            ("query_position", "i", "p", grid.query_position[..., 0], problem.query_offset, "query"),
-            (
-                "key_position",
-                "j",
-                "r",
-                grid.key_position[..., 0, :],
-                0 if problem.key_offset is None else problem.key_offset,
-                "key",
-            ),
+            ("query_position", "i", "p", grid.query_position[..., 0], offsets[0], "query"),
+            ("key_position", "j", "r", grid.key_position[..., 0, :], offsets[1], "key"),
         ):
             if all(size == 1 for size in array.shape[:-1]):
                 array = array.reshape(-1)
@@ -164,9 +172,8 @@ class Course:
                 right = Symbol(index) if start == 0 else Row((Number(str(start)), Symbol(index)), "+")
             else:
                 right = Row((Symbol("offset", spell(own[:-1])), Symbol(index)), "+")
-            self.add(
-                name, where, right, f"Where {noun} {index} stands in the sequence.", "tokens", array, own
-            )
+            words = f"Where {noun} {index} stands in the sequence."
+            self.add(name, where, right, words, "tokens", array, own)
             wheres[name] = where
         self.terms = self._name_terms(wheres["query_position"], wheres["key_position"])
         return self.terms
@@ -175,17 +182,11 @@ class Course:
         problem = self.problem
         query, key = self._step("query"), self._step("key")
         stages = iter(score_stages(problem, self.rows, None, self.heads))
-        left = spell(query.indices)
-        self.add(
-            "products",
-            Symbol("P", self.pairs),
-            Sum("a", product(Symbol("Q", left), Symbol("K", spell(key.indices)))),
-            "How well key j answers query i: their scalar product.",
-            "features²",
-            next(stages),
-            self.pair_names,
-            f"{left},{_of_query_heads(key.indices)}->{self.pairs}",
-        )
+        left, products = spell(query.indices), Symbol("P", self.pairs)
+        right = Sum("a", product(Symbol("Q", left), Symbol("K", spell(key.indices))))
+        words = "How well key j answers query i: their scalar product."
+        subscripts = f"{left},{_of_query_heads(key.indices)}->{self.pairs}"
+        self.add("products", products, right, words, "features²", next(stages), self.pair_names, subscripts)
         D, factor = problem.D, np.asarray(problem.scale)
         right, words = Number(f"{factor:.4g}"), "The factor given."
         if factor == np.asarray(1 / np.sqrt(D), problem.accumulation):
@@ -271,9 +272,8 @@ class Course:
             formula = Row((formula, _surprise_of(share)), "+")
             entropy = entropy + _surprise(rest / sums)
         words = "How spread out the weights are: as uncertain as e^H keys of equal weight."
-        self.add(
-            "entropy", Symbol("H", self.queries), formula, words, "nats", entropy, names[:-1], subscripts
-        )
+        left = Symbol("H", self.queries)
+        self.add("entropy", left, formula, words, "nats", entropy, names[:-1], subscripts)
         return weights
 
     def _add_dropout(self, weights: Array) -> Array:
@@ -322,17 +322,10 @@ class Course:
         if output.dtype != problem.query.dtype:
             words += f" Added up in {problem.accumulation}, rounded to {problem.query.dtype}."
         output = output.astype(problem.query.dtype)
-        letter = "D" if problem.dropout_rate else "A"
-        self.add(
-            last,
-            Symbol("O", spell(names)),
-            Sum("j", product(Symbol(letter, self.pairs), Symbol("V", spell(value.indices)))),
-            words,
-            "features of value",
-            output,
-            names,
-            f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}",
-        )
+        weight = Symbol("D" if problem.dropout_rate else "A", self.pairs)
+        left, right = Symbol("O", spell(names)), Sum("j", product(weight, Symbol("V", spell(value.indices))))
+        subscripts = f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}"
+        self.add(last, left, right, words, "features of value", output, names, subscripts)
 
 
 def _members(size: int, chosen: Any) -> Array:

@@ -1,7 +1,5 @@
 """Derivations in HTML, with formulas in MathML: no script, and colours that any ground bears."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """Derivations as text: plain, or with a style for each part."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

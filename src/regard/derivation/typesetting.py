@@ -1,7 +1,5 @@
 """Derivations in LaTeX."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regard.derivation.steps import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 
 from regard.axes import Array, ArrayLike
 
@@ -40,6 +40,19 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
     kernel = _divide("value", value, projection, heads)
     passed = jnp.repeat(value, heads // value.shape[-3], -3) @ _broadcast(kernel, value)
     return weights * jnp.linalg.norm(passed, axis=-1)[..., None, :]
+
+
+def measure_values(value: np.ndarray, projection: Any, heads: int) -> np.ndarray:
+    """Compute |v_gs Wo_h|, float32 `(H, S)`, on the host and in the memory of one head's values."""
+    kernel = np.asarray(_divide("value", value, projection, heads), np.float64)
+    # Wo^T = Q R, and Q keeps lengths.
+    triangles = np.linalg.qr(np.swapaxes(kernel, -1, -2), mode="r")
+    group = heads // len(value)
+    lengths = [
+        np.linalg.norm(value[head // group].astype(np.float64) @ triangle.T, axis=-1)
+        for head, triangle in enumerate(triangles)
+    ]
+    return np.stack(lengths).astype(np.float32)
 
 
 def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | None = None) -> Array:
@@ -149,9 +162,9 @@ def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
     return jnp.stack([model.predict(x if norm is None else norm(x)) for x in streams])
 
 
-def _divide(name: str, array: Array, projection: Any, heads: int) -> Array:
+def _divide(name: str, array: Any, projection: Any, heads: int) -> Array:
     """Return Wo by heads, (H, E, M)."""
-    kernel = jnp.asarray(projection[...] if isinstance(projection, nnx.Variable) else projection)
+    kernel = jnp.asarray(projection[...] if hasattr(projection, "shape") else projection)
     fits = array.ndim > 2 and heads % array.shape[-3] == 0 and kernel.ndim == 2
     if not fits or kernel.shape[0] != heads * array.shape[-1]:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.call.hooks import rewrite
+from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
 from regard.records import record
 
@@ -60,7 +60,7 @@ class Change:
         if self.heads is not None:
             object.__setattr__(self, "heads", tuple(int(head) for head in self.heads))
 
-    def rewrite(self, problem: Problem) -> tuple[Problem, Callable[[Array], Array]]:
+    def rewrite(self, problem: Problem) -> tuple[Problem, Finish]:
         """Return the changed call, and a function of its output."""
         problem = problem.with_arrays()
         value = problem.value
@@ -70,7 +70,8 @@ class Change:
             problem = dataclasses.replace(problem, **mixed)
             value = problem.value
 
-        def finish(output: Array) -> Array:
+        def finish(output: Array, extra: Any) -> Array:
+            del extra
             if self.weights is not None:
                 weights = jnp.asarray(self.weights, output.dtype)
                 rows = jnp.broadcast_to(weights, (*problem.leading, problem.T, problem.S))
@@ -147,10 +148,10 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
             )
     seen = 0
 
-    def rewriter(problem: Problem) -> tuple[Problem, Callable[[Array], Array]]:
+    def rewriter(problem: Problem) -> tuple[Problem, Finish]:
         nonlocal seen
         change, seen = changes.get(seen), seen + 1
-        return (problem, lambda output: output) if change is None else change.rewrite(problem)
+        return (problem, lambda output, extra: output) if change is None else change.rewrite(problem)
 
     with rewrite(rewriter):
         yield

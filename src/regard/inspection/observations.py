@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from regard import readouts
 from regard.axes import Array
+from regard.engine.call.canonicalization import AUX
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
 from regard.inspection.traces.calls import options
@@ -44,7 +46,7 @@ ad.primitive_jvps[_tag] = _jvp
 batching.primitive_batchers[_tag] = _batch
 
 
-def observe(fn: Callable[..., Any], measure: Measure | None = None) -> Callable[..., Any]:
+def observe(fn: Callable[..., Any], measure: Measure | Sequence[str] | None = None) -> Callable[..., Any]:
     """Return a function that gives fn's result and numbers of every call of `attend` that it made.
 
     result, numbers = observe(fn)(*args),  numbers = (measure(call_0), measure(call_1), ...)
@@ -57,14 +59,16 @@ def observe(fn: Callable[..., Any], measure: Measure | None = None) -> Callable[
     Args:
         fn: any function of arrays; what is no array among its arguments, such as a model, goes through.
         measure: a function of a call, as (problem, output), to a pytree of arrays: `problem.query`,
-            `.key`, `.value` and what else `attend` was given. None means `readouts.read`.
+            `.key`, `.value` and what else `attend` was given. Names of statistics, such as
+            ("entropy", "max_score"), mean the dict of these that `attend(..., aux=)` gives, for little more
+            than the call alone. None means `readouts.read`, which visits all weights once more.
 
     Returns:
         A function of the same arguments, that returns a pair.
 
     Raises:
-        ValueError: when it is called: a call inside `lax.while_loop`, `shard_map` or a function with
-            derivatives of its own, or in one branch of `lax.cond` alone.
+        ValueError: an unknown statistic. When it is called: a call inside `lax.while_loop`, `shard_map` or
+            a function with derivatives of its own, or in one branch of `lax.cond` alone.
 
     Example:
         >>> import jax
@@ -78,17 +82,22 @@ def observe(fn: Callable[..., Any], measure: Measure | None = None) -> Callable[
         >>> out.shape, readout.entropy.shape
         ((4, 4), (3, 4))
     """
-    measure = _read if measure is None else measure
+    names = () if measure is None or callable(measure) else _check_statistics(measure)
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         key = object()  # tells this observation's tags from those of others
 
         def rewriter(problem: Problem) -> tuple[Problem, Finish]:
-            def finish(output: Array) -> Array:
-                numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(measure(problem, output)))
+            def finish(output: Array, extra: Any) -> Array:
+                if callable(measure):
+                    found = measure(problem, output)
+                else:
+                    found = {name: extra[name] for name in names} if names else _read(problem, output)
+                numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(found))
                 return _tag.bind(output, *map(jnp.asarray, numbers), key=key, tree=tree)
 
-            return problem, finish
+            more = tuple(name for name in names if name not in problem.aux)
+            return (dataclasses.replace(problem, aux=problem.aux + more) if more else problem), finish
 
         call, arrays = close_over(fn, args, kwargs)
         with rewrite(rewriter, one_by_one=False):
@@ -116,8 +125,15 @@ def close_over(
     return call, [leaves[place] for place in places]
 
 
+def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names; raise for what no backend knows."""
+    wrong = [names] if isinstance(names, str) else [name for name in names if name not in AUX]
+    if wrong:
+        raise ValueError(f"measure: expected a function, or names among {', '.join(AUX)}; got {names!r}")
+    return tuple(names)
+
+
 def _read(problem: Problem, output: Array) -> readouts.Readout:
-    del output
     return readouts.read(problem.query, problem.key, **options(problem))
 
 

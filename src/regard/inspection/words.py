@@ -1,7 +1,5 @@
 """Attention between words: weights between tokens, with the pieces of a word put together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +23,7 @@ class WordReading:
     """Share of its attention that each word (row) spends on each word (column)."""
 
     def find(self, word: str) -> int:
-        """Return the index of a word: its first occurrence, in the case given if there is one.
-
-        Raises:
-            ValueError: when it does not; the error lists the words.
-        """
+        """Return the index of a word: its first occurrence, in the case given if there is one."""
         for spelled in (str, str.lower):
             for index, (known, special) in enumerate(zip(self.words, self.is_special, strict=True)):
                 if not special and spelled(known) == spelled(word):
@@ -40,12 +34,7 @@ class WordReading:
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the word that a word reads most in each head, besides itself and special ones, and its share.
 
-        Args:
-            reader: index of the word that reads.
-
-        Returns:
-            Indices, and shares, both of the leading shape of `weights`; index -1 and share 0 where it
-            reads no other word.
+        Indices and shares have the leading shape of `weights`; -1 and 0 where it reads no other word.
         """
         row = np.array(self.weights[..., reader, :])
         row[..., np.asarray(self.is_special)] = -1.0

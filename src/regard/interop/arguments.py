@@ -77,7 +77,7 @@ def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
 def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
     # These libraries say that the last two axes are (T, S); with a third, a batch of as many examples as
     # heads has two readings.
-    check_broadcast(name, np.shape(array), full[:-2], *full[-2:], wrapped=True)
+    check_broadcast(name, np.shape(array), full, wrapped=True)
     return array.reshape((*(1,) * (len(full) - array.ndim), *array.shape))
 
 

@@ -109,7 +109,8 @@ def load(
     """
     directory = _find_transformer(Path(directory))
     settings = read_settings(directory)
-    family, weights = find_family(settings), open_weights(directory)
+    family = find_family(settings)
+    weights = family.unpack(open_weights(directory))
     family.check_layers(settings, len(weights))
     kind, config = read_config(settings, length=length)
     config = dataclasses.replace(config, scan_layers=scan_layers, remat=remat)
@@ -168,8 +169,9 @@ def save(
     """Write a model as config.json and model.safetensors, under the names that transformers reads.
 
     Args:
-        model: an Encoder (bert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, gemma2, gemma3_text) or
-            an EncoderDecoder (t5), as config.json of that kind can describe it.
+        model: an Encoder (bert, modernbert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, qwen3_moe,
+            gemma2, gemma3_text, gpt_oss) or an EncoderDecoder (t5), as config.json of that kind can describe
+            it.
         directory: a folder, created when missing.
         kind: a `model_type` of transformers.
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a
@@ -212,7 +214,7 @@ def save(
     }
     written["dtype"] = str(np.result_type(*(held for _, held in sizes.values())))
     tensors = name_tensors(
-        family.weight_map(model.config), sizes, lambda path: np.asarray(parameters[path][...]), written
+        family.weight_map(model.config), sizes, lambda path, at=...: np.asarray(parameters[path][at]), written
     )
     described = directory / "config.json"
     if described.exists() and not force:

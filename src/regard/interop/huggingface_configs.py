@@ -50,8 +50,8 @@ def read_config(
             None means the length that it was trained with, where it changes nothing.
 
     Returns:
-        The kind (`model_type`), and the config of an `Encoder` (bert, vit), a `Decoder` (gpt2, llama,
-        mistral, qwen2, qwen3, gemma2, gemma3_text) or an `EncoderDecoder` (t5).
+        The kind (`model_type`), and the config of an `Encoder` (bert, modernbert, vit), a `Decoder` (gpt2,
+        llama, mistral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_oss) or an `EncoderDecoder` (t5).
 
     Raises:
         ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing,
@@ -70,7 +70,8 @@ def read_config(
     """
     settings = read_settings(source)
     family = find_family(settings)
-    if settings.get("quantization_config"):
+    packed = settings.get("quantization_config") or {}
+    if packed and packed.get("quant_method") not in family.packings:
         raise ValueError(
             "quantization_config: expected weights of floating point, got quantized ones; load a checkpoint"
             " that is not quantized"
@@ -94,6 +95,10 @@ def find_family(settings: Mapping[str, Any]) -> Family:
     return FAMILIES[kind]
 
 
+# What a model says of itself, whatever was said of the one that it was loaded from.
+_OWN = ("torch_dtype", "dtype", "head_dim", "quantization_config")
+
+
 def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[str, Any]:
     """Return the content of config.json with which transformers builds the same model.
 
@@ -110,7 +115,7 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
     family = FAMILIES[kind]
     settings = {
         **family.assumed,
-        **{name: value for name, value in known.items() if name not in ("torch_dtype", "dtype", "head_dim")},
+        **{name: value for name, value in known.items() if name not in _OWN},
         "model_type": kind,
         "architectures": [family.architecture],
         **family.write(config),
@@ -151,6 +156,7 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
     fields |= {
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,
+        "expert_width": config.expert_width or config.d_ff,
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
         "attention_scale": config.attention_scale or config.head_width**-0.5,
         "windows": [config.window(layer) for layer in range(config.num_layers)],

@@ -57,6 +57,26 @@ def take_part(index: int, count: int) -> Conversion:
     )
 
 
+def take_rows(index: int, count: int) -> Conversion:
+    """Make the conversion of one of `count` equal parts of the rows of a tensor (out, in), or of a vector."""
+    return Conversion(
+        lambda tensor: np.split(tensor, count)[index].T,
+        lambda parameters, _: np.concatenate([parameter.T for parameter in parameters]),
+        lambda shape, _: (count * shape[-1], *shape[:-1]),
+        index,
+    )
+
+
+def take_every(index: int, count: int) -> Conversion:
+    """Make the conversion of one of `count` parameters that take turns along the tensor's last axis."""
+    return Conversion(
+        lambda tensor: tensor[..., index::count],
+        lambda parameters, _: np.stack(parameters, axis=-1).reshape(*parameters[0].shape[:-1], -1),
+        lambda shape, _: (*shape[:-1], count * shape[-1]),
+        index,
+    )
+
+
 def squeeze(count: int) -> Conversion:
     """Make the conversion of a parameter without the tensor's `count` leading axes of length 1."""
     ones = (1,) * count
@@ -69,7 +89,10 @@ def squeeze(count: int) -> Conversion:
 
 @dataclass(frozen=True)
 class Pair:
-    """One stored tensor and one parameter; {n} stands for the layer's number in both."""
+    """One stored tensor and one parameter; {n} stands for the layer's number in both.
+
+    With {e} in its name there is a tensor for each part of the parameter along its first axis.
+    """
 
     tensor: str
     parameter: str
@@ -180,17 +203,19 @@ def read_parameters(
     if len(held) < len(weights):
         twice = sorted(name for name in weights if held[table.spell(name)] != name)
         raise ValueError(f"weights: expected every tensor once, got a second {', '.join(twice)}")
-    found = {path: table.find(path) for path in shapes}
-    faults = set()
-    for path, (tensor, conversion) in found.items():
-        expected = conversion.stored_shape(shapes[path], settings)
-        if tensor not in held:
-            faults.add(f"missing: {table.written(tensor)} {expected}, for {path}")
-        elif not weights[held[tensor]].dtype.startswith(("F", "BF")):
-            faults.add(f"no floating point: {held[tensor]} of {weights[held[tensor]].dtype}")
-        elif weights[held[tensor]].shape != expected:
-            faults.add(f"misshapen: {held[tensor]}: expected {expected}, got {weights[held[tensor]].shape}")
-    known = {tensor for tensor, _ in found.values()}
+    found, known, faults = {path: _Source(*table.find(path), shapes[path]) for path in shapes}, set(), set()
+    for path, source in found.items():
+        expected = source.stored_shape(settings)
+        known |= {*source.tensors}
+        for tensor in source.tensors:
+            if tensor not in held:
+                faults.add(f"missing: {table.written(tensor)} {expected}, for {path}")
+                continue
+            name, stored = held[tensor], weights[held[tensor]]
+            if not stored.dtype.startswith(("F", "BF")):
+                faults.add(f"no floating point: {name} of {stored.dtype}")
+            elif stored.shape != expected:
+                faults.add(f"misshapen: {name}: expected {expected}, got {stored.shape}")
     for name, original in held.items():
         if name not in known and not table.ignores(name):
             faults.add(f"extra: {original} {weights[original].shape}")
@@ -202,20 +227,40 @@ def read_parameters(
     return _read(found, held, weights)
 
 
+class _Source:
+    """The tensors that a parameter is read from and written to: one, or one for each part of it."""
+
+    def __init__(self, tensor: str, conversion: Conversion, shape: Shape):
+        self.is_spread, self.conversion = "{e}" in tensor, conversion
+        self.shape = shape[1:] if self.is_spread else shape
+        numbers = range(shape[0]) if self.is_spread else range(1)
+        self.tensors = [tensor.replace("{e}", str(number)) for number in numbers]
+
+    def stored_shape(self, settings: Settings) -> Shape:
+        return self.conversion.stored_shape(self.shape, settings)
+
+
 def _read(
-    found: Mapping[str, tuple[str, Conversion]], held: Mapping[str, str], weights: WeightFiles
+    found: Mapping[str, _Source], held: Mapping[str, str], weights: WeightFiles
 ) -> Iterator[tuple[str, np.ndarray, np.dtype]]:
     """Yield parameters; those that are parts of one tensor after one another, so that it is read once."""
-    last, array = None, np.empty(0)
-    for path, (tensor, conversion) in sorted(found.items(), key=lambda item: item[1][0]):
-        if tensor != last:
-            last, array = tensor, weights.read(held[tensor])
-            if not _is_finite(array):
-                raise ValueError(
-                    f"weights: expected finite numbers, got NaN or infinity in {held[tensor]}; the file is"
-                    " damaged, or was saved by a run that diverged"
-                )
-        yield path, conversion.load(array), array.dtype
+    last, arrays = None, []
+    for path, source in sorted(found.items(), key=lambda item: item[1].tensors):
+        if source.tensors != last:
+            last, arrays = source.tensors, [_read_finite(weights, held[tensor]) for tensor in source.tensors]
+        loaded = [source.conversion.load(array) for array in arrays]
+        yield path, np.stack(loaded) if source.is_spread else loaded[0], arrays[0].dtype
+
+
+def _read_finite(weights: WeightFiles, name: str) -> np.ndarray:
+    """Read a tensor in which there is neither NaN nor infinity."""
+    array = weights.read(name)
+    if not _is_finite(array):
+        raise ValueError(
+            f"weights: expected finite numbers, got NaN or infinity in {name}; the file is damaged, or was"
+            " saved by a run that diverged"
+        )
+    return array
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -227,7 +272,7 @@ def _is_finite(array: np.ndarray) -> bool:
 def name_tensors(
     table: WeightMap,
     parameters: Mapping[str, tuple[tuple[int, ...], np.dtype]],
-    fetch: Callable[[str], np.ndarray],
+    fetch: Callable[..., np.ndarray],
     settings: Mapping[str, Any],
 ) -> dict[str, LazyTensor]:
     """Return a model's tensors under the names they are saved as, each computed when it is written.
@@ -235,22 +280,22 @@ def name_tensors(
     Args:
         table: the architecture's.
         parameters: shape and dtype to write of every parameter, by path.
-        fetch: a parameter's array, by path.
+        fetch: a parameter's array, by path; and, of one that is stored in several, its part by a number.
         settings: as in `read_parameters`.
     """
-    parts: dict[str, list[tuple[str, Conversion]]] = {}
-    for path in parameters:
-        tensor, conversion = table.find(path)
-        parts.setdefault(tensor, []).append((path, conversion))
+    parts: dict[str, list[tuple[_Source, tuple[Any, ...]]]] = {}
+    for path, (shape, _) in parameters.items():
+        source = _Source(*table.find(path), shape)
+        for number, tensor in enumerate(source.tensors):
+            parts.setdefault(tensor, []).append((source, (path, number) if source.is_spread else (path,)))
     tensors = {}
     for tensor, held in sorted(parts.items()):
-        paths = [path for path, _ in sorted(held, key=lambda item: item[1].order)]
-        conversion = held[0][1]
-        shape, dtype = parameters[paths[0]]
+        places = [place for _, place in sorted(held, key=lambda item: item[0].conversion.order)]
+        source, dtype = held[0][0], parameters[places[0][0]][1]
 
-        def compute(paths: list[str] = paths, conversion: Conversion = conversion) -> np.ndarray:
-            return conversion.store([fetch(path) for path in paths], settings)
+        def compute(places: list[tuple[Any, ...]] = places, source: _Source = source) -> np.ndarray:
+            return source.conversion.store([fetch(*place) for place in places], settings)
 
-        stored_shape = conversion.stored_shape(shape, settings)
+        stored_shape = source.stored_shape(settings)
         tensors[table.written(tensor)] = LazyTensor(stored_shape, np.dtype(dtype), compute)
     return tensors

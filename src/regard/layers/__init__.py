@@ -1,4 +1,4 @@
-"""Attention as Flax NNX modules: multi-head attention, the feed-forward branch, and blocks of both.
+"""Flax NNX modules: multi-head and latent attention, feed-forward branches, mixtures of experts, and blocks.
 
 Start from `MultiHeadAttention`, or from `EncoderBlock` and `DecoderBlock`; `derive` shows a layer's call step
 by step. Needs the extra `regard[models]`.
@@ -11,10 +11,20 @@ from regard.loading import defer
 if TYPE_CHECKING:
     from regard.layers.blocks import DecoderBlock, EncoderBlock
     from regard.layers.derivation import derive
+    from regard.layers.experts import Experts
     from regard.layers.feed_forward import FeedForward
+    from regard.layers.latent_attention import LatentAttention
     from regard.layers.multi_head import MultiHeadAttention
 
-__all__ = ["DecoderBlock", "EncoderBlock", "FeedForward", "MultiHeadAttention", "derive"]
+__all__ = [
+    "DecoderBlock",
+    "EncoderBlock",
+    "Experts",
+    "FeedForward",
+    "LatentAttention",
+    "MultiHeadAttention",
+    "derive",
+]
 
 __getattr__, __dir__ = defer(
     __name__,
@@ -22,6 +32,8 @@ __getattr__, __dir__ = defer(
     __all__,
     blocks="DecoderBlock EncoderBlock",
     derivation="derive",
+    experts="Experts",
     feed_forward="FeedForward",
+    latent_attention="LatentAttention",
     multi_head="MultiHeadAttention",
 )

@@ -10,6 +10,7 @@ from flax import nnx
 
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
+from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
 from regard.layers.residual import EPSILON, Residual
@@ -30,12 +31,15 @@ class EncoderBlock(nnx.Module):
         d_ff: width F of the feed-forward branch.
         norm: where the norms sit: "pre", before each branch, leaves the residual stream itself unnormalised;
             "post" is the 2017 form; "both" is Gemma 2's.
-        norm_kind: "layer" for LayerNorm, "rms" for RMSNorm.
+        norm_kind: "layer" for LayerNorm, "layer_no_bias" for one without biases, "rms" for RMSNorm.
         norm_epsilon: what the norms add to the variance or mean square.
         dropout_rate: in [0, 1), on both branches before they are added, and on the hidden layer of the
             feed-forward branch.
+        norm_input: False leaves out the norm before the (self-)attention, of "pre" and "both": where what the
+            block reads was normed.
         attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}.
-        feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}.
+        feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}; with
+            "num_experts" among them, of `Experts`, which then takes its place.
         dtype, param_dtype, rngs: as in `MultiHeadAttention`.
 
     Raises:
@@ -65,6 +69,7 @@ class EncoderBlock(nnx.Module):
         norm_kind: str = "layer",
         norm_epsilon: float = EPSILON,
         dropout_rate: float = 0.0,
+        norm_input: bool = True,
         attention: Mapping[str, Any] | None = None,
         feed_forward: Mapping[str, Any] | None = None,
         dtype: Any = None,
@@ -75,11 +80,10 @@ class EncoderBlock(nnx.Module):
         self.attention = MultiHeadAttention(
             d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
         )
-        self.feed_forward = FeedForward(
-            d_model, d_ff, **{"dropout_rate": dropout_rate, **(feed_forward or {})}, **shared
-        )
+        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
+        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
-        self.attention_residual = Residual(d_model, **residual, **shared)
+        self.attention_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
         self.feed_forward_residual = Residual(d_model, **residual, **shared)
 
     def __call__(
@@ -140,7 +144,8 @@ class DecoderBlock(nnx.Module):
             feed-forward branch.
         attention: further arguments of `MultiHeadAttention`, for both attentions; `rotary` turns only in the
             first, as a memory has positions of its own.
-        norm, norm_kind, norm_epsilon, feed_forward, dtype, param_dtype, rngs: as in `EncoderBlock`.
+        norm, norm_kind, norm_epsilon, norm_input, feed_forward, dtype, param_dtype, rngs: as in
+            `EncoderBlock`.
 
     Raises:
         ValueError: as for the parts, or an unknown `norm`.
@@ -170,6 +175,7 @@ class DecoderBlock(nnx.Module):
         norm_kind: str = "layer",
         norm_epsilon: float = EPSILON,
         dropout_rate: float = 0.0,
+        norm_input: bool = True,
         attention: Mapping[str, Any] | None = None,
         feed_forward: Mapping[str, Any] | None = None,
         dtype: Any = None,
@@ -182,11 +188,10 @@ class DecoderBlock(nnx.Module):
         self.cross_attention = MultiHeadAttention(
             d_model, num_heads, memory_width=memory_width, **{**options, "rotary": None}, **shared
         )
-        self.feed_forward = FeedForward(
-            d_model, d_ff, **{"dropout_rate": dropout_rate, **(feed_forward or {})}, **shared
-        )
+        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
+        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
-        self.self_residual = Residual(d_model, **residual, **shared)
+        self.self_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
         self.cross_residual = Residual(d_model, **residual, **shared)
         self.feed_forward_residual = Residual(d_model, **residual, **shared)
 
@@ -235,3 +240,8 @@ class DecoderBlock(nnx.Module):
         x = self.cross_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
         return (x, {"self": seen_self, "cross": seen_cross}) if has_more else x
+
+
+def build_feed_forward(d_model: int, d_ff: int, **options: Any) -> FeedForward | Experts:
+    """Build the feed-forward branch, of experts where the options number them."""
+    return (Experts if "num_experts" in options else FeedForward)(d_model, d_ff, **options)

@@ -1,12 +1,10 @@
 """Options that are one of several names, and the error for a name that is none of them."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any, Literal
 
-NormKind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms", "layer_no_bias"]
 NormPlace = Literal["pre", "post", "both"]
 
 # What other libraries call these things.

@@ -21,8 +21,6 @@ from regard.formulas import Formula, Function, Row, Sum, Symbol, product
 from regard.layers.heads import merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line
-from regard.masks import Mask
-from regard.scores import Score
 from regard.scores.metrics import Bilinear
 from regard.scores.score import compose, split_product
 
@@ -33,16 +31,9 @@ def derive(
     key: ArrayLike | Memory | None = None,
     value: ArrayLike | None = None,
     *,
-    mask: Mask | ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    score: Score | Sequence[Score] | None = None,
-    query_offset: Any = None,
-    query_positions: ArrayLike | None = None,
-    key_positions: ArrayLike | None = None,
-    deterministic: Any = None,
-    rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
     rows: ArrayLike | Sequence[int] | None = None,
     heads: ArrayLike | Sequence[int] | None = None,
+    **options: Any,
 ) -> Derivation:
     """Derive one call of a multi-head layer step by step, with a tensor for each projection.
 
@@ -54,11 +45,11 @@ def derive(
 
     Args:
         layer: the `MultiHeadAttention` to be called. Where its dropout is on, the call draws from its stream.
-        query, key, value, mask, bias, score, query_offset, query_positions, key_positions: as in a call of
-            the layer.
-        deterministic, rngs: likewise.
+        query, key, value: as in a call of the layer.
         rows: which rows of the query to derive; None means all, of at most about a million scores.
         heads: which query heads to derive; None means all. The output is that of all heads either way.
+        **options: mask, bias, score, query_offset, query_positions, key_positions, deterministic and rngs, as
+            in a call of the layer.
 
     Returns:
         A `regard.derivation.Derivation`, whose last step is the layer's output at the rows.
@@ -88,10 +79,11 @@ def derive(
             f"layer: expected a MultiHeadAttention, got {type(layer).__name__}; of a block or a model,"
             " pass its attention layer"
         )
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "score": score, "query_offset": query_offset}
-    options |= {"query_positions": query_positions, "key_positions": key_positions}
+    if strange := options.keys() & {"aux", "cache", "counts"}:
+        raise TypeError(
+            f"{min(strange)}: expected none, as a derivation is of a call without it; leave it out"
+        )
     check_known((query, key, value, options, rows, heads, nnx.state(layer, nnx.Param)))
-    options |= {"deterministic": deterministic, "rngs": rngs}
     seen: list[CallEvent] = []
     with watch(seen.append):
         output = layer(query, key, value, **options)
@@ -102,7 +94,7 @@ def derive(
         heads=check_chosen_rows("heads", heads, problem.leading[-1], ("weights",)),
     )
     check_size(problem)
-    metric, _ = split_product(compose(score))
+    metric, _ = split_product(compose(options.get("score")))
     sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
     sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
     sizes |= {"f": layer.num_heads * layer.head_dim}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from regard.axes import ArrayLike, Hidden
+from regard.axes import Array, ArrayLike, Hidden
 from regard.layers.choices import check_choice
 from regard.layers.dropout import build_dropout, check_rngs
 from regard.layers.multi_head import check_features, check_sizes
@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_quick": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "silu": jax.nn.silu,
 }
 
@@ -32,9 +33,11 @@ class FeedForward(nnx.Module):
         d_model: width M of input and output.
         d_ff: width F in between.
         activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.8e-4 of it), "gelu_erf"
-            (GELU itself), or "silu".
+            (GELU itself), "gelu_quick" (x sigmoid(1.702 x), within 0.021 of it), or "silu".
         gated: whether a second map, `gate`, goes through the activation and multiplies the first, which then
             has none: GLU (silu makes it SwiGLU, gelu_tanh GeGLU).
+        gate_limit: L, with `gated`: activation(min(g, L)) * (clip(w, -L, L) + 1), as in gpt-oss, of what the
+            two maps give. None means activation(g) * w.
         dropout_rate: in [0, 1), on the hidden layer, after the activation.
         use_bias: whether the maps have biases.
         dtype, param_dtype, kernel_init, bias_init, precision, rngs: as in `MultiHeadAttention`.
@@ -50,7 +53,7 @@ class FeedForward(nnx.Module):
         (2, 5, 3)
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.3; Shazeer, "GLU Variants Improve
-    Transformer", 2020, equation 6.
+    Transformer", 2020, equation 6; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class FeedForward(nnx.Module):
         *,
         activation: str = "gelu_tanh",
         gated: bool = False,
+        gate_limit: float | None = None,
         dropout_rate: float = 0.0,
         use_bias: bool = True,
         dtype: Any = None,
@@ -70,9 +74,9 @@ class FeedForward(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_sizes({"d_model": d_model, "d_ff": d_ff})
-        check_choice("activation", activation, ACTIVATIONS)
+        check_activation(activation, gated, gate_limit)
         check_rngs(rngs)
-        self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
+        self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
         linear = functools.partial(
             nnx.Linear,
             use_bias=use_bias,
@@ -100,6 +104,26 @@ class FeedForward(nnx.Module):
         Raises:
             ValueError: an input of the wrong rank or width.
         """
-        x, activate = check_features("x", x, self.d_model), ACTIVATIONS[self.activation]
-        hidden = activate(self.widen(x)) if self.gate is None else activate(self.gate(x)) * self.widen(x)
+        x = check_features("x", x, self.d_model)
+        gate = None if self.gate is None else self.gate(x)
+        hidden = activate(self.activation, gate, self.widen(x), self.gate_limit)
         return self.narrow(self.dropout(hidden))
+
+
+def check_activation(activation: str, gated: bool, gate_limit: float | None) -> None:
+    """Raise for an unknown activation, and for a limit of a gate that is not there."""
+    check_choice("activation", activation, ACTIVATIONS)
+    if gate_limit is not None and not (gated and gate_limit > 0):
+        raise ValueError(
+            f"gate_limit: expected None, or a number above 0 with gated=True; got {gate_limit} with"
+            f" gated={gated}"
+        )
+
+
+def activate(activation: str, gate: Array | None, widened: Array, limit: float | None) -> Array:
+    """Compute the hidden layer from what the maps of a feed-forward branch give."""
+    if gate is None:
+        return ACTIVATIONS[activation](widened)
+    if limit is None:
+        return ACTIVATIONS[activation](gate) * widened
+    return ACTIVATIONS[activation](jnp.minimum(gate, limit)) * (jnp.clip(widened, -limit, limit) + 1)

@@ -1,7 +1,5 @@
 """The axis of heads: widths are split into it and joined again, masks and biases are given one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -9,6 +7,7 @@ import jax.numpy as jnp
 
 import regard.masks as masks
 from regard.axes import Array, Float
+from regard.masks.data import check_boolean
 from regard.masks.stored import FromArray
 
 
@@ -41,7 +40,7 @@ def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask
     """Return a raw array as a mask, unless its shape has two readings."""
     if mask is None or isinstance(mask, masks.Mask):
         return mask
-    stored = masks.from_array(mask)
+    stored = masks.from_array(check_boolean("mask", mask))
     if jnp.shape(mask) == (T, S) and leading and leading[0] == T > 1:
         raise ValueError(
             f"mask: shape {(T, S)} may mean (T, S) or, as the batch is {T} too, padding of shape (batch, S);"

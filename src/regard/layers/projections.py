@@ -1,7 +1,5 @@
 """Queries, keys and values of a layer, derived from its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,13 +15,14 @@ from regard.positions import Rotary
 from regard.scores.metrics import Bilinear
 
 FEATURES = "features"
+_Right = Callable[[Symbol], Formula] | None
 
 
 class _Stage(NamedTuple):
     """One stage of queries, keys or values; its formula is made from the symbol before."""
 
     name: str
-    right: Callable[[Symbol], Formula] | None
+    right: _Right
     words: str
     value: Array
     features: str  # the letter of the last axis
@@ -124,12 +123,7 @@ class Line:
             symbol = after
 
     def _follow(
-        self,
-        name: str,
-        right: Callable[[Symbol], Formula] | None,
-        words: str,
-        value: Array,
-        subscripts: str | None = None,
+        self, name: str, right: _Right, words: str, value: Array, subscripts: str | None = None
     ) -> None:
         """Add a stage."""
         self.stages.append(_Stage(name, right, words, value, self.features, subscripts))

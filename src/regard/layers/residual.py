@@ -1,11 +1,8 @@
 """Norms, and the residual connections that hold them around the branches of a block."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array
@@ -15,22 +12,14 @@ from regard.layers.dropout import build_dropout
 EPSILON = 1e-6
 
 
-def build_norm(
-    width: int,
-    kind: str = "layer",
-    *,
-    epsilon: float = EPSILON,
-    dtype: Any = None,
-    param_dtype: Any = jnp.float32,
-    rngs: nnx.Rngs,
-) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Build a LayerNorm ("layer"), or an RMSNorm ("rms"), which neither subtracts the mean nor has a bias."""
+def build_norm(width: int, kind: str = "layer", **options: Any) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Build a LayerNorm, with a bias or without, or an RMSNorm, which does not subtract the mean either."""
     check_choice("norm_kind", kind, get_args(NormKind))
-    options = {"epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+    options = {"epsilon": EPSILON, **options}
     if kind == "rms":
         return nnx.RMSNorm(width, **options)
     # flax's default, E[x^2] - E[x]^2, cancels when a residual stream has drifted far from 0.
-    return nnx.LayerNorm(width, use_fast_variance=False, **options)
+    return nnx.LayerNorm(width, use_bias=kind == "layer", use_fast_variance=False, **options)
 
 
 class Residual(nnx.Module):
@@ -39,6 +28,9 @@ class Residual(nnx.Module):
     "pre":   x + dropout(branch(norm(x)))
     "post":  norm(x + dropout(branch(x)))
     "both":  x + dropout(branch_norm(branch(norm(x))))
+
+    Without `norm_input`, the first norm of "pre" and "both" is left out.
+    The options, rngs among them, are those of its norms.
     """
 
     def __init__(
@@ -47,27 +39,24 @@ class Residual(nnx.Module):
         *,
         place: str = "pre",
         kind: str = "layer",
-        epsilon: float = EPSILON,
         dropout_rate: float = 0.0,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
+        norm_input: bool = True,
+        **options: Any,
     ):
         check_choice("norm", place, get_args(NormPlace))
-        options = {"epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.place = place
-        self.norm = build_norm(d_model, kind, **options)
+        self.norm = build_norm(d_model, kind, **options) if norm_input or place == "post" else None
         self.branch_norm = build_norm(d_model, kind, **options) if place == "both" else None
-        self.dropout = build_dropout(dropout_rate, rngs)
+        self.dropout = build_dropout(dropout_rate, options["rngs"])
 
     def enter(self, x: Array) -> Array:
         """Return what the branch reads."""
-        return x if self.place == "post" else self.norm(_materialise(x))
+        return x if self.place == "post" or self.norm is None else self.norm(_materialise(x))
 
     def leave(self, x: Array, branch: Array) -> Array:
         """Return the residual stream with the branch's result added."""
         x = x + self.dropout(branch if self.branch_norm is None else self.branch_norm(branch))
-        return self.norm(_materialise(x)) if self.place == "post" else x
+        return self.norm(_materialise(x)) if self.place == "post" and self.norm is not None else x
 
 
 def _materialise(x: Array) -> Array:

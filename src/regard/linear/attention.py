@@ -141,9 +141,7 @@ def step(
 
     Args:
         state: what `attend(..., return_state=True)` or the last step returned; None is a state of zeros.
-        query: floating-point array; its dtype is the output's.
-        key: floating-point array.
-        value: floating-point array.
+        query, key, value: floating-point arrays; the output has the dtype of query.
         decay: as in `attend`, `(*B, K)` or `(*B, K, D)`.
         rate: as in `attend`, `(*B, K)`.
         feature_map, normalise, scale, precision: as in `attend`.

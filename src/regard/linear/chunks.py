@@ -1,7 +1,5 @@
 """A sequence in chunks: matrix products within one, and a scan that hands the state to the next."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Decay factors are only ever multiplied: no ratio overflows, no difference cancel
 Blocks are stacked on the first axis, which keeps matrix products at one batch axis.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp

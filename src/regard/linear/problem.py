@@ -128,30 +128,13 @@ def canonicalize(
     if rate is not None:
         rate = _check_rate(rate, problem, batch)
     memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
-    expand = problem.with_heads
-    return LinearProblem(
-        expand(query),
-        expand(key),
-        expand(problem.value),
-        None if decay is None else expand(decay),
-        None if rate is None else expand(rate[..., None]),
-        None if valid is None else expand(valid[..., None]),
-        memory,
-        key_sum,
-        problem.scale,
-        LinearConfig(
-            leading,
-            batch or (1,),
-            problem.group,
-            problem.T,
-            problem.accumulation,
-            _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA),
-            bool(causal),
-            bool(normalise),
-            feature_map,
-            precision,
-        ),
-    )
+    chunk = _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA)
+    sizes = leading, batch or (1,), problem.group, problem.T, problem.accumulation
+    config = LinearConfig(*sizes, chunk, bool(causal), bool(normalise), feature_map, precision)
+    rate, valid = (None if one is None else one[..., None] for one in (rate, valid))
+    query, key, value = map(problem.with_heads, (query, key, problem.value))
+    decay, rate, valid = (None if one is None else problem.with_heads(one) for one in (decay, rate, valid))
+    return LinearProblem(query, key, value, decay, rate, valid, memory, key_sum, problem.scale, config)
 
 
 def _check_options(problem: Problem, rate: Any, scale: Any, causal: bool, normalise: bool) -> None:

@@ -28,32 +28,10 @@ from regard.masks.stored import from_array
 from regard.masks.tile_kinds import TileKind
 from regard.masks.trees import tree
 
-__all__ = [
-    "Mask",
-    "TileKind",
-    "block_diffusion",
-    "blocks",
-    "causal",
-    "chosen_blocks",
-    "chunked",
-    "dilated",
-    "from_array",
-    "from_drop",
-    "from_flash_window",
-    "from_hf_attention_mask",
-    "from_hf_window",
-    "from_jax_window",
-    "from_torch_mha",
-    "global_tokens",
-    "lengths",
-    "neighbourhood",
-    "parse",
-    "predicate",
-    "prefix",
-    "segments",
-    "shared_prefix",
-    "sliding_window",
-    "streaming",
-    "tree",
-    "valid_keys",
-]
+__all__ = ["Mask", "TileKind", "parse", "predicate"]
+__all__ += ["block_diffusion", "causal", "chunked", "dilated", "global_tokens", "neighbourhood"]
+__all__ += ["sliding_window", "streaming"]
+__all__ += ["blocks", "chosen_blocks", "from_array", "lengths", "prefix", "segments", "shared_prefix"]
+__all__ += ["tree", "valid_keys"]
+__all__ += ["from_drop", "from_flash_window", "from_hf_attention_mask", "from_hf_window", "from_jax_window"]
+__all__ += ["from_torch_mha"]

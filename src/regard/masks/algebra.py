@@ -1,7 +1,5 @@
 """Masks made of masks: two joined by & or |, one turned by ~, one that knows its tiles."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.offsets import positions_of
 from regard.masks.tile_kinds import TileKind, join_touched
-from regard.records import derived, record, static
+from regard.records import delegate, derived, record, static
 
 
 class Combination(Mask):
@@ -145,6 +143,7 @@ class Not(Combination, operation="~"):
         return f"~{self._enclose(self.operand, 3)}"
 
 
+@delegate("mask", "reads_positions", "local", "block_side", "bounds", "parts", "keep", "slice_grid")
 @record
 class Prepared(Mask, operation="prepare"):
     """A mask that knows the kinds of its tiles in calls of one size."""
@@ -164,35 +163,12 @@ class Prepared(Mask, operation="prepare"):
         return Prepared(mask, query, key, kinds, num_queries, num_keys, block)
 
     @property
-    def reads_positions(self) -> bool:
-        return self.mask.reads_positions
-
-    @property
-    def local(self) -> bool:
-        return self.mask.local
-
-    @property
     def leading_axes(self) -> int:
         return max(self.mask.leading_axes, jnp.ndim(self.kinds) - 2)
 
     @property
-    def block_side(self) -> int | None:
-        return self.mask.block_side
-
-    @property
-    def bounds(self) -> Bounds:
-        return self.mask.bounds
-
-    @property
-    def parts(self) -> tuple[Mask, ...]:
-        return self.mask.parts
-
-    @property
     def reads_cells(self) -> bool:
         return False
-
-    def keep(self, grid: Grid) -> Array:
-        return self.mask.keep(grid)
 
     def classify(self, blocks: Blocks) -> Array:
         least = most = spread(jnp.asarray(self.kinds), blocks.leading_axes + 2, trailing=2)
@@ -218,9 +194,6 @@ class Prepared(Mask, operation="prepare"):
 
     def closure_convert(self, grid: Grid) -> Mask:
         return dataclasses.replace(self, mask=self.mask.closure_convert(grid))
-
-    def slice_grid(self, grid: Grid) -> Mask:
-        return self.mask.slice_grid(grid)
 
     def number_leading(self, leading: tuple[int, ...]) -> Mask:
         numbered = self.mask.number_leading(leading)

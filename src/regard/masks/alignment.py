@@ -1,12 +1,10 @@
 """Causal alignment: where queries sit among the keys, which is told, never guessed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from regard.masks.data import check_reach, check_rows, check_width, integers
+from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
 
@@ -41,7 +39,7 @@ def settle_positions(
 def _check_offset(name: str, offset: Offset, length: int) -> Offset:
     """Return an offset by which all of `length` rows sit where int32 reaches."""
     if not isinstance(offset, int | TokenPositions):
-        offset = integers(name, offset)
+        offset = integers(name, offset, most=LARGEST - length)
     if isinstance(offset, int | np.ndarray | np.generic) and np.size(offset):
         check_reach(name, int(np.max(offset)) + length)
         integers(name, offset)

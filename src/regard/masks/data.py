@@ -1,7 +1,5 @@
 """The data of a mask: read from arguments, printed, checked against a call."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect
@@ -49,11 +47,20 @@ def read_array(value: Any, dtype: Any = None) -> Any:
     return np.asarray(value, None if hasattr(value, "dtype") else dtype)
 
 
-def integers(name: str, value: Any, *, least: int | None = None, clamp: bool = False) -> Any:
+def integers(
+    name: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    most: int = LARGEST,
+    clamp: bool = False,
+    wide: bool = False,
+) -> Any:
     """Return an int32 array; NumPy stays NumPy, so that what is known while tracing stays known.
 
-    Numbers beyond int32 are refused where they are known; with `clamp` the nearest that it holds takes their
-    place. Numbers below `least` are refused where the host has them.
+    Numbers beyond int32 are refused where they are known; else, and with `clamp` everywhere, the nearest up
+    to `most` takes their place. With `wide`, those that are not known keep their 64 bits. Numbers below
+    `least` are refused where the host has them.
     """
     array: Any = read_array(value)
     if array.dtype == object and all(isinstance(number, int) for number in array.flat):
@@ -75,11 +82,20 @@ def integers(name: str, value: Any, *, least: int | None = None, clamp: bool = F
             beyond = numbers[(numbers < lowest) | (numbers > LARGEST)]
             if beyond.size:
                 raise ValueError(f"{name}: expected integers that int32 holds, got {beyond[0]}")
+        elif wide:  # of 32 bits, each unsigned number has one of its own
+            return array.astype(np.int64 if array.dtype.itemsize > 4 else np.int32)
+        else:
+            array = array.clip(lowest, most)
     return array if array.dtype == np.int32 else array.astype(np.int32)
 
 
 def check_boolean(name: str, value: Any) -> Any:
     """Return a boolean array: True where the one given is nonzero."""
+    if isinstance(value, str) or (callable(value) and not hasattr(value, "dtype")):
+        hint = suggest_call("masks", value)
+        hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
+        shown = getattr(value, "__name__", repr(value))
+        raise TypeError(f"{name}: expected a masks.Mask or a boolean array, got {shown}{hint}")
     array: Any = read_array(value)
     if jnp.issubdtype(array.dtype, jnp.integer):
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -146,21 +162,14 @@ def check_width(name: str, what: str, got: int, expected: int) -> None:
 
 
 def check_broadcast(
-    name: str,
-    shape: tuple[int, ...],
-    leading: tuple[int, ...],
-    num_queries: int,
-    num_keys: int,
-    *,
-    wrapped: bool = False,
+    name: str, shape: tuple[int, ...], full: tuple[int, ...], *, wrapped: bool = False
 ) -> None:
-    """Raise where an array does not broadcast to the call, or a shape could be read in two ways that fit.
+    """Raise where an array does not broadcast to (*B, T, S), or a shape could be read in two ways that fit.
 
     Guessing there is how the mask of one example lands on a head, or on the queries, of another. The last
     two axes of an array that the caller `wrapped` are stated.
     """
-    full = (*leading, num_queries, num_keys)
-    missing = len(full) - len(shape)
+    leading, missing = full[:-2], len(full) - len(shape)
     spelled = f"{name}: expected an array that broadcasts to (*B, T, S) = {full}, got shape {shape}"
     per_key = f"; for one entry per key use masks.valid_keys({name})" if name == "mask" else ""
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, full[missing:], strict=True)):

@@ -74,12 +74,10 @@ class BlockDiffusion(Intervals):
         return noisy, clean, block, -(-self.length // self.size)
 
     def number(self, position: Array, leading_axes: int) -> Array:
-        del leading_axes
         noisy, clean, block, count = self._blocks(position)
         return jnp.where(noisy, block, jnp.where(clean, 2 * count - 1 - block, -1))
 
     def interval(self, position: Array, leading_axes: int) -> tuple[Array, Array]:
-        del leading_axes
         noisy, clean, block, count = self._blocks(position)
         enter = jnp.where(noisy, block, jnp.where(clean, block + 1, 2 * count))
         return enter, jnp.where(noisy, block + 1, jnp.where(clean, 2 * count - block, 0))

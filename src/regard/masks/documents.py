@@ -33,6 +33,8 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
             query reads that of the key where it sits, at position `query_offset + t` or
             `query_positions[t]`. With `key_positions` both are needed.
 
+    Ids are int32; traced ones of 64 bits are compared as such.
+
     Returns:
         A mask; with `key_ids` it does not read query positions.
 
@@ -47,9 +49,11 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
     Reference: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
     """
-    ids = [integers("query_ids", query_ids)]
+    ids = [integers("query_ids", query_ids, wide=True)]
     if key_ids is not None:
-        ids.append(integers("key_ids", key_ids))
+        ids.append(integers("key_ids", key_ids, wide=True))
+    if len({array.dtype for array in ids}) > 1:
+        ids = [array.astype(np.int64) for array in ids]
     for name, array in zip(("query_ids", "key_ids"), ids, strict=False):
         if array.ndim == 0:
             raise TypeError(f"{name}: expected an integer array with one id per position, got a scalar")
@@ -110,7 +114,7 @@ class Documents(Stored):
         ids = spread(jnp.asarray(self.ids), leading_axes + 1, trailing=1)
         inside = (row >= 0) & (row < ids.shape[-1])
         if ids.shape[-1] == 0:  # nothing to read from
-            return jnp.zeros_like(row), inside
+            return jnp.zeros(row.shape, ids.dtype), inside
         place = jnp.clip(row, 0, ids.shape[-1] - 1)[..., 0]
         shape = np.broadcast_shapes(ids.shape[:-1], place.shape[:-1])
         ids = jnp.broadcast_to(ids, (*shape, ids.shape[-1]))

@@ -42,31 +42,24 @@ class Grid:
         cls, rows: Run, columns: Run, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """Return the cells of runs of rows and columns."""
-        return cls._make(rows.members, columns.members, rows, columns, offset, leading_axes, key_offset)
+        return cls._make(rows.members, columns.members, (rows, columns), offset, leading_axes, key_offset)
 
     @classmethod
     def at(
         cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """Return the cells in the given rows and columns, both one-dimensional index arrays."""
-        return cls._make(rows, columns, None, None, offset, leading_axes, key_offset)
+        return cls._make(rows, columns, (None, None), offset, leading_axes, key_offset)
 
     @classmethod
     def _make(
-        cls,
-        row: Array,
-        column: Array,
-        rows: Run | None,
-        columns: Run | None,
-        offset: Offset,
-        leading_axes: int,
-        key_offset: Offset,
+        cls, row: Array, column: Array, runs: Any, offset: Offset, leading_axes: int, key_offset: Offset
     ) -> Grid:
         ones = (1,) * leading_axes
         query_index = row.reshape((*ones, row.size, 1))
-        query_position = positions_of(offset).at(query_index, rows, -2, leading_axes)
+        query_position = positions_of(offset).at(query_index, runs[0], -2, leading_axes)
         key_index = column.reshape((*ones, 1, column.size))
-        return cls(query_index, query_position, offset, key_index, key_offset, leading_axes, rows, columns)
+        return cls(query_index, query_position, offset, key_index, key_offset, leading_axes, *runs)
 
     @property
     def key_position(self) -> Array:
@@ -126,20 +119,14 @@ class Blocks:
         key_offset: Offset = None,
     ) -> Blocks:
         """Return the tiling of a T x S grid; the last block of each axis may be shorter."""
-        ones = (1,) * leading_axes
-        query_first = np.arange(0, num_queries, query_block, dtype=np.int32).reshape((*ones, -1, 1))
-        key_first = np.arange(0, num_keys, key_block, dtype=np.int32).reshape((*ones, 1, -1))
-        return cls(
-            jnp.asarray(query_first),
-            jnp.asarray(np.minimum(query_first + query_block, num_queries).astype(np.int32) - 1),
-            offset,
-            jnp.asarray(key_first),
-            jnp.asarray(np.minimum(key_first + key_block, num_keys).astype(np.int32) - 1),
-            key_offset,
-            query_block,
-            key_block,
-            leading_axes,
-        )
+
+        def cut(length: int, block: int, *shape: int) -> tuple[Array, Array]:
+            first = np.arange(0, length, block, dtype=np.int32).reshape((*(1,) * leading_axes, *shape))
+            last = np.minimum(first + block, length).astype(np.int32) - 1
+            return jnp.asarray(first), jnp.asarray(last)
+
+        queries, keys = cut(num_queries, query_block, -1, 1), cut(num_keys, key_block, 1, -1)
+        return cls(*queries, offset, *keys, key_offset, query_block, key_block, leading_axes)
 
     @property
     def position_first(self) -> Array:

@@ -1,7 +1,5 @@
 """Masks by which every query has a number and every key an interval of the numbers that may attend to it."""
 
-from __future__ import annotations
-
 from regard.axes import Array
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask

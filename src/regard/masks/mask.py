@@ -100,17 +100,14 @@ class Mask:
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         """Return the mask of one leading index, whose data keep their rank."""
-        del take, leading_axes
         return self
 
     def closure_convert(self, grid: Grid) -> Mask:
         """Return the mask with arrays that its functions close over as leaves, for grids shaped as this."""
-        del grid
         return self
 
     def slice_grid(self, grid: Grid) -> Mask:
         """Return the mask of the grid's rows and columns alone, for a call on them at their own positions."""
-        del grid
         if jax.tree.leaves(self):
             raise NotImplementedError(
                 f"{type(self).__name__} holds arrays and does not say how to slice them"
@@ -119,7 +116,6 @@ class Mask:
 
     def number_leading(self, leading: tuple[int, ...]) -> Mask:
         """Return the mask for these leading axes: its functions then know their batch row and head."""
-        del leading
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
@@ -317,7 +313,6 @@ class Mask:
         return _join("|", other, self)
 
     def _refuse_arithmetic(self, other: Any) -> NoReturn:
-        del other
         raise TypeError(
             "masks are joined by & (both keep the pair) and | (one of them does) and turned by ~, not by"
             " arithmetic; for causal + window write masks.causal() & masks.sliding_window(before)"
@@ -330,6 +325,10 @@ class Mask:
             "a mask is neither true nor false: combine masks with & | ~ instead of and, or, not; test for"
             " absence with `mask is None`"
         )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        del dtype, copy
+        raise TypeError("a mask is no array: join several by & or |; mask.dense(T, S) makes an array of one")
 
     def __repr__(self) -> str:
         return self.expression()

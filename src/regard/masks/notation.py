@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.masks import block_tables, conventions, expressions
+from regard.masks.data import suggest_call
 from regard.masks.mask import Mask
 from regard.records import record_classes
 
@@ -67,7 +68,10 @@ def _mask(node: ast.expr, text: str) -> Mask:
                 return makers[name](*(_literal(arg, text) for arg in args), **named)
             except (TypeError, ValueError) as error:
                 raise _refusal(text, f"{name}: {error}") from None
-    raise _refusal(text, f"`{ast.unparse(node)}` is not a mask")
+        case ast.BinOp():
+            raise _refusal(text, "masks are joined by & and |")
+    hint = suggest_call("masks", ast.unparse(node)).replace("masks.", "")
+    raise _refusal(text, f"`{ast.unparse(node)}` is not a mask{hint}")
 
 
 def _literal(node: ast.expr, text: str) -> Any:
@@ -78,7 +82,8 @@ def _literal(node: ast.expr, text: str) -> Any:
 
 
 def _refusal(text: str, reason: str) -> ValueError:
+    known = f". Known: {', '.join(sorted(list_makers()))}; combined with & | ~"
     return ValueError(
-        f"mask: expected an expression such as 'causal() & sliding_window(256)', got {text!r}: {reason}."
-        f" Known: {', '.join(sorted(list_makers()))}; combined with & | ~"
+        f"mask: expected an expression such as 'causal() & sliding_window(256)', got {text!r}: {reason}"
+        f"{'' if reason.endswith('?') else known}"
     )

@@ -3,8 +3,6 @@
 Start from `positions_of`, which answers for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +31,6 @@ class Consecutive:
 
     def at(self, index: Array, span: Run | None, axis: int, leading_axes: int) -> Array:
         """Return the positions of rows that lie on an axis, -2 or -1; what is not moved is the same array."""
-        del span, axis
         return index if self.offset is None else index + offset_column(self.offset, leading_axes)
 
     def pick(self, index: Array, leading_axes: int) -> Array:
@@ -45,7 +42,6 @@ class Consecutive:
         self, first: Array, last: Array, block: int, axis: int, leading_axes: int
     ) -> tuple[Array, Array]:
         """Return the least and the largest position of each block of rows."""
-        del block
         low, high = (self.at(index, None, axis, leading_axes) for index in (first, last))
         return low, high
 
@@ -57,7 +53,6 @@ class Consecutive:
 
     def number(self, index: Array, position: Array) -> Array:
         """Return what tells rows of the whole call apart, whatever part of it this is."""
-        del index
         return position
 
     def slice_batch(self, take: Callable[[Any, int], Any]) -> Offset:
@@ -71,7 +66,6 @@ class Consecutive:
 
     def slice_rows(self, first: Any, rows: Array | None) -> Offset:
         """Return the same of some rows alone, from `first` on."""
-        del rows
         return first if self.offset is None else self.offset + first
 
 
@@ -93,7 +87,6 @@ class TokenPositions:
         return _along(taken, axis, leading_axes)
 
     def pick(self, index: Array, leading_axes: int) -> Array:
-        del leading_axes
         return jnp.take_along_axis(spread(jnp.asarray(self.positions), index.ndim, trailing=1), index, -1)
 
     def ends(
@@ -103,11 +96,9 @@ class TokenPositions:
         return _along(cells.min(-1), axis, leading_axes), _along(cells.max(-1), axis, leading_axes)
 
     def rows(self, size: int) -> Any:
-        del size
         return jnp.asarray(self.positions)
 
     def number(self, index: Array, position: Array) -> Array:
-        del position
         return index + jnp.asarray(self.first, jnp.int32).reshape((1,) * index.ndim)
 
     def slice_batch(self, take: Callable[[Any, int], Any]) -> Offset:

@@ -1,7 +1,5 @@
 """Pictures of masks as text: every cell of a small one, every tile of a larger one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

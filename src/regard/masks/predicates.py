@@ -144,7 +144,6 @@ class Predicate(Mask):
         return dataclasses.replace(self, batch=take(self.batch, 0), head=take(self.head, 0))
 
     def slice_grid(self, grid: Grid) -> Mask:
-        del grid
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:

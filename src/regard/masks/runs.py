@@ -1,7 +1,5 @@
 """Runs of consecutive rows or columns, which are read, taken and written as slices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +35,10 @@ class Span:
 
     def read(self, slice_at: Callable[[Any], Array], axis: int) -> Array:
         """Return what `slice_at(start)` reads."""
-        del axis
         return slice_at(self.first)
 
     def write(self, array: Array, tile: Array, update: Update, axis: int) -> Array:
         """Return `update(array, start, tile)`."""
-        del axis
         return update(array, self.first, tile)
 
     def take(self, data: Array, axis: int) -> Array:

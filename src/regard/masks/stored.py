@@ -100,11 +100,9 @@ class FromArray(Mask):
 
     def _full_rank(self, leading_axes: int) -> Array:
         missing = leading_axes + 2 - np.ndim(self.array)
-        return (
-            jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array)))
-            if missing
-            else self.array
-        )
+        if not missing:
+            return self.array
+        return jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array)))
 
     def keep(self, grid: Grid) -> Array:
         array = self._full_rank(grid.leading_axes)
@@ -130,4 +128,4 @@ class FromArray(Mask):
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         shape = np.shape(self.array)
         leading = shape[:-2] if leading is None else leading
-        check_broadcast("mask", shape, leading, num_queries, num_keys, wrapped=True)
+        check_broadcast("mask", shape, (*leading, num_queries, num_keys), wrapped=True)

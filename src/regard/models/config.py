@@ -8,12 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from regard.layers.choices import NormKind, NormPlace, check_choice
+from regard.layers.experts import check_experts
+from regard.layers.feed_forward import check_activation
 from regard.layers.heads import check_heads
 from regard.layers.residual import EPSILON
 from regard.positions import Rotary, Scaling
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "none"]
-Activation = Literal["relu", "gelu_tanh", "gelu_erf", "silu"]
+Activation = Literal["relu", "gelu_tanh", "gelu_erf", "gelu_quick", "silu"]
 Remat = Literal[
     "full", "nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
 ]
@@ -93,7 +95,7 @@ class TransformerConfig:
     norm: NormPlace = "pre"
     """Norms before each branch, after each sum, or before and at the end of each branch."""
     norm_kind: NormKind = "layer"
-    """LayerNorm or RMSNorm."""
+    """LayerNorm, with biases or without, or RMSNorm."""
     norm_epsilon: float = EPSILON
     """The number that norms add to the variance."""
 
@@ -101,13 +103,28 @@ class TransformerConfig:
     """Activation of the feed-forward branches."""
     gated: bool = False
     """True if the activation is a gate beside a plain linear map."""
+    gate_limit: float | None = None
+    """The bound of the gate and of what it multiplies, which then has 1 added, as in gpt-oss."""
     feed_forward_bias: bool = True
-    """True if the feed-forward maps have biases."""
+    """True if the feed-forward maps have biases, the router of experts too."""
+
+    num_experts: int | None = None
+    """Experts of a feed-forward branch, of which every token passes some; None means one branch for all."""
+    experts_per_token: int = 1
+    """Experts that a token passes."""
+    expert_width: int | None = None
+    """Width of the branch of one expert; None means d_ff."""
+    normalize_chosen: bool = True
+    """True if the weights of the chosen experts sum to 1; else they are shares of all experts."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that have one branch for all tokens beside others that have experts."""
 
     scale_embedding: bool = True
     """True if embedding tables are read times sqrt(d_model)."""
     embedding_norm: bool = False
     """A norm on the embedding."""
+    first_norm: bool = True
+    """False if the first block has no norm before its attention, as where the embedding has one."""
     num_token_types: int = 0
     """Kinds of segments that have an embedding of their own; 0 means none."""
     class_token: bool = False
@@ -141,6 +158,7 @@ class TransformerConfig:
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), get_args(choices))
         self._check_windows()
+        self._check_experts()
         self._check_inputs()
         if self.remat is not None and not callable(self.remat):
             check_choice("remat", self.remat, get_args(Remat))
@@ -161,6 +179,21 @@ class TransformerConfig:
     def window(self, layer: int) -> int | None:
         """Return the number of keys before the query's own that a layer sees; None means all."""
         return self.windows[layer % len(self.windows)]
+
+    def feed_forward(self, layer: int) -> dict[str, Any]:
+        """Return the width of a layer's feed-forward branch and its further arguments."""
+        options = {
+            "activation": self.activation,
+            "gated": self.gated,
+            "gate_limit": self.gate_limit,
+            "use_bias": self.feed_forward_bias,
+        }
+        if self.num_experts is None or layer in self.dense_layers:
+            return {"d_ff": self.d_ff, "feed_forward": options}
+        options |= {
+            name: getattr(self, name) for name in ("num_experts", "experts_per_token", "normalize_chosen")
+        }
+        return {"d_ff": self.expert_width or self.d_ff, "feed_forward": options}
 
     def _check_numbers(self) -> None:
         """Check sizes, rates and factors, each by what its field is declared as."""
@@ -196,6 +229,17 @@ class TransformerConfig:
         for window in windows:
             if window is not None and (not isinstance(window, int) or window < 0):
                 raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
+
+    def _check_experts(self) -> None:
+        check_activation(self.activation, self.gated, self.gate_limit)
+        if self.num_experts is not None:
+            check_experts(self.num_experts, self.experts_per_token)
+        known, layers = range(self.num_layers if self.num_experts else 0), self.dense_layers
+        if not isinstance(layers, tuple) or any(layer not in known for layer in layers):
+            raise ValueError(
+                f"dense_layers: expected a tuple of layers below {len(known)} where there are experts, got"
+                f" {layers!r}"
+            )
 
     def _check_inputs(self) -> None:
         if (self.vocab_size is None) == (self.input_width is None):

@@ -11,6 +11,7 @@ from flax import nnx
 from regard.axes import Array, ArrayLike, Float
 from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
+from regard.masks.data import integers
 from regard.models.config import TransformerConfig
 from regard.models.decoder import build_head, predict_tokens
 from regard.models.embedding import TokenEmbedding
@@ -139,7 +140,9 @@ class EncoderDecoder(nnx.Module):
         """
         blocks: Any = self.decoder.blocks
         remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
-        lengths = None if source_lengths is None else jnp.asarray(source_lengths, jnp.int32)
+        lengths = source_lengths
+        if lengths is not None:
+            lengths = jnp.asarray(integers("source_lengths", lengths, clamp=True))
         return self.decoder.start_cache(memory.shape[0], capacity, capacity, remembered, lengths)
 
     def read(

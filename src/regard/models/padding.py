@@ -9,6 +9,7 @@ import numpy as np
 
 import regard.masks as masks
 from regard.axes import Array, Bool
+from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 
 
@@ -16,17 +17,15 @@ def check_lengths(name: str, lengths: Any, leading: tuple[int, ...], num_positio
     """Check for one integer length per row, within the row where values are known, and return them."""
     if lengths is None:
         return None
-    lengths = lengths if hasattr(lengths, "dtype") else np.asarray(lengths)
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {lengths.dtype}")
+    lengths = integers(name, lengths, clamp=True)
     if lengths.shape != leading:
         raise ValueError(f"{name}: expected one length per row, shape {leading}, got {tuple(lengths.shape)}")
     if not is_concrete(lengths):
-        return lengths.astype(jnp.int32)
+        return lengths
     # NumPy, because inside a trace arithmetic on a known jax array gives an unknown one.
     lengths = np.asarray(lengths)
     check_range(name, "lengths", lengths, num_positions, "the length of the input")
-    return lengths.astype(np.int32)
+    return lengths
 
 
 def check_range(name: str, kind: str, values: Any, most: int, reason: str) -> None:

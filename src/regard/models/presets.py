@@ -14,7 +14,7 @@ from regard.models.config import TransformerConfig
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.positions import Llama3
+from regard.positions import Llama3, YaRN
 
 Kind = Literal["encoder", "decoder", "encoder_decoder"]
 Model = Encoder | Decoder | EncoderDecoder | Classifier
@@ -88,6 +88,18 @@ _RMS: dict[str, Any] = {
     "head_bias": False,
 }
 BERT: dict[str, Any] = {**_ENCODER, "norm": "post", "embedding_norm": True, "num_token_types": 2}
+MODERNBERT: dict[str, Any] = {
+    "positions": "rotary",
+    "scale_embedding": False,
+    "embedding_norm": True,
+    "first_norm": False,
+    "norm_kind": "layer_no_bias",
+    "norm_epsilon": 1e-5,
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "activation": "gelu_erf",
+    "gated": True,
+}
 VIT: dict[str, Any] = {**_ENCODER, "class_token": True}
 GPT2: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-5, "tied_output": True, "head_bias": False}
 LLAMA: dict[str, Any] = {**_RMS, "positions": "rotary", "activation": "silu", "gated": True}
@@ -105,6 +117,15 @@ GEMMA3: dict[str, Any] = {
     "attention_softcap": None,
     "output_softcap": None,
     "query_key_norm": True,
+}
+GPT_OSS: dict[str, Any] = {
+    **LLAMA,
+    "norm_epsilon": 1e-5,
+    "attention_bias": True,
+    "feed_forward_bias": True,
+    "sinks": True,
+    "activation": "gelu_quick",
+    "gate_limit": 7.0,
 }
 T5: dict[str, Any] = {
     **_RMS,
@@ -162,6 +183,22 @@ PRESETS: dict[str, Preset] = {
     "bert-base": _bert(768, 12, 12),
     "bert-large": _bert(1024, 16, 24),
     "minilm-l6": _bert(384, 12, 6, source=_MINILM),
+    "modernbert-base": Preset(
+        "encoder",
+        TransformerConfig(
+            d_model=768,
+            num_heads=12,
+            d_ff=1152,
+            num_layers=22,
+            vocab_size=50_368,
+            max_length=8192,
+            windows=(None, 64, 64),
+            rotary_base=160_000.0,
+            rotary_window_base=10_000.0,
+            **MODERNBERT,
+        ),
+        "Warner et al., ModernBERT, 2024, section 2; widths from the released configuration",
+    ),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 16, 24),
     "gpt2-large": _gpt2(1280, 20, 36),
@@ -194,6 +231,44 @@ PRESETS: dict[str, Preset] = {
             **LLAMA,
         ),
         "Yang et al., Qwen3 Technical Report, 2025, table 1; widths from the released configuration",
+    ),
+    "qwen3-30b-a3b": Preset(
+        "decoder",
+        TransformerConfig(
+            d_model=2048,
+            num_heads=32,
+            num_key_heads=4,
+            head_dim=128,
+            d_ff=6144,
+            num_layers=48,
+            vocab_size=151_936,
+            rotary_base=1_000_000.0,
+            query_key_norm=True,
+            num_experts=128,
+            experts_per_token=8,
+            expert_width=768,
+            **LLAMA,
+        ),
+        "Yang et al., Qwen3 Technical Report, 2025, table 2; widths from the released configuration",
+    ),
+    "gpt-oss-20b": Preset(
+        "decoder",
+        TransformerConfig(
+            d_model=2880,
+            num_heads=64,
+            num_key_heads=8,
+            head_dim=64,
+            d_ff=2880,
+            num_layers=24,
+            vocab_size=201_088,
+            windows=(127, None),
+            rotary_base=150_000.0,
+            rotary_scaling=YaRN(32.0, 4096, whole_features=False),
+            num_experts=32,
+            experts_per_token=4,
+            **GPT_OSS,
+        ),
+        "OpenAI, gpt-oss Model Card, 2025, table 1; widths from the released configuration",
     ),
     "gemma-2-2b": Preset(
         "decoder",

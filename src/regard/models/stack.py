@@ -18,6 +18,7 @@ from regard.engine.call.hooks import is_rewriting
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
+from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.depth import Call, run_blocks, scan_blocks
@@ -166,7 +167,7 @@ class Stack(nnx.Module):
         memory_mask = mask_padding(cache.memory_lengths)
         x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
         layers = tuple(here.get("self", here)["cache"] for here in seen)
-        added = x.shape[1] if counts is None else jnp.asarray(counts, jnp.int32)
+        added = x.shape[1] if counts is None else integers("counts", counts)
         return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
 
     def _run(self, call: Call, x: Array, *, is_decoding: bool) -> tuple[Array, list[Any]]:
@@ -176,9 +177,13 @@ class Stack(nnx.Module):
         # or is differentiated, and who watches the calls of `attend` is told of each layer's own.
         if is_decoding or is_concrete((x, nnx.state(self))):
             return run_blocks(blocks, call, x)
-        if config.scan_layers and len(blocks) > 1 and not is_rewriting():
+        lead = 0 if config.first_norm else 1  # blocks that are unlike the others
+        if config.scan_layers and len(blocks) > lead + 1 and not is_rewriting():
             windows = [config.window(number) for number in range(len(blocks))]
-            return scan_blocks(blocks, windows, call, x, config.remat)
+            x, first = run_blocks(blocks[:lead], call, x, config.remat)
+            following: Call = lambda number, *given: call(lead + number, *given)  # noqa: E731
+            x, rest = scan_blocks(blocks[lead:], windows[lead:], following, x, config.remat)
+            return x, first + rest
         return run_blocks(blocks, call, x, config.remat)
 
     def _scores(self) -> list[scores.Score] | None:
@@ -213,10 +218,10 @@ def _build_block(
     return block(
         config.d_model,
         config.num_heads,
-        config.d_ff,
         norm=config.norm,
         norm_kind=config.norm_kind,
         norm_epsilon=config.norm_epsilon,
+        norm_input=config.first_norm or number > 0,
         dropout_rate=config.dropout_rate,
         attention={
             "num_key_heads": config.num_key_heads,
@@ -229,10 +234,6 @@ def _build_block(
             "sinks": config.sinks,
             "dropout_rate": config.attention_dropout_rate,
         },
-        feed_forward={
-            "activation": config.activation,
-            "gated": config.gated,
-            "use_bias": config.feed_forward_bias,
-        },
+        **config.feed_forward(number),
         rngs=rngs,
     )

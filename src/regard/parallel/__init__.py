@@ -8,13 +8,5 @@ from regard.parallel.calls import all_to_all_attend, attend, explain, ring_atten
 from regard.parallel.cost_reports import CostReport
 from regard.parallel.order import from_zigzag, to_zigzag
 
-__all__ = [
-    "CostReport",
-    "all_to_all_attend",
-    "attend",
-    "explain",
-    "from_zigzag",
-    "ring_attend",
-    "to_zigzag",
-    "use",
-]
+__all__ = ["CostReport"]
+__all__ += ["all_to_all_attend", "attend", "explain", "from_zigzag", "ring_attend", "to_zigzag", "use"]

@@ -36,11 +36,12 @@ def ring_attend(
     output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
-    their way, and joins the result to what it has by the rules of sums of exponentials. The backward pass is
-    a second trip, on which the gradients of keys and values travel along and then home; in forward mode their
-    tangents do. Rounds in which the mask, as far as it is known before tracing, leaves no device any work are
-    not made. Nothing of size T x S exists, and nothing of size T or S on one device, but for the mask's
-    arrays, which are whole on each, and a bias, whose rows are divided as those of query.
+    their way, and joins the result to what it has by the rules of sums of exponentials. In the
+    backward pass keys go around once more, with the gradients of keys and values, which then go home; in
+    forward mode their tangents go along. Rounds in which the mask, as far as it is known before tracing,
+    leaves no device any work are skipped. Nothing of size T x S exists, and nothing of size T or S on one
+    device, but for the mask's arrays, which are whole on each, and a bias, whose rows are divided as those of
+    query.
 
     Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
     comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
@@ -112,8 +113,7 @@ def all_to_all_attend(
         ring_axis: one more mesh axis, along which keys travel: the sequence is divided first along this one,
             then along `axis`. None means that each device sees all keys of its heads.
         layout: as in `ring_attend`, of the devices along `ring_axis`.
-        batch_axis: as in `ring_attend`.
-        head_axis: as in `ring_attend`: heads are divided along it before any are exchanged.
+        batch_axis, head_axis: as in `ring_attend`; heads are divided before any are exchanged.
         **options: as in `ring_attend`.
 
     Returns:

@@ -43,9 +43,9 @@ class CostReport:
     padding: tuple[int, int]
     """Queries and keys that are added so that devices divide the lengths."""
     rounds: int
-    """Stops of the keys at which some device has work, the one at home included."""
+    """Rounds of the ring in which some device has work, the first, with its own keys, included."""
     skipped_rounds: int
-    """Stops at which no device has work: keys go past them."""
+    """Rounds in which no device has work: they are skipped."""
     forward_bytes: int
     """Sent by each device in the forward pass."""
     backward_bytes: int
@@ -102,11 +102,11 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
         away += moved_halves(division)
     forward = away * (query + key + value + output + 2 * statistic)
     backward = away * (query + key + value + output + statistic)
-    stops = division.rounds
-    if stops:
-        hops = len(stops) - 1 + (stops[0].number > 0)
+    rounds = division.rounds
+    if rounds:
+        hops = len(rounds) - 1 + (rounds[0].number > 0)
         forward += hops * (key + value)
-        backward += hops * (key + value) + (len(stops) - 1 + (stops[-1].number > 0)) * sums
+        backward += hops * (key + value) + (len(rounds) - 1 + (rounds[-1].number > 0)) * sums
     return round(forward), round(backward)
 
 

@@ -1,7 +1,5 @@
 """Division of a call over devices; static, a part of the compiled program."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

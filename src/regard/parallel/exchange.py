@@ -1,7 +1,5 @@
 """Exchanges between devices besides travelling keys: heads for sequence, halves for balance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -36,7 +34,7 @@ def bring_in_pairs(array: Array, division: Division) -> Array:
 
 def bring_out(array: Array, division: Division) -> Array:
     """Undo `bring_in`."""
-    array = _unbalance(array, division) if division.layout == "balanced" else array
+    array = _balance(array, division, back=True) if division.layout == "balanced" else array
     if division.size(division.exchange) > 1:
         array = _exchange(array, division.exchange, _SEQUENCE, _HEADS)
     return array
@@ -59,37 +57,20 @@ def _routes(division: Division) -> tuple[list[tuple[int, int]], ...]:
     return tuple([(i, _owner(2 * i + odd, ring)) for i in range(ring)] for odd in (0, 1))
 
 
-def _balance(array: Array, division: Division) -> Array:
-    even, odd = _halves(array)
-    if division.size(division.ring) > 1:
-        even, odd = (
-            jax.lax.ppermute(half, division.ring, route)
-            for half, route in zip((even, odd), _routes(division), strict=True)
-        )
-    return jnp.concatenate(_swap_if_odd((even, odd), division), _SEQUENCE)
-
-
-def _unbalance(array: Array, division: Division) -> Array:
-    even, odd = _swap_if_odd(_halves(array), division)
-    if division.size(division.ring) > 1:
-        even, odd = (
-            jax.lax.ppermute(half, division.ring, [(there, here) for here, there in route])
-            for half, route in zip((even, odd), _routes(division), strict=True)
-        )
-    return jnp.concatenate((even, odd), _SEQUENCE)
-
-
-def _halves(array: Array) -> tuple[Array, Array]:
-    first, second = jnp.split(array, 2, _SEQUENCE)
-    return first, second
-
-
-def _swap_if_odd(halves: tuple[Array, Array], division: Division) -> tuple[Array, Array]:
+def _balance(array: Array, division: Division, *, back: bool = False) -> Array:
     if division.size(division.ring) == 1:
-        return halves
+        return array
+    halves = jnp.split(array, 2, _SEQUENCE)
+    halves = _swap_if_odd(halves, division) if back else halves
+    routes = [[pair[::-1] if back else pair for pair in route] for route in _routes(division)]
+    sent = [jax.lax.ppermute(half, division.ring, to) for half, to in zip(halves, routes, strict=True)]
+    return jnp.concatenate(sent if back else _swap_if_odd(sent, division), _SEQUENCE)
+
+
+def _swap_if_odd(halves: list[Array], division: Division) -> list[Array]:
     odd = jax.lax.axis_index(division.ring) & 1 == 1
     first, second = halves
-    return jnp.where(odd, second, first), jnp.where(odd, first, second)
+    return [jnp.where(odd, second, first), jnp.where(odd, first, second)]
 
 
 def move(tree: Any, division: Division, steps: int) -> Any:

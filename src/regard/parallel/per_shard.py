@@ -1,7 +1,5 @@
 """Calls inside the caller's own `jax.shard_map`: arrays are this device's part, all else is the whole."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +12,8 @@ from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import Problem, broadcast_leading
 from regard.engine.flash.device_types import vary, varying_axes
 from regard.parallel.division import Axes, Division
-from regard.parallel.execution import attend_here, finish, operands
 from regard.parallel.shard import Shard
+from regard.parallel.shard_mapping import attend_here, finish, operands
 
 Arrays = Mapping[str, Any]  # query, key, value, and bias or None
 

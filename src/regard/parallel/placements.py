@@ -21,9 +21,9 @@ from regard.masks.grid import Grid
 from regard.masks.runs import Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
-from regard.parallel.execution import run
 from regard.parallel.per_shard import check_parts, describe_whole, manual_axes, run_part
 from regard.parallel.schedule import plan_rounds
+from regard.parallel.shard_mapping import run
 from regard.scores.score import compose, split_product
 
 PLANS = ("ring", "all_to_all", "both", "whole")
@@ -221,10 +221,8 @@ class MeshPlacement:
         best = min(serving, key=lambda name: costs[name])
         reason = "it is the one that serves"
         if len(serving) > 1:
-            listed = " against ".join(
-                f"{costs[name] / 1e6:.3g} MB by {name}"
-                for name in sorted(serving, key=lambda name: costs[name])
-            )
+            ordered = sorted(serving, key=lambda name: costs[name])
+            listed = " against ".join(f"{costs[name] / 1e6:.3g} MB by {name}" for name in ordered)
             reason = f"it sends least, {listed}"
         return Plan(best, reason, refusals, divisions[best])
 
@@ -244,14 +242,10 @@ class MeshPlacement:
         batch, heads = self._size(self.batch), self._size(self.heads)
         first = problem.leading[0] if len(problem.leading) > 1 else 1
         if first % batch:
-            return (
-                f"the batch, {first}, is not a multiple of the {batch} devices along {', '.join(self.batch)}"
-            )
-        counts = {
-            "query": problem.query.shape[-3] if problem.query.ndim > 2 else 1,
-            "key": problem.key.shape[-3] if problem.key.ndim > 2 else 1,
-            "value": problem.value.shape[-3] if problem.value.ndim > 2 else 1,
-        }
+            along = ", ".join(self.batch)
+            return f"the batch, {first}, is not a multiple of the {batch} devices along {along}"
+        arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
+        counts = {name: array.shape[-3] if array.ndim > 2 else 1 for name, array in arrays.items()}
         spelled = ", ".join(f"{count} of {array}" for array, count in counts.items())
         if any(count % heads and count > 1 for count in counts.values()):
             return f"heads ({spelled}) are not multiples of the {heads} devices along {', '.join(self.heads)}"

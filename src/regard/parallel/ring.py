@@ -1,7 +1,5 @@
 """Ring attention on one device: keys and values travel the ring; backward, dK and dV travel with them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -186,9 +184,8 @@ def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, i
     """Fold `meet` over the pairs, compiled once."""
     if len(pairs) == 1:
         return meet(carry, pairs[0])
-    return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, jnp.asarray(pairs, jnp.int32))[
-        0
-    ]
+    places = jnp.asarray(pairs, jnp.int32)
+    return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, places)[0]
 
 
 def _as_running(found: Results, first_key: Any) -> Running:

@@ -1,9 +1,7 @@
 """One device's part of a call as primitives, inside `jax.shard_map`: computed by `ring`, with derivatives."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +17,8 @@ from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, l
 from regard.parallel import ring
 from regard.parallel.division import Division
 from regard.parallel.shard import Replicated, Shard
+
+_TRIPS = {"forward": ring.forward, "tangent": ring.tangent, "backward": ring.backward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,34 +40,8 @@ class RingSpec(Spec):
         axes = ring.row_axes(*(array.shape[added:] for array in (query, key, value)))
         return (*query.shape[:added], *axes), value.shape[-1], accumulation_dtype(query, key, value)
 
-    def forward(self, inputs: Operands, context: Replicated, *, reversible: bool) -> Results:
-        return ring.forward(Shard.here(self.division, context), inputs, reversible=reversible)
-
-    def tangent(
-        self,
-        inputs: Operands,
-        context: Replicated,
-        results: Results,
-        tangents: Mapping[str, Array],
-        *,
-        reversible: bool,
-    ) -> Results:
-        return ring.tangent(
-            Shard.here(self.division, context), inputs, results, tangents, reversible=reversible
-        )
-
-    def backward(
-        self,
-        inputs: Operands,
-        context: Replicated,
-        results: Results,
-        cotangents: Results,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        reversible: bool,
-    ) -> dict[str, Array]:
-        shard = Shard.here(self.division, context)
-        return ring.backward(shard, inputs, results, cotangents, shapes, reversible=reversible)
+    def compute(self, name: str, inputs: Operands, context: Replicated, *given: Any, reversible: bool) -> Any:
+        return _TRIPS[name](Shard.here(self.division, context), inputs, *given, reversible=reversible)
 
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
         return lower_among_devices(context, partial(evaluate, name, self), *operands)

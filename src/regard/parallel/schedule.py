@@ -1,7 +1,5 @@
 """The rounds of a ring that hold work, found before tracing where the mask is known by then."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

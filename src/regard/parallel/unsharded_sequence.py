@@ -1,7 +1,5 @@
 """Calls whose sequence is whole on every device: each attends for its rows and heads, and sends nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

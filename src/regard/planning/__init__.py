@@ -10,17 +10,5 @@ from regard.planning.planner import MemoryTooSmallError, plan, read_amount
 from regard.planning.reports import Report
 from regard.planning.steps import Step, count_parameters, plan_step
 
-__all__ = [
-    "CHIPS",
-    "Assumptions",
-    "Chip",
-    "Estimate",
-    "MemoryTooSmallError",
-    "Report",
-    "Step",
-    "count_parameters",
-    "measure_host",
-    "plan",
-    "plan_step",
-    "read_amount",
-]
+__all__ = ["CHIPS", "Assumptions", "Chip", "Estimate", "MemoryTooSmallError", "Report", "Step"]
+__all__ += ["count_parameters", "measure_host", "plan", "plan_step", "read_amount"]

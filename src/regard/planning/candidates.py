@@ -1,7 +1,5 @@
 """Candidates: every mesh of so many devices that a call can be divided over, and how."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -114,14 +112,7 @@ class Candidate:
 def list_candidates(
     problem: Problem, devices: int, fixed: Mapping[str, int], *, padded: bool = False
 ) -> Iterator[Candidate]:
-    """Yield meshes of so many devices, with tokens in order and balanced.
-
-    Args:
-        problem: the call.
-        devices: devices of each mesh.
-        fixed: sizes of axes that are given.
-        padded: also yield meshes that divide batch and length once something is appended.
-    """
+    """Yield meshes of so many devices; `padded`, also those that divide the call with something appended."""
     batch, query_heads = problem.leading[0], problem.leading[-1]
     key_heads = problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads

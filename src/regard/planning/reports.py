@@ -164,12 +164,8 @@ class Report:
     def _row(self, item: Estimate) -> dict[str, Any]:
         row = dataclasses.asdict(item)
         del row["candidate"]
-        chosen = {
-            "devices": item.candidate.devices,
-            "tokens": item.candidate.tokens,
-            "rows": item.candidate.rows,
-        }
-        chosen |= {"mesh": item.candidate.mesh, "plan": item.candidate.plan, "layout": item.candidate.layout}
+        names = ("devices", "tokens", "rows", "mesh", "plan", "layout")
+        chosen = {name: getattr(item.candidate, name) for name in names}
         return chosen | row | {"seconds": item.seconds, "bound": item.bound, "why": self.explain_loss(item)}
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """Rings: the rounds of many rings over one call, and the work of their members, each found once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -64,11 +62,6 @@ class Rings:
             self._rounds[key] = self._find(division)
         return dataclasses.replace(division, rounds=self._rounds[key]), self.load(*key).cells
 
-    def guess(self, division: Division) -> tuple[Division, np.ndarray]:
-        """Return what `divide` does, with no more rounds than there are at least."""
-        load = self.load(division.queries.ring, division.layout, division.queries.chunk)
-        return dataclasses.replace(division, rounds=_list_rounds(load.least_rounds)), load.cells
-
     def _find(self, division: Division) -> tuple[Round, ...]:
         ring, parts = division.queries.ring, division.parts
         if self.problem.mask is None or not is_countable(self.problem):
@@ -104,19 +97,13 @@ class Rings:
         number = np.minimum(np.arange(next(size for size in _SHAPES if size >= count)), real - 1)
         first = (number * chunk).astype(np.int32)
         last = np.minimum(first + chunk, problem.T).astype(np.int32) - 1
-        ones = (1,) * axes
-        rows, columns = (*ones, -1, 1), (*ones, 1, -1)
-        blocks = Blocks(
-            jnp.asarray(first.reshape(rows)),
-            jnp.asarray(last.reshape(rows)),
-            problem.query_offset,
-            jnp.asarray(first.reshape(columns)),
-            jnp.asarray(last.reshape(columns)),
-            problem.key_offset,
-            chunk,
-            chunk,
-            axes,
-        )
+
+        def lay(*shape: int) -> tuple[jax.Array, jax.Array]:
+            whole = (*(1,) * axes, *shape)
+            return jnp.asarray(first.reshape(whole)), jnp.asarray(last.reshape(whole))
+
+        offsets = problem.query_offset, problem.key_offset
+        blocks = Blocks(*lay(-1, 1), offsets[0], *lay(1, -1), offsets[1], chunk, chunk, axes)
         try:
             with jax.ensure_compile_time_eval():
                 kinds = np.asarray(problem.mask.classify(blocks))

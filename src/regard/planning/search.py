@@ -39,29 +39,17 @@ class Beside:
 
 @dataclass(frozen=True)
 class Search:
-    """A call on chips of a kind, weighed on one mesh after the other.
-
-    Attributes:
-        problem: the call.
-        chip: a device, or the host that all devices share.
-        assumptions: shares of its figures that are reached.
-        backward: whether gradients count.
-        fixed: sizes of axes that are given.
-        rings: rounds and work of the call's rings.
-        beside: what else a mesh takes.
-        times: calls one after the other.
-        also: other calls on the same mesh.
-    """
+    """A call on chips of a kind, weighed on one mesh after the other."""
 
     problem: Problem
-    chip: Chip
+    chip: Chip  # a device, or the host that all devices share
     assumptions: Assumptions
-    backward: bool
-    fixed: Mapping[str, int]
+    backward: bool  # gradients count, too
+    fixed: Mapping[str, int]  # sizes of axes that are given
     rings: Rings
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
-    times: float = 1.0
-    also: tuple[Search, ...] = ()
+    times: float = 1.0  # calls one after the other
+    also: tuple[Search, ...] = ()  # other calls on the same mesh
 
     @property
     def work(self) -> Work:
@@ -80,18 +68,16 @@ class Search:
         problem = candidate.pad(self.problem)
         return Weighing(problem, candidate, candidate.cut(problem), self.backward).peak()
 
-    def weigh(self, candidate: Candidate, *, guess: bool = False) -> Estimate:
-        """Return what the call costs on a mesh; a guess, with no more rounds than there are at least."""
+    def weigh(self, candidate: Candidate) -> Estimate:
+        """Return what the call costs on a mesh."""
         problem = candidate.pad(self.problem)
-        division, cells = (self.rings.guess if guess else self.rings.divide)(candidate.cut(problem))
+        division, cells = self.rings.divide(candidate.cut(problem))
         weighing = Weighing(problem, candidate, division, self.backward)
         return weighing.estimate(cells, self.chip_of(candidate.devices), self.assumptions)
 
-    def total(self, item: Estimate, *, guess: bool = False) -> float:
+    def total(self, item: Estimate) -> float:
         """Return the seconds of all calls and of what is beside them."""
-        others = sum(
-            other.total(other.weigh(item.candidate, guess=guess), guess=guess) for other in self.also
-        )
+        others = sum(other.total(other.weigh(item.candidate)) for other in self.also)
         return self.times * item.seconds + self.beside(item.candidate).seconds + others
 
     def bound(self, candidate: Candidate) -> float:
@@ -117,7 +103,7 @@ class Search:
         """Return the fastest that fits of at most so many devices; of those as fast, the first in order."""
         step = math.prod(self.fixed.values())
         # Numbers of devices, then their meshes: what cannot be the fastest is never looked at.
-        waiting: list[tuple[float, int, int | Candidate | Estimate]] = [
+        waiting: list[tuple[float, int, int | Candidate]] = [
             (self._spread(count * step), count, count * step) for count in list_counts(devices // step)
         ]
         heapq.heapify(waiting)
@@ -127,22 +113,15 @@ class Search:
         room = self.chip.memory_bytes * self.assumptions.memory_share
         while waiting and waiting[0][0] <= ALIKE * fastest:
             least, _, one = heapq.heappop(waiting)
-            if isinstance(one, int):
-                order = (False, one)
-            else:
-                order = one.candidate.order if isinstance(one, Estimate) else one.order
+            order = (False, one) if isinstance(one, int) else one.order
             # From there on nothing is faster: only a better order counts.
             if least > fastest and order > first:
                 continue
             if isinstance(one, int):
                 for candidate in self.list(one):
                     heapq.heappush(waiting, (self.bound(candidate), next(numbers), candidate))
-            elif isinstance(one, Candidate):
-                item = self.weigh(one, guess=True)
-                if item.memory_bytes + self.beside(one).bytes <= room:
-                    heapq.heappush(waiting, (self.total(item, guess=True), next(numbers), item))
-            else:
-                item = self.weigh(one.candidate)
+            elif self.peak(one) + self.beside(one).bytes <= room:
+                item = self.weigh(one)
                 seconds = self.total(item)
                 fastest = min(fastest, seconds)
                 alike = [pair for pair in [*alike, (seconds, item)] if pair[0] <= ALIKE * fastest]

@@ -90,6 +90,9 @@ def count_parameters(config: Any) -> dict[str, int]:
         Numbers of each block's `attention`, `feed_forward` and `norms`, of the `embedding` with all that
         stands before and behind the blocks, and of the `head`.
 
+    Raises:
+        ValueError: a config with experts, whose parts are not counted.
+
     Example:
         >>> from regard.models import preset
         >>> from regard.planning import count_parameters
@@ -100,6 +103,11 @@ def count_parameters(config: Any) -> dict[str, int]:
         >>> parts["embedding"] + parts["head"]
         39385344
     """
+    if config.num_experts is not None:
+        raise ValueError(
+            f"config: expected a decoder without experts, got num_experts={config.num_experts}; their"
+            " products are not planned"
+        )
     width, inner = config.d_model, config.d_ff
     queries = config.num_heads * config.head_width
     keys = (config.num_key_heads or config.num_heads) * config.head_width
@@ -151,7 +159,7 @@ def plan_step(
         The best mesh of at most so many devices, its bytes and its seconds, part by part.
 
     Raises:
-        ValueError: as in `plan`; a config without `vocab_size`.
+        ValueError: as in `plan`; a config without `vocab_size`, or with experts.
         MemoryTooSmallError: no mesh holds the step.
 
     Example:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
-from regard.positions.scaling import Scaling, turns
+from regard.positions.scaling import LARGEST, Scaling, read_positions, turns
 
 
 def rotary(
@@ -106,21 +106,7 @@ class Rotary:
 def rotate(
     features: Float[Array, "*B T D"], cosine: Array, sine: Array, *, interleaved: bool = False
 ) -> Float[Array, "*B T D"]:
-    """Turn pairs of features by given angles.
-
-    Args:
-        features: queries or keys, `(*B, T, D)`.
-        cosine: of the angles, `(T, F)` or, per first leading axis, `(batch, T, F)`; the first 2F features are
-            turned.
-        sine: of the same shape.
-        interleaved: as in `rotary`.
-
-    Returns:
-        The turned features, in their dtype.
-
-    Raises:
-        ValueError: more angles than pairs of features.
-    """
+    """Turn pairs of features by angles `(T, F)` or, per first leading axis, `(batch, T, F)`: the first 2F."""
     width = check_width(2 * cosine.shape[-1], features.shape[-1])
     if cosine.ndim == 3:  # the batch is the first axis, heads and others lie between
         between = (1,) * (features.ndim - 3)
@@ -151,11 +137,9 @@ def _place_rows(position: Any, shape: tuple[int, ...]) -> tuple[Array, int]:
     first = position if isinstance(position, int) else None
     if first is not None and not -(2**31) < first <= 2**31 - max(length, 1):
         raise ValueError(f"position: expected int32 positions, got {first} and {length} rows from there")
-    position = jnp.asarray(position)
-    if not jnp.issubdtype(position.dtype, jnp.integer):
-        raise TypeError(f"position: expected integers, got {position.dtype}")
+    position = read_positions(position, LARGEST - (length if np.ndim(position) == 0 else 0))
     if position.ndim == 0:
-        position = position.astype(jnp.int32) + jnp.arange(length, dtype=jnp.int32)
+        position = position + jnp.arange(length, dtype=jnp.int32)
     elif position.shape != (length,) and (
         len(shape) < 3 or position.shape not in ((shape[0], length), (1, length))
     ):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,6 +15,7 @@ from regard.axes import Array, Float, Int
 # An int32 is seven digits of base 32: |position| < 2**31 = 2 * 32**6.
 _DIGIT_BITS = 5
 _NUM_DIGITS = 7
+LARGEST = np.iinfo(np.int32).max
 
 
 def frequencies(width: int, base: float) -> np.ndarray:
@@ -20,6 +23,22 @@ def frequencies(width: int, base: float) -> np.ndarray:
     if not base > 0:
         raise ValueError(f"base: expected a positive number, got {base}")
     return float(base) ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def read_positions(position: Any, most: int = LARGEST) -> Array:
+    """Return int32 positions; JAX's that lie beyond it count as the nearest, up to `most`."""
+    try:
+        array: Any = position if hasattr(position, "dtype") else np.asarray(position)
+    except jax.errors.TracerArrayConversionError:  # a list
+        array = jnp.asarray(position)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"position: expected integers, got {array.dtype}")
+    if jnp.iinfo(array.dtype).max > LARGEST:
+        nearest = array.clip(max(-LARGEST - 1, int(jnp.iinfo(array.dtype).min)), most)
+        if not isinstance(array, jax.Array) and (nearest != array).any():
+            raise ValueError(f"position: expected integers up to {most}, as in int32; got {array.max()}")
+        array = nearest
+    return jnp.asarray(array.astype(np.int32))
 
 
 def turns(
@@ -33,7 +52,7 @@ def turns(
     The product would lose its fraction in float32 at long positions. The position is split into digits of
     base 32 instead, and the turns of the digits, tabulated in float64, are composed.
     """
-    magnitude = jnp.abs(position.astype(jnp.int32)).astype(jnp.uint32)
+    magnitude = jnp.abs(position).astype(jnp.uint32)
     sine = jnp.zeros((*position.shape, len(frequencies)), dtype)
     cosine = jnp.ones_like(sine)
     for digit in range(_NUM_DIGITS):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float, Int
-from regard.positions.scaling import frequencies, turns
+from regard.positions.scaling import frequencies, read_positions, turns
 
 
 def sinusoidal(
@@ -67,7 +67,8 @@ def sinusoidal_at(
 
     Raises:
         TypeError: positions that are not integers.
-        ValueError: d_model below 1, or a base that is not positive.
+        ValueError: d_model below 1, a base that is not positive, or positions beyond int32; JAX's count as
+            the nearest that it holds.
 
     Example:
         >>> import jax.numpy as jnp
@@ -77,9 +78,7 @@ def sinusoidal_at(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    position = jnp.asarray(position)
-    if not jnp.issubdtype(position.dtype, jnp.integer):
-        raise TypeError(f"position: expected integers, got {position.dtype}")
+    position = read_positions(position)
     _check_sizes(d_model)
     sine, cosine = turns(position, frequencies(d_model, base))
     return _interleave(sine, cosine)[..., :d_model]

@@ -1,7 +1,5 @@
 """The sweep over the weights of a call: row blocks are normalised, then each tile is counted and dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -266,7 +264,6 @@ class _Counting:
         peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)
 
         def one_bin(tile: Array) -> Array:
-            del tile
             return jnp.pad(by_block.sum((0, 2))[:, None], ((0, 0), (keys, queries)))
 
         def diagonals(tile: Array) -> Array:

@@ -1,7 +1,5 @@
 """Weight against distance: bins of distances that double, and sums along diagonals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -45,8 +45,7 @@ def read(
     drops it: memory is linear in T and S, and there is no random choice and no sampling.
 
     Args:
-        query: floating-point array, as in `attend`.
-        key: floating-point array, as in `attend`.
+        query, key: as in `attend`.
         lse: floating-point array `(*B, T)`, what `attend(..., aux=("lse",))` gave for the same call, of
             whichever backend: saves the first sweep, and `trust` says whether it fits. As one number it is
             rounded, which costs weights of scores in the hundreds three digits. None computes it, as two.

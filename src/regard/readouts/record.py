@@ -186,7 +186,7 @@ class Readout:
         if not 0 <= number < self.num_levels:
             raise ValueError(f"number: expected a level in 0..{self.num_levels - 1}, got {number}")
         level = Level(self.block_mass, self.block_max, self.block_rows, self.query_block, self.key_block)
-        return _coarsen(level, number)
+        return _coarsen(level, number) if number else level
 
     def __repr__(self) -> str:
         shape, kind = jax.typeof(self.entropy).shape, self.entropy.dtype

@@ -13,6 +13,7 @@ from regard.axes import Array, ArrayLike
 from regard.engine.call.options import ScoreOptions
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
+from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 from regard.readouts.reading import canonicalize_readable, check_lse
 
@@ -89,4 +90,4 @@ def _indices(name: str, index: Any, size: int) -> Any:
         raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
     if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
         raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
-    return array.astype(np.int32)
+    return integers(name, array) if array.size else np.zeros(0, np.int32)

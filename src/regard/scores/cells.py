@@ -1,7 +1,5 @@
 """Cells: the pairs of queries and keys that scores belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +136,6 @@ class Picks:
         return array.reshape(()) if array.size == 1 else array[self.head]
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        del reach
         rows = bucket(self.key_position - self.query_position)
         return scores + table[rows, self.head if table.shape[1] > 1 else 0]
 
@@ -151,7 +148,6 @@ class HeadPicks(Picks):
         return array.reshape((*(1,) * (self.key_position.ndim - 2), -1, 1))
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        del reach
         rows = bucket(self.key_position - self.query_position)
         entries = table.T.reshape((*(1,) * (rows.ndim - 2), *table.shape[::-1]))
         return scores + jnp.take_along_axis(entries, rows, -1)

@@ -13,7 +13,7 @@ from regard.formulas import Formula, Function, Row, Symbol, Terms, product
 from regard.masks.data import literal, read_array
 from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, per_head_symbol
+from regard.scores.score import Score, parameter, per_head_symbol
 
 
 def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> Score:
@@ -47,7 +47,10 @@ def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> S
         raise TypeError("alibi: expected num_heads or slopes, one of the two")
     if slopes is None:
         if not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads: expected at least 1 query head, got {num_heads!r}")
+            raise ValueError(
+                f"num_heads: expected at least 1 query head, got {num_heads!r}; slopes of your own go as"
+                " slopes="
+            )
         slopes = _slopes(num_heads)
     return Alibi(parameter("slopes", slopes, positive=False))
 
@@ -65,6 +68,7 @@ class Alibi(Score):
 
     slopes: Any
     head_axes: ClassVar = {"slopes": 0}
+    meaning = ": a key loses in proportion to its distance."
     reads_batch = False
     adds = True
 
@@ -78,16 +82,9 @@ class Alibi(Score):
         distance = jnp.abs(cells.query_position - cells.key_position).astype(scores.dtype)
         return scores - slopes * distance
 
-    def check(self, leading: tuple[int, ...]) -> None:
-        check_heads("alibi slopes", self.slopes.size, leading)
-
     def formula(self, terms: Terms) -> Formula:
         distance = Function("abs", (Row((terms.query_position, terms.key_position), "-"),))
         return Row((terms.before, product(per_head_symbol("slope", self.slopes), distance)), "-")
-
-    @property
-    def words(self) -> str:
-        return f"{self!r}: a key loses in proportion to its distance."
 
     def expression(self) -> str:
         return f"alibi(slopes={literal(self.slopes)})"
@@ -151,6 +148,7 @@ class RelativeBias(Score):
     bidirectional: bool = static()
     max_distance: int = static()
     head_axes: ClassVar = {"table": 1}
+    meaning = ": a learned number for each distance, near ones apart, far ones in coarse buckets."
     reads_batch = False
     adds = True
 
@@ -170,17 +168,10 @@ class RelativeBias(Score):
         after = jnp.where(distance > 0, np.int32(count // 2), np.int32(0))
         return after + _one_sided(jnp.abs(distance), count // 2, self.max_distance)
 
-    def check(self, leading: tuple[int, ...]) -> None:
-        check_heads("relative_bias table", self.table.shape[1], leading)
-
     def formula(self, terms: Terms) -> Formula:
         bucket = Function("bucket", (Row((terms.key_position, terms.query_position), "-"),))
         entry = Function("table", (bucket, *([Symbol("h")] if self.table.shape[1] > 1 else [])))
         return Row((terms.before, entry), "+")
-
-    @property
-    def words(self) -> str:
-        return f"{self!r}: a learned number for each distance, near ones apart, far ones in coarse buckets."
 
     def expression(self) -> str:
         return (

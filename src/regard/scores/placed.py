@@ -1,19 +1,17 @@
 """Placed: a score of a larger call, for some of its heads and rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.formulas import Formula, Terms
-from regard.records import record
+from regard.records import delegate, record
 from regard.scores.cells import Bucket, Cells
 from regard.scores.score import Score
 
 
+@delegate("score", "reads_positions", "adds", "title", "formula", "words", "expression")
 @record
 class Placed(Score):
     """A score as it acts on some of the heads, and on rows from some index on, that it was made for."""
@@ -23,14 +21,6 @@ class Placed(Score):
     """Their indices, int32 `(n,)`; None, all of them."""
     first_batch: Any
     """Index of the first row on the first leading axis."""
-
-    @property
-    def reads_positions(self) -> bool:
-        return self.score.reads_positions
-
-    @property
-    def adds(self) -> bool:
-        return self.score.adds
 
     @property
     def parts(self) -> tuple[Score, ...]:
@@ -47,20 +37,6 @@ class Placed(Score):
             found = getattr(self, name)
             if found is not None and (found.shape != shape or not jnp.issubdtype(found.dtype, jnp.integer)):
                 raise ValueError(f"{name}: expected integers {shape}, got {found.dtype} {found.shape}")
-
-    @property
-    def title(self) -> str:
-        return self.score.title
-
-    def formula(self, terms: Terms) -> Formula:
-        return self.score.formula(terms)
-
-    @property
-    def words(self) -> str:
-        return self.score.words
-
-    def expression(self) -> str:
-        return self.score.expression()
 
 
 @dataclass(frozen=True)

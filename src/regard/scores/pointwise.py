@@ -14,7 +14,7 @@ from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.records import record, static
 from regard.scores.cells import Cells
-from regard.scores.score import Score, check_heads, parameter, per_head_symbol
+from regard.scores.score import Score, parameter, per_head_symbol
 
 
 def softcap(cap: float | ArrayLike) -> Score:
@@ -51,23 +51,21 @@ class Softcap(Score):
     cap: Any
     maker = staticmethod(softcap)
     head_axes: ClassVar = {"cap": 0}
+    meaning = " bends scores smoothly: none leaves -cap..cap."
     reads_batch = False
     reads_positions = False
+
+    @property
+    def caps(self) -> Any:
+        return self.cap
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         cap = cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
         return cap * jnp.tanh(scores * (1 / cap))
 
-    def check(self, leading: tuple[int, ...]) -> None:
-        check_heads("softcap cap", self.cap.size, leading)
-
     def formula(self, terms: Terms) -> Formula:
         cap = per_head_symbol("cap", self.cap)
         return product(cap, Function("tanh", (Fraction(terms.before, cap),)))
-
-    @property
-    def words(self) -> str:
-        return f"{self!r} bends scores smoothly: none leaves -cap..cap."
 
 
 def temperature(value: float | ArrayLike) -> Score:
@@ -103,21 +101,15 @@ class Temperature(Score):
     value: Any
     maker = staticmethod(temperature)
     head_axes: ClassVar = {"value": 0}
+    meaning = ": below 1 weights sharpen, above 1 they spread."
     reads_batch = False
     reads_positions = False
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return scores * (1 / cells.per_head(jnp.asarray(self.value).astype(scores.dtype)))
 
-    def check(self, leading: tuple[int, ...]) -> None:
-        check_heads("temperature", self.value.size, leading)
-
     def formula(self, terms: Terms) -> Formula:
         return Fraction(terms.before, per_head_symbol("temperature", self.value))
-
-    @property
-    def words(self) -> str:
-        return f"{self!r}: below 1 weights sharpen, above 1 they spread."
 
 
 # One score, and four integers: batch, head, query position, key position.
@@ -174,6 +166,8 @@ def modifier(fn: Modify) -> Score:
 class Modified(Score):
     """A score that a function makes of each one and its place."""
 
+    meaning = " of each score and its place: batch, head, query, key."
+
     @property
     def title(self) -> str:
         return "modifier"
@@ -182,10 +176,6 @@ class Modified(Score):
         name = repr(self).removeprefix("modifier(").removesuffix(")").rpartition(".")[2]
         leading = tuple(Symbol(letter) if letter else Number("0") for letter in (terms.example, terms.head))
         return Function(name, (terms.before, *leading, terms.query_position, terms.key_position))
-
-    @property
-    def words(self) -> str:
-        return f"{self!r} of each score and its place: batch, head, query, key."
 
 
 @record

@@ -40,6 +40,13 @@ class Score:
     """True if it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
     head_axes: ClassVar[Mapping[str, int]] = {}
     """Fields that may hold an entry per query head, and on which axis; `Cells` takes them out."""
+    meaning: ClassVar[str] = " of every score."
+    """The end of a sentence that begins with its expression, for a derivation."""
+
+    @property
+    def caps(self) -> Any:
+        """Return c of a score that is c tanh(s / c), which kernels of libraries know; of others, None."""
+        return None
 
     @property
     def parts(self) -> tuple[Score, ...]:
@@ -56,11 +63,18 @@ class Score:
 
     def closure_convert(self, dtype: Any) -> Score:
         """Return the score with arrays that its functions close over as leaves, for scores of this dtype."""
-        del dtype
         return self
 
     def check(self, leading: tuple[int, ...]) -> None:
         """Raise ValueError where a parameter does not fit a call with these leading axes."""
+        heads = leading[-1] if leading else 1
+        for name, axis in self.head_axes.items():
+            count = (*np.shape(getattr(self, name)), 1)[axis]
+            if count not in (1, heads):
+                raise ValueError(
+                    f"{self.title} {name}: expected one entry per query head, {heads}, or a single one; got"
+                    f" {count}"
+                )
 
     @property
     def title(self) -> str:
@@ -74,7 +88,7 @@ class Score:
     @property
     def words(self) -> str:
         """Return the same in a sentence."""
-        return f"{self!r} of every score."
+        return f"{self!r}{self.meaning}"
 
     def expression(self) -> str:
         """Return the code that makes this score."""
@@ -164,13 +178,6 @@ def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
     if positive and is_concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"{name}: expected more than 0, got {np.asarray(array).tolist()}")
     return array
-
-
-def check_heads(name: str, count: int, leading: tuple[int, ...]) -> None:
-    """Raise where a parameter has neither one entry nor one per query head."""
-    heads = leading[-1] if leading else 1
-    if count not in (1, heads):
-        raise ValueError(f"{name}: expected one entry per query head, {heads}, or a single one; got {count}")
 
 
 def per_head_symbol(name: str, parameter: Any) -> Symbol:

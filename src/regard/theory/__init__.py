@@ -18,15 +18,5 @@ are not floating-point and masks that are not boolean, ValueError for shapes tha
 from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
 from regard.theory.notation import contract, explain_einsum
 
-__all__ = [
-    "bilinear",
-    "contract",
-    "explain_einsum",
-    "gibbs",
-    "gradients",
-    "heads",
-    "hebbian",
-    "hopfield",
-    "notation",
-    "steps",
-]
+__all__ = ["bilinear", "contract", "explain_einsum", "gibbs", "gradients", "heads", "hebbian", "hopfield"]
+__all__ += ["notation", "steps"]

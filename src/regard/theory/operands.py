@@ -1,7 +1,5 @@
 """Operands of theory: floating-point arrays of one dtype, and masks in full shape."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -4,8 +4,9 @@ A checkpoint is a folder named after its step with the arrays (written by orbax)
 lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
 into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
 
-orbax's CheckpointManager would number, commit and drop checkpoints too, but has no public hook between its
-last write and its commit, where the digests must be taken; without them, damage to metadata passes unseen.
+Orbax writes while training goes on. Its CheckpointManager would number, commit and drop checkpoints too, but
+has no public hook between its last write and its commit, where the digests must be taken; without them,
+damage to metadata passes unseen.
 
 Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
 parts are wanted: nothing in a checkpoint depends on the mesh.
@@ -19,8 +20,9 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +73,7 @@ class Checkpoint:
         """
         on_host = all(isinstance(template, np.ndarray) for template in templates.values())
         try:
-            nested = _orbax(together=not on_host).restore(
+            nested = _reader(together=not on_host).restore(
                 (self.path / "state").absolute(), args=ocp.args.StandardRestore(_nest(templates))
             )
         except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
@@ -79,23 +81,73 @@ class Checkpoint:
         return {name: _make_empty(template) for name, template in templates.items()} | _leaves(nested)
 
 
+class Saving:
+    """A checkpoint that is being written while training goes on.
+
+    Attributes:
+        path: its folder, once it is whole.
+    """
+
+    def __init__(self, path: Path, finish: Callable[[], None]):
+        self.path = path
+        self._finish = finish
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """True when this process has nothing more to write, or has failed to."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> Path:
+        """Return its folder when it is whole; where there are several processes, all of them call this.
+
+        Raises:
+            OSError: when the system refused to write, such as on a full disk; the older checkpoints stay.
+        """
+        processes.everyone(self.end)
+        return self.path
+
+    def end(self) -> None:
+        """Wait for this process's part; raise what went wrong with it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._finish()
+        except BaseException as error:  # for the thread that waits
+            self._error = error
+
+
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
+    """Save a state as `start_saving`, and wait until it is whole; return the new folder."""
+    return start_saving(directory, step, state, record, keep=keep).wait()
+
+
+def start_saving(
+    directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2
+) -> Saving:
     """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
 
-    Where there are several processes, all of them call this; each writes what it holds. `step`, the updates
-    done so far, names the checkpoint, `record` holds JSON values to keep beside the arrays, and `keep`, at
-    least 1, counts the checkpoints to keep. Returns the new folder.
+    Returns when the state was copied: an update may then take its memory. Where there are several processes,
+    all of them call this; each writes what it holds. `step`, the updates done so far, names the checkpoint,
+    `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
+    keep. One checkpoint is written at a time: wait for it before the next.
 
     Raises:
         CheckpointError: when this step is already saved there: nothing is overwritten.
-        OSError: when the system refuses to write, such as on a full disk; the older checkpoints stay.
+        OSError: as `Saving.wait`.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
-    # Orbax gets arrays of one device as NumPy arrays.
+    # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
     arrays = {
         name: leaf if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else np.asarray(leaf)
         for name, leaf in _leaves(state).items()
     }
+    kinds = {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
 
     def prepare() -> None:
         if target.exists():
@@ -104,20 +156,16 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
         draft.mkdir(parents=True)
 
     processes.alone(prepare)
-    try:
-        with _hush_writers():
-            _orbax(together=True).save(
-                (draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays))
-            )
-    except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
-        _discard(draft)
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
+    writer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+    with _writing(draft, target):
+        writer.save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
 
     def finish() -> None:
-        _write_index(draft, step, arrays, record)
+        with _writing(draft, target):
+            writer.close()  # waits; where there are several processes, for all
+        if not processes.is_first():
+            return
+        _write_index(draft, step, kinds, record)
         draft.rename(target)
         _sync_folder(directory)
         for stale in list_checkpoints(directory)[:-keep]:
@@ -125,8 +173,7 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
             stale.rename(discard)  # half-deleted checkpoints must not look like damaged ones
             shutil.rmtree(discard, ignore_errors=True)
 
-    processes.alone(finish)
-    return target
+    return Saving(target, finish)
 
 
 def tidy(directory: Path) -> None:
@@ -223,15 +270,26 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
 
 
-def _orbax(*, together: bool) -> ocp.Checkpointer:
-    """Return an orbax checkpointer that works together with all other processes or alone.
-
-    A plain Checkpointer writes before it returns, so the folder is not renamed while a thread still writes.
-    """
+def _reader(*, together: bool) -> ocp.Checkpointer:
+    """Return an orbax checkpointer that reads together with all other processes or alone."""
     alone = {"primary_host": jax.process_index(), "active_processes": {jax.process_index()}}
     options = ocp.options.MultiprocessingOptions(**({} if together or jax.process_count() == 1 else alone))
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+@contextmanager
+def _writing(draft: Path, target: Path) -> Iterator[None]:
+    """Remove the draft where orbax fails, and tell troubles of the system as such."""
+    try:
+        with _hush_writers():
+            yield
+    except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
+        _discard(draft)
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
 
 
 def _discard(draft: Path) -> None:
@@ -274,14 +332,14 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return unflatten_dict({path: leaf for path, leaf in flat.items() if leaf.size}, sep="/")
 
 
-def _write_index(draft: Path, step: int, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def _write_index(draft: Path, step: int, kinds: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write checkpoint.json: the arrays of the checkpoint, and the size and digest of each file."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     body = {
         "format": FORMAT,
         "step": step,
         "record": dict(record),
-        "arrays": {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()},
+        "arrays": dict(kinds),
         "files": {str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files},
     }
     text = json.dumps(body, allow_nan=False)

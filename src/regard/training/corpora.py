@@ -1,22 +1,109 @@
-"""Documents to learn a language from: Python's own manual, or files of the user's; read, never written."""
+"""Documents to learn a language from: Python's own manual, or files of the user's; read, never written.
 
-from collections.abc import Collection, Mapping, Sequence
+Files may be larger than memory: documents are places in them, which are read when their text is wanted.
+"""
+
+import codecs
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Self
 
 import numpy as np
+from jaxtyping import Int
 
-Documents = dict[str, str]
+PART_BYTES = 2**18
+# Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
+LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[ \t\n])")
 
 
-class Corpus(NamedTuple):
-    """Documents, and the paths of files in directories that were skipped, as they are not text."""
+@dataclass(frozen=True)
+class Documents:
+    """Documents, in the order in which they are read.
 
-    documents: Documents
+    Attributes:
+        sources: files, or texts that are in memory.
+        places: the source of each document, its first byte there and its end.
+        skipped: the paths of files in directories that were left out, as they are not text.
+    """
+
+    sources: tuple[Path | bytes, ...]
+    places: Int[np.ndarray, "D 3"]
     skipped: tuple[str, ...] = ()
 
+    @classmethod
+    def of_texts(cls, texts: Collection[str]) -> Self:
+        """Take texts that are in memory."""
+        sources = tuple(text.encode() for text in texts)
+        return cls(sources, _list_places((index, 0, len(text)) for index, text in enumerate(sources)))
 
-def read_manual() -> Documents:
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " D"]:
+        """The bytes of each document."""
+        return self.places[:, 2] - self.places[:, 1]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all documents."""
+        return int(self.sizes.sum())
+
+    def read(self) -> Iterator[tuple[str, bool]]:
+        """Yield the texts, long ones in parts that go together, with True where a document ends.
+
+        Parts have at most about 256 KiB, and end with a line, or else a word, where there is one in so much.
+
+        Raises:
+            ValueError: for a file that is shorter, or no longer UTF-8, since its documents were listed.
+
+        Example:
+            >>> list(Documents.of_texts(["one", "two"]).read())
+            [('one', True), ('two', True)]
+        """
+        opened, file = -1, None
+        try:
+            for place in self.places:
+                index, start, stop = place.tolist()
+                source = self.sources[index]
+                if isinstance(source, bytes):
+                    yield source[start:stop].decode(), True
+                    continue
+                if index != opened:
+                    if file is not None:
+                        file.close()
+                    opened, file = index, source.open("rb")
+                assert file is not None
+                file.seek(start)
+                rest = b""
+                while True:
+                    data = rest + file.read(min(PART_BYTES, stop - file.tell()))
+                    if file.tell() == stop:
+                        yield data.decode(), True
+                        break
+                    if len(data) - len(rest) < PART_BYTES:
+                        raise ValueError(f"files: {source} changed while it was read; leave it as it is")
+                    text = data.decode(errors="ignore")  # without a character cut in two
+                    end = LINE_END.match(text) or WORD_END.match(text)
+                    text = text if end is None else end[0]
+                    rest = data[len(text.encode()) :]
+                    yield text, False
+        finally:
+            if file is not None:
+                file.close()
+
+    def texts(self) -> Iterator[str]:
+        """Yield the parts of `read` without their ends."""
+        return (text for text, _ in self.read())
+
+    def _take(self, chosen: np.ndarray) -> Self:
+        return replace(self, places=self.places[chosen])
+
+
+def read_manual() -> dict[str, str]:
     """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
     A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
@@ -36,52 +123,66 @@ def read_manual() -> Documents:
     return leave_out_excerpts(topics)
 
 
-def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Corpus:
-    """Read files, and the visible files below directories that hold anything, one document per file, by path.
+def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
+    """List files, and the visible files below directories that hold anything, sorted, each once.
 
-    Files below directories that are not UTF-8 text are skipped. A single file is cut into documents
-    `PATH:1`, `PATH:2`, ... of at most `piece_bytes`, so that some can be held out. A document with the text
-    of an earlier one is left out, as it could be trained on and held out at once.
+    True beside a path is for one that was found in a directory.
 
     Raises:
-        ValueError: for a path that is missing or comes twice, for a file given by name that is empty, binary
-            or not UTF-8 (with the offset of the first byte that is not), and where nothing could be held out.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (folder / "a.txt").write_text("one two"), (folder / "b.txt").write_text("three")
-        >>> [pathlib.Path(name).name for name in read_documents([folder]).documents]
-        ['a.txt', 'b.txt']
+        ValueError: for a path that is missing or comes twice, or a directory without a file.
     """
-    paths = [(path, path != Path(given)) for given in files for path in _list_files(Path(given))]
+    paths = sorted((path, path != Path(given)) for given in files for path in _list_below(Path(given)))
     seen: set[Path] = set()
     for path, _ in paths:
         if path.resolve() in seen:
             raise ValueError(f"files: {path} comes twice; give every file once")
         seen.add(path.resolve())
-    documents: Documents = {}
+    return paths
+
+
+def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
+    """Find the documents in files, and below directories: one per file, by path.
+
+    Files below directories that are not UTF-8 text are skipped. A single file is cut into documents of at
+    most `piece_bytes`, so that some can be held out. A document with the text of an earlier one is left out,
+    as it could be trained on and held out at once.
+
+    Raises:
+        ValueError: as `list_files`, for a file given by name that is empty, binary or not UTF-8 (with the
+            offset of the first byte that is not), and where nothing could be held out.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("one two"), (folder / "b.txt").write_text("three")
+        >>> list(read_documents([folder]).texts())
+        ['one two', 'three']
+    """
+    sources: list[Path] = []
+    digests = bytearray()
     skipped: list[str] = []
-    for path, is_found in sorted(paths):
+    for path, is_found in list_files(files):
         try:
-            documents[str(path)] = _read_text(path)
+            digest = _digest_text(path)
         except _NotTextError:
             if not is_found:
                 raise
             skipped.append(str(path))
-    if len(documents) == 1:
-        ((name, text),) = documents.items()
-        pieces = _cut(text, piece_bytes)
-        documents = {f"{name}:{number}": piece for number, piece in enumerate(pieces, start=1)}
-    first = {text: name for name, text in reversed(documents.items())}
-    documents = {name: text for name, text in documents.items() if first[text] == name}
-    if len(documents) < 2:
+        else:
+            sources.append(path)
+            digests += digest
+    places = _list_places((index, 0, path.stat().st_size) for index, path in enumerate(sources))
+    if len(sources) == 1:
+        digests = bytearray()
+        places = _list_places(_cut(sources[0], piece_bytes, digests))
+    first = np.unique(np.frombuffer(digests, "V16"), return_index=True)[1]
+    if len(first) < 2:
         raise ValueError(
             "files: expected at least two different documents, one to train on and one to hold out, got "
             f"{', '.join(map(str, files))}{describe_skipped(skipped)}; give more files, or a smaller "
             "--document-bytes to cut one file"
         )
-    return Corpus(documents, tuple(skipped))
+    return Documents(tuple(sources), places[np.sort(first)], tuple(skipped))
 
 
 def describe_skipped(paths: Sequence[str]) -> str:
@@ -100,37 +201,48 @@ def describe_skipped(paths: Sequence[str]) -> str:
     return f"; {counted} skipped ({shown})"
 
 
-def split_documents(documents: Mapping[str, str], fraction: float, seed: int) -> tuple[Documents, Documents]:
-    """Shuffle documents into training and held-out ones, which fit into a fraction of the bytes.
+def split_documents(
+    documents: Documents, fraction: float, seed: int, most: int
+) -> tuple[Documents, Documents]:
+    """Shuffle documents into training and held-out ones, which fit into a fraction of the bytes, and `most`.
 
-    Where no document fits, the smallest is held out; neither side is empty.
+    Where no document fits, the smallest is held out, and of one with more than `most` bytes, its end;
+    neither side is empty.
 
     Example:
-        >>> split_documents({"a": "four", "b": "two", "c": "twelve bytes"}, 0.4, seed=0)
-        ({'c': 'twelve bytes'}, {'a': 'four', 'b': 'two'})
+        >>> three = Documents.of_texts(["four", "two", "twelve bytes"])
+        >>> [list(some.texts()) for some in split_documents(three, 0.4, seed=0, most=100)]
+        [['twelve bytes'], ['four', 'two']]
     """
-    names = np.random.default_rng(seed).permutation(np.array(list(documents), dtype=object)).tolist()
-    sizes = {name: len(documents[name].encode()) for name in names}
-    room = fraction * sum(sizes.values())
-    held_out: Documents = {}
-    for name in names:
-        if sizes[name] <= room and len(held_out) < len(names) - 1:
-            held_out[name] = documents[name]
-            room -= sizes[name]
-    if not held_out:
-        smallest = min(names, key=lambda name: sizes[name])
-        held_out[smallest] = documents[smallest]
-    return {name: documents[name] for name in names if name not in held_out}, held_out
+    order = np.random.default_rng(seed).permutation(len(documents))
+    sizes = documents.sizes[order]
+    room, left = min(fraction * documents.num_bytes, most), len(order) - 1
+    is_held = np.zeros(len(order), bool)
+    for index, size in enumerate(sizes.tolist()):
+        if size <= room and left:
+            is_held[index] = True
+            room, left = room - size, left - 1
+    if is_held.any():
+        return documents._take(order[~is_held]), documents._take(order[is_held])
+    smallest = int(sizes.argmin())
+    held_out = documents._take(order[smallest : smallest + 1])
+    if sizes[smallest] <= most:
+        return documents._take(np.delete(order, smallest)), held_out
+    training = documents._take(order)
+    source, _, stop = held_out.places[0].tolist()
+    cut = _find_start(documents.sources[source], stop - most, stop)
+    training.places[smallest, 2] = held_out.places[0, 1] = cut
+    return training, held_out
 
 
-def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Documents:
+def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> dict[str, str]:
     """Drop the documents that stand in larger ones by more than `most` of their characters; sort by name.
 
     Example:
         >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
         {'other': 'this\\n', 'whole': 'a line\\none line\\n'}
     """
-    kept: Documents = {}
+    kept: dict[str, str] = {}
     seen: set[str] = set()
     for name, text in sorted(documents.items(), key=lambda item: (-len(item[1]), item[0])):
         lines = _list_lines(text)
@@ -140,10 +252,13 @@ def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> Docum
     return dict(sorted(kept.items()))
 
 
-def measure_overlap(training: Mapping[str, str], held_out: Mapping[str, str]) -> float:
+def measure_overlap(training: Documents, held_out: Documents) -> float:
     """Return the part of the held-out text, in characters of its lines, that stands in training text too."""
-    known = {line for text in training.values() for line in _list_lines(text)}
-    return _measure_part([line for text in held_out.values() for line in _list_lines(text)], known)
+    wanted = [line for text in held_out.texts() for line in _list_lines(text)]
+    unseen = set(wanted)
+    for text in training.texts():
+        unseen.difference_update(_list_lines(text))
+    return _measure_part(wanted, set(wanted) - unseen)
 
 
 def _list_lines(text: str) -> list[str]:
@@ -157,7 +272,7 @@ def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
     return sum(len(line) for line in lines if line in known) / total if total else 0.0
 
 
-def _list_files(path: Path) -> list[Path]:
+def _list_below(path: Path) -> list[Path]:
     """List the file itself, or the visible files below a directory that are not empty."""
     if path.is_dir():
         found = [
@@ -175,40 +290,79 @@ def _list_files(path: Path) -> list[Path]:
     return [path]
 
 
+def _list_places(places: Iterator[tuple[int, int, int]]) -> Int[np.ndarray, "D 3"]:
+    return np.fromiter((number for place in places for number in place), np.int64).reshape(-1, 3)
+
+
 class _NotTextError(ValueError):
     """A file that is binary, or text in another encoding than UTF-8."""
 
 
-def _read_text(path: Path) -> str:
-    """Read a file's text; raise with what is wrong with it."""
+def _digest_text(path: Path) -> bytes:
+    """Return the digest of a file; raise with what is wrong with it."""
+    digest, decoder = hashlib.blake2b(digest_size=16), codecs.getincrementaldecoder("utf-8")()
+    start, data = 0, b"."
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            while data:
+                waiting, data = len(decoder.getstate()[0]), file.read(PART_BYTES)
+                digest.update(data)
+                if (offset := data.find(b"\0")) >= 0:
+                    raise _NotTextError(
+                        f"files: {path} is binary, not text: a zero byte at offset {start + offset}; "
+                        "leave it out"
+                    )
+                try:
+                    decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    byte, offset = error.object[error.start], start - waiting + error.start
+                    raise _NotTextError(
+                        f"files: {path} is not UTF-8: byte 0x{byte:02x} at offset {offset} "
+                        f"({error.reason}); convert it to UTF-8, or leave it out"
+                    ) from error
+                start += len(data)
     except OSError as error:
         raise ValueError(f"files: {path} cannot be read: {error.strerror}") from error
-    if not data:
+    if not start:
         raise ValueError(f"files: {path} is empty; leave it out")
-    if (offset := data.find(b"\0")) >= 0:
-        raise _NotTextError(
-            f"files: {path} is binary, not text: a zero byte at offset {offset}; leave it out"
-        )
-    try:
-        return data.decode("utf-8", errors="strict")
-    except UnicodeDecodeError as error:
-        raise _NotTextError(
-            f"files: {path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
-            f"({error.reason}); convert it to UTF-8, or leave it out"
-        ) from error
+    return digest.digest()
 
 
-def _cut(text: str, most: int) -> list[str]:
-    """Cut a text into pieces of at most `most` bytes (or one character), at ends of lines where it can."""
-    data, pieces, start = text.encode(), [], 0
-    while start < len(data):
-        piece = data[start : start + most].decode(errors="ignore")  # without a character cut in two
-        piece = piece or data[start : start + 4].decode(errors="ignore")[0]
-        size = len(piece.encode())
-        if start + size < len(data):
-            piece = piece[: piece.rfind("\n") + 1] or piece
-        pieces.append(piece)
-        start += len(piece.encode())
-    return pieces
+def _cut(path: Path, most: int, digests: bytearray) -> Iterator[tuple[int, int, int]]:
+    """Cut a file into pieces of at most `most` bytes (or one character), at ends of lines where it can.
+
+    The digest of each is added to `digests`.
+    """
+    start = 0
+    with path.open("rb", buffering=PART_BYTES) as file:
+        while data := file.read(max(most, 4) + 1):
+            size = min(most, len(data))
+            while size < len(data) and _is_inside(data[size]):  # back to the beginning of a character
+                size -= 1
+            if not size:  # one character
+                size = next((end for end in range(1, len(data)) if not _is_inside(data[end])), len(data))
+            if size < len(data):
+                size = data.rfind(b"\n", 0, size) + 1 or size
+            digests += hashlib.blake2b(data[:size], digest_size=16).digest()
+            yield 0, start, start + size
+            start += size
+            file.seek(start)
+
+
+def _find_start(source: Path | bytes, start: int, stop: int) -> int:
+    """Return the first beginning of a line from `start` on, or of a character where there is none."""
+    if isinstance(source, bytes):
+        data = source[start:stop]
+    else:
+        with source.open("rb") as file:
+            file.seek(start)
+            data = file.read(min(PART_BYTES, stop - start))
+    line = data.find(b"\n") + 1
+    if 0 < line < stop - start:
+        return start + line
+    return start + next((end for end, byte in enumerate(data) if not _is_inside(byte)), 0)
+
+
+def _is_inside(byte: int) -> bool:
+    """Return True for a byte within a character of UTF-8 that is not its first."""
+    return byte & 0xC0 == 0x80

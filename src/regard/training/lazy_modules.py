@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.inspection import figures as figures
     from regard.training import compilation as compilation
     from regard.training import corpora as corpora
+    from regard.training import token_files as token_files
     from regard.training import vocabularies as vocabularies
 else:
     jax, jnp, np = LazyModule("jax"), LazyModule("jax.numpy"), LazyModule("numpy")
@@ -37,3 +38,4 @@ else:
     masks, models = LazyModule("regard.masks"), LazyModule("regard.models")
     compilation = LazyModule("regard.training.compilation")
     corpora, vocabularies = LazyModule("regard.training.corpora"), LazyModule("regard.training.vocabularies")
+    token_files = LazyModule("regard.training.token_files")

@@ -7,7 +7,7 @@ was interrupted and resumed does exactly what an uninterrupted one does.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from regard.training import checkpoints, heads, locks, metrics, processes
 from regard.training.compilation import LITTLE_WORK
-from regard.training.programs import Program, State, make_program
+from regard.training.programs import Program, State, make_feed, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
@@ -32,6 +32,10 @@ class Progress:
 
     def began(self, work: Work) -> None:
         """Receive the work of an update, before the first."""
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Surround all that comes before the first step, compiling above all: leaving here loses nothing."""
+        return nullcontext()
 
     def compiling(self, what: str) -> AbstractContextManager[None]:
         """Surround a compilation, which may take a while."""
@@ -119,11 +123,14 @@ def train(
         if run.is_finished:
             assert run.start is not None
             return Outcome("already finished", run.start.step, **run.start.record)
-        return _advance(_Session(run, progress or Progress(), log, profile), stop, deployment)
+        session = _Session(run, progress or Progress(), log, profile)
+        with session.progress.preparing():
+            advance = _prepare(session, deployment)
+        return advance(stop)
 
 
-def _advance(session: "_Session", stop: Callable[[], bool], deployment: Deployment | None) -> Outcome:
-    """Train a run whose lock is held."""
+def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Callable[[], bool]], Outcome]:
+    """Make ready to train a run whose lock is held; everything that steps need is compiled here."""
     run = session.run
     kept = processes.everyone(run.task.keep)
     program = make_program(run.task, run.seed, deployment)
@@ -136,7 +143,7 @@ def _advance(session: "_Session", stop: Callable[[], bool], deployment: Deployme
     session.progress.began(
         count_work(run.task, program.shapes.params, num_devices, jax.devices()[0].device_kind)
     )
-    return session.advance(program, state, stop)
+    return session.prepare(program, state)
 
 
 class _Session:
@@ -157,37 +164,58 @@ class _Session:
         self.compile_seconds: float = own.get("compile_seconds", 0.0)
         self.elapsed_before: float = own.get("elapsed_seconds", 0.0)
         self.held_out: dict[str, float] = own.get("held_out", {})
+        self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, heads.HeadStats]] = []
         self.settled = (self.first, self.seconds)
 
-    def advance(self, program: Program, state: State, stop: Callable[[], bool]) -> Outcome:
-        """Update, measure and save until the end or a stop."""
-        cadence, steps = self.task.cadence, self.task.optimization.steps
-        training_data = program.place(self.task.training_data)
-        held_out = program.place(self.task.held_out, as_batch=True)
-        update = self._compile("train step", program, program.update, state, np.int32(0), training_data)
+    def prepare(self, program: Program, state: State) -> Callable[[Callable[[], bool]], Outcome]:
+        """Compile everything; return the function that advances until a stop, and compiles nothing."""
+        feed = make_feed(self.task, self.run.seed, program.deployment)
+        held_out = program.place(self.task.held_out)
+        update = self._compile("train step", program, program.update, state, np.int32(0), feed(0))
         measure = self._compile("evaluation", program, program.evaluate, state.evaluated, held_out)
         watch_heads = self._prepare_heads(program, state)
+        return partial(
+            self._advance,
+            state,
+            lambda state, step: update(state, np.int32(step - 1), feed(step - 1)),
+            lambda state: measure(state.evaluated, held_out),
+            watch_heads,
+        )
+
+    def _advance(
+        self,
+        state: State,
+        update: Callable[[State, int], tuple[State, Metrics]],
+        measure: Callable[[State], Metrics],
+        watch_heads: Callable[[int, State], None],
+        stop: Callable[[], bool],
+    ) -> Outcome:
+        """Update, measure and save until the end or a stop."""
+        cadence, steps = self.task.cadence, self.task.optimization.steps
         self.mark = time.perf_counter()
         if self.first == 0:
             watch_heads(0, state)
-        with ExitStack() as tracing:
+        with self._leave_in_order(), ExitStack() as tracing:
             for step in range(self.first + 1, steps + 1):
                 self._trace(step - self.first - 1, tracing)
-                state, measured = update(state, np.int32(step - 1), training_data)
+                state, measured = update(state, step)
                 self.pending.append((step, measured))
                 watch_heads(step, state)
                 last = stop() or step == steps
                 if step % cadence.evaluate_every == 0 or step == steps:
-                    self._evaluate(step, partial(measure, state.evaluated, held_out))
+                    self._evaluate(step, partial(measure, state))
                 elif step % cadence.log_every == 0:
                     # Read one logging interval late: the device is never waited for while it has work.
                     self._settle(step - cadence.log_every)
                 if step % cadence.checkpoint_every == 0 or last:
                     record = self._save(step, state)
+                elif self.saving is not None and self.saving[1].is_done and jax.process_count() == 1:
+                    self._finish_saving()
                 if last:
                     break
+            self._finish_saving()
         return Outcome("finished" if step == steps else "interrupted", step, **record)
 
     def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
@@ -195,7 +223,7 @@ class _Session:
         every, steps = self.task.cadence.heads_every, self.task.optimization.steps
         if not every:
             return lambda step, state: None
-        probe = program.place(self.task.probe, as_batch=True)
+        probe = program.place(self.task.probe)
         # A few measurements are over before an optimized program would be compiled.
         options = LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
         measure = self._compile("heads", program, program.measure_heads, state.params, probe, options=options)
@@ -256,6 +284,7 @@ class _Session:
                 self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
                 self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
             if bad:
+                self._finish_saving()
                 raise DivergenceError(bad, values[bad], step, self.saved)
 
     def _log(self, line: Mapping[str, Any]) -> None:
@@ -275,9 +304,10 @@ class _Session:
         return (step - before) / (now - then) if now > then else math.nan
 
     def _save(self, step: int, state: State) -> dict[str, Any]:
-        """Save a checkpoint once every metric up to it proved finite; return its record."""
+        """Begin to save a checkpoint once every metric up to it proved finite; return its record."""
         with self._pause():
             self._settle(step)
+            self._finish_saving()
             record = {
                 "held_out": self.held_out,
                 "seconds": self.seconds,
@@ -285,9 +315,26 @@ class _Session:
                 "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
             }
             keep = self.task.cadence.keep_checkpoints
-            self.saved = checkpoints.save(self.run.checkpoints_path, step, state, record, keep=keep)
-            self.progress.saved(step)
+            path = self.run.checkpoints_path
+            self.saving = step, checkpoints.start_saving(path, step, state, record, keep=keep)
         return record
+
+    @contextmanager
+    def _leave_in_order(self) -> Iterator[None]:
+        """Let the checkpoint that is being written become whole also after an error."""
+        try:
+            yield
+        finally:
+            if self.saving is not None and jax.process_count() == 1:
+                with suppress(Exception):
+                    self.saving[1].end()
+
+    def _finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if self.saving is not None:
+            (step, saving), self.saving = self.saving, None
+            self.saved = saving.wait()
+            self.progress.saved(step)
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:

@@ -4,7 +4,7 @@ The state is parameters and optimizer; everything random in step n is a function
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ class Program:
     Attributes:
         shapes: of the state's arrays.
         start: makes the first state; on a mesh, divided from the beginning.
-        update: turns state, index and training data into the next state and metrics.
+        update: turns state, index and what `make_feed` reads into the next state and metrics.
         evaluate: measures parameters on held-out data.
         measure_heads: measures the statistics of every head.
         deployment: the mesh, and where arrays lie on it; None means one device.
@@ -65,11 +65,36 @@ class Program:
         with self.deployment.within():
             return jax.jit(function, out_shardings=places, **donated).lower(*arguments).compile(options)
 
-    def place(self, arrays: Any, *, as_batch: bool = False) -> Any:
-        """Put data that every process has where the functions want it: a batch divided, all else whole."""
+    def place(self, batch: Any) -> Any:
+        """Put a batch that every process has where the functions want it."""
         if self.deployment is None:
-            return jax.tree.map(jnp.asarray, arrays)
-        return self.deployment.spread(arrays, self.deployment.divide_batch if as_batch else None)
+            return jax.tree.map(jnp.asarray, batch)
+        return self.deployment.spread(batch)
+
+
+def make_feed(task: Task, seed: int, deployment: Deployment | None = None) -> Callable[[int], Any]:
+    """Return a function that reads the rows of an update of that index on the host; () where there are none.
+
+    Every process reads those of its devices. Like all that is random, they are a function of (seed, index).
+    """
+    if not task.reads_rows:
+        return lambda index: ()
+
+    def feed(index: int) -> Any:
+        with _on_host():
+            rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
+            chosen = task.choose(rng, task.optimization.batch_size)
+        return task.fetch(chosen) if deployment is None else deployment.feed(task.fetch, chosen)
+
+    return feed
+
+
+def _on_host() -> AbstractContextManager[Any]:
+    """Return the context in which the CPU computes, where JAX has it: a device is not waited for."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return nullcontext()
 
 
 def make_program(task: Task, seed: int, deployment: Deployment | None = None) -> Program:
@@ -140,9 +165,9 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
         return jax.lax.scan(add, zeros, (parts, jnp.arange(count)))[0]
 
-    def update(state: State, index: jax.Array, training_data: Any = ()) -> tuple[State, Metrics]:
+    def update(state: State, index: jax.Array, fed: Any = ()) -> tuple[State, Metrics]:
         batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)
-        batch = divide(task.draw(training_data, batch_rng, optimization.batch_size))
+        batch = divide(fed or task.make_batch(batch_rng, optimization.batch_size))
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
         (loss, measured), gradients = accumulate(state.params, batch, rng)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"

@@ -7,6 +7,7 @@ every matrix once more, with its optimizer state, on its longest axis that is fr
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard import parallel
 from regard.training.meshes import MeshSpec
+from regard.training.task import Batch
 
 ROWS = ("data", "fsdp")
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
@@ -33,6 +35,9 @@ TENSOR_AXES: dict[str, tuple[int, ...]] = {
     "(widen|gate)/kernel": (1,),  # the width in between
     "(widen|gate)/bias": (0,),
     "narrow/kernel": (0,),
+    "(widen|gate)/kernels": (2,),  # the same of every expert
+    "(widen|gate)/biases": (1,),
+    "narrow/kernels": (1,),
     "table/embedding": (0, 1),  # the vocabulary; where it does not divide, it is kept by width
     "head/kernel": (1, 0),
     "head/bias": (0,),
@@ -135,15 +140,29 @@ class Deployment:
         kept, used = (self.divide_state(params, in_use=in_use) for in_use in (False, True))
         return jax.tree.map(_gather, params, used, kept)
 
-    def spread(self, arrays: Any, place: Callable[[tuple[int, ...]], NamedSharding] | None = None) -> Any:
-        """Put arrays that every process has on the mesh, whole or divided; each process gives its part."""
+    def spread(self, batch: Any) -> Any:
+        """Put a batch that every process has on the mesh; each process gives its part."""
 
         def put(array: Any) -> jax.Array:
             array = np.asarray(array)
-            sharding = self.everywhere if place is None else place(array.shape)
+            sharding = self.divide_batch(array.shape)
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-        return jax.tree.map(put, arrays)
+        return jax.tree.map(put, batch)
+
+    def feed(self, fetch: Callable[[np.ndarray], dict[str, np.ndarray]], chosen: np.ndarray) -> Batch:
+        """Put the batch of the rows chosen on the mesh; each process fetches no rows but those it has."""
+        fetch_once = functools.cache(lambda start, stop, step: fetch(chosen[start:stop:step]))
+
+        def put(name: str, row: np.ndarray) -> jax.Array:
+            def take(index: Any) -> np.ndarray:
+                rows = index[0].indices(len(chosen))
+                return fetch_once(*rows)[name][(slice(None), *index[1:])]
+
+            shape = (len(chosen), *row.shape[1:])
+            return jax.make_array_from_callback(shape, self.divide_batch(shape), take)
+
+        return {name: put(name, row) for name, row in fetch(chosen[:1]).items()}
 
     def within(self) -> AbstractContextManager[Any]:
         """Return the context in which attention runs over the mesh."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "dict[str, jax.Array]"
 Metrics: TypeAlias = "dict[str, jax.Array]"
+Report: TypeAlias = "Callable[[str, int, int], None]"  # is told what is done, how much of it, and of how much
 Picture: TypeAlias = "tuple[str, Drawing]"
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
@@ -59,6 +60,8 @@ class Task(Settings, abc.ABC):
         name: a word for the command line and for run directories.
         goal: the held-out result that a full-size run must reach.
         writes_text: True for a task whose model is a `Decoder` of text: `regard generate` goes on with it.
+        reads_rows: True for a task whose training rows `choose` and `fetch` read on the host, between two
+            compiled steps, and not `make_batch` within one.
         keeps: names of the files that `keep` may return.
         kept: the contents of these files as the run began, by name; empty for a new run. No setting.
     """
@@ -66,6 +69,7 @@ class Task(Settings, abc.ABC):
     name: ClassVar[str]
     goal: ClassVar[Goal]
     writes_text: ClassVar[bool] = False
+    reads_rows: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
 
     model: Any = Sizes()
@@ -90,10 +94,8 @@ class Task(Settings, abc.ABC):
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the model with fresh parameters."""
 
-    @property
-    def training_data(self) -> Any:
-        """Arrays that `draw` takes as an argument: a compiled step need not hold them as constants."""
-        return ()
+    def prepare(self, report: Report) -> None:
+        """Make now what takes long and is asked for later, such as files of tokens; report how far it is."""
 
     @functools.cached_property
     def held_out(self) -> Batch:
@@ -112,11 +114,15 @@ class Task(Settings, abc.ABC):
 
     @abc.abstractmethod
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
-        """Draw training examples; pure, so it may run inside a compiled step."""
+        """Draw training examples; pure, so it may run inside a compiled step, but see `reads_rows`."""
 
-    def draw(self, training_data: Any, rng: jax.Array, batch_size: int) -> Batch:
-        """Draw training examples from arrays that are given; by default as `make_batch`."""
-        return self.make_batch(rng, batch_size)
+    def choose(self, rng: jax.Array, batch_size: int) -> np.ndarray:
+        """Choose the rows of a batch, for `fetch`."""
+        raise NotImplementedError(f"{self.name} reads no rows")
+
+    def fetch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        """Read rows on the host, from data that are too large for a program."""
+        raise NotImplementedError(f"{self.name} reads no rows")
 
     @abc.abstractmethod
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:

@@ -32,6 +32,10 @@ class ByteVocabulary:
         """Return the text's tokens, without a mark."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
+    def encode_all(self, texts: Sequence[str]) -> list[Int[np.ndarray, " T"]]:
+        """Return the tokens of several texts."""
+        return [self.encode(text) for text in texts]
+
     def spell(self, token: int) -> bytes:
         """Return the bytes that a token stands for; none for the mark.
 
@@ -87,13 +91,18 @@ class PairVocabulary(ByteVocabulary):
         self.size = len(spelled) + 1
 
     def encode(self, text: str) -> Int[np.ndarray, " T"]:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[Int[np.ndarray, " T"]]:
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in found]
 
 
 def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     """Merge the most frequent pairs of tokens, within words, until there are `vocab_size`, or no pair twice.
 
-    `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary.
+    `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary, whole or in
+    parts that end with words.
 
     Raises:
         ImportError: when `tokenizers` is not installed, with the command that installs it.
@@ -115,17 +124,6 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     )
     tokenizer.train_from_iterator(documents, trainer)
     return PairVocabulary(tokenizer.to_str())
-
-
-def lay_end_to_end(vocabulary: ByteVocabulary, documents: Sequence[str]) -> Int[np.ndarray, " N"]:
-    """Join documents into one stream of tokens: a mark, a document, a mark, a document, ..., a mark.
-
-    Example:
-        >>> lay_end_to_end(ByteVocabulary(), ["a", "bc"]).tolist()
-        [256, 97, 256, 98, 99, 256]
-    """
-    mark = np.array([vocabulary.mark], np.int32)
-    return np.concatenate([mark, *(part for text in documents for part in (vocabulary.encode(text), mark))])
 
 
 def count_bytes(vocabulary: ByteVocabulary) -> Int[np.ndarray, " V"]:

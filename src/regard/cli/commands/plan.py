@@ -153,11 +153,7 @@ def _tabulate(report: Report, top: int) -> Table:
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("mesh, what it takes, and why not", overflow="fold")
     for item in report.ranking[:top]:
-        times = {
-            "compute": item.compute_seconds,
-            "travel": item.travel_seconds,
-            "exchange": item.exchange_seconds,
-        }
+        times = {name: getattr(item, f"{name}_seconds") for name in ("compute", "travel", "exchange")}
         parts = ", ".join(f"{name} {spell_seconds(seconds)}" for name, seconds in times.items())
         sizes = f"{scaled(item.memory_bytes, 'B')} held, {scaled(item.all_bytes, 'B')} sent"
         place = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"

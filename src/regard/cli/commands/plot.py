@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -19,7 +19,10 @@ class Plot(Command):
     Example: regard plot out/copy
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)"),
+    ]
     """Run directories."""
     format: Literal["png", "svg", "pdf"] = "png"
     """Kind of files to write, into RUN/figures."""

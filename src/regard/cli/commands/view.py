@@ -19,6 +19,7 @@ from regard.cli.interruption import leave_at_once
 
 if TYPE_CHECKING:
     from regard.inspection import Trace
+    from regard.inspection.explorer.server import Serving
 
 PATIENCE_SECONDS = 1.0
 
@@ -27,15 +28,19 @@ PATIENCE_SECONDS = 1.0
 class View(Command):
     """Look around in what a model attends to, in the browser, exactly at every zoom; Ctrl-C ends it.
 
-    The page is served to this machine alone, at an address that holds a secret.
+    A model of text reads what you type, and what changes when you change a word. The page is served to this
+    machine alone, at an address that holds a secret.
 
-    Example: regard view out/digits
+    Example: regard view out/text
     """
 
-    source: Annotated[tyro.conf.Positional[Path], option("FILE|RUN")]
-    """A file of `regard inspect --save` or `Trace.save`, or a run, of which a held-out example is watched."""
+    source: Annotated[tyro.conf.Positional[Path], option("FILE|RUN|DIR")]
+    """A run of text or a folder with a Hugging Face model of text, which read what is typed; a file of
+    `regard inspect --save` or `Trace.save`; or another run, of which a held-out example is watched."""
     compare: Annotated[Path | None, option("FILE|RUN", "nothing")] = None
-    """Another one, to be laid beside it."""
+    """Another one, to be laid beside it; of runs, held-out examples are."""
+    text: Annotated[str | None, option("TEXT", "a sentence")] = None
+    """The first text that a model of text reads."""
     port: Annotated[int, option("N", "one that is free")] = 0
     """Port to serve at."""
     no_browser: bool = False
@@ -44,17 +49,9 @@ class View(Command):
 
     def run(self, console: Console) -> int:
         """Serve the page until Ctrl-C, which is how it ends."""
-        from regard.inspection.explorer.server import serve
-
         with expected_errors():
-            trace, training = open_source(self.source)
-            other = None if self.compare is None else open_source(self.compare)[0]
-            console.note("trace", repr(trace))
-            if other is not None:
-                console.note("beside", repr(other))
-            console.say("preparing the page ...")
             try:
-                page = serve(trace, compare=other, port=self.port, training=training)
+                page = self._serve(console)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
@@ -80,13 +77,42 @@ class View(Command):
             page.close()
         return 0
 
+    def _serve(self, console: Console) -> Serving:
+        """Begin to serve: a model that reads what is typed, or what was seen."""
+        from regard.cli.text_readers import DEFAULT_TEXT, open_text_reader
+        from regard.inspection.explorer.live import serve_live
+        from regard.inspection.explorer.server import serve
+
+        if self.compare is None and is_model(self.source):
+            reader = open_text_reader(self.source)
+            if reader is not None:
+                console.note("model", reader.title)
+                shown = {"title": reader.title, "port": self.port, "training": reader.training}
+                return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
+        if self.text is not None:
+            raise UsageError(
+                "--text is what a model of text reads; give a run of text or a pretrained model, without"
+                " --compare"
+            )
+        trace, training = open_source(self.source)
+        other = None if self.compare is None else open_source(self.compare)[0]
+        console.note("trace", repr(trace))
+        if other is not None:
+            console.note("beside", repr(other))
+        console.say("preparing the page ...")
+        return serve(trace, compare=other, port=self.port, training=training)
+
+
+def is_model(path: Path) -> bool:
+    """Return whether a folder holds a model: a run, or one with Hugging Face's names."""
+    from regard.cli.text_models import is_pretrained
+    from regard.training import runs
+
+    return path.is_dir() and (runs.is_run(path) or is_pretrained(path))
+
 
 def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
-    """Return a trace from a file, or of a run with what it logged.
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Return a trace from a file, or of a run with what it logged."""
     from regard import inspection
     from regard.cli.sources import demand_run
     from regard.training import runs

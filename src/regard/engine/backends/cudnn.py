@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,15 @@ import numpy as np
 
 import regard.masks as masks
 from regard.axes import Array
-from regard.engine.backends import tiled
-from regard.engine.backends.kernel_masks import four_axes, read_kernel_mask, row_bounds
-from regard.engine.backends.kernel_primitives import call_kernel
-from regard.engine.call.canonicalization import canonicalize
+from regard.engine.backends.kernel_masks import (
+    compute_by_tiles,
+    find_documents,
+    four_axes,
+    read_cap,
+    read_kernel_mask,
+    row_bounds,
+)
+from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
 from regard.masks.grid import is_concrete
 
@@ -47,25 +52,46 @@ def refuses(problem: Problem) -> str | None:
     capability = find_capability()
     if isinstance(capability, str):
         return capability
-    return _refuses_options(problem) or _refuses_shapes(problem, capability) or _refuses_mask(problem)
+    if _inner() is None:
+        return f"JAX {jax.__version__} calls it in a way that is not known here"
+    return (
+        _refuses_options(problem)
+        or _refuses_score(problem, capability)
+        or _refuses_shapes(problem, capability)
+        or _refuses_mask(problem, capability)
+    )
 
 
 def _refuses_options(problem: Problem) -> str | None:
-    if problem.aux:
-        return "it returns no statistics: aux asks for some"
-    if problem.score is not None:
-        return "it evaluates no score functions"
+    if others := [name for name in problem.aux if name != "lse"]:
+        return f"of statistics it returns lse alone, aux asks for {', '.join(others)}"
     if problem.bias is not None:
         return "rows of -inf in a bias give NaN there, not 0"
-    if problem.sinks is not None:
-        return "it knows no sinks"
     if problem.dropout_rate:
-        return "its dropout draws another pattern"
+        return "its dropout draws another pattern every time it runs, which no gradient could draw again"
     if not is_concrete(problem.scale):
         return "its scale is part of the program, and this one is traced"
     precision = problem.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
     if precision not in _ORDINARY:
         return f"it rounds weights to the inputs' dtype, and precision={precision!r} asks for more"
+    return None
+
+
+def _refuses_score(problem: Problem, capability: tuple[int, int]) -> str | None:
+    cap = read_cap(problem)
+    if isinstance(cap, str) or cap is None:
+        return cap
+    if not _takes_scores(_inner()):
+        return f"JAX {jax.__version__} gives it no score functions, 0.12 does"
+    return _refuses_age(capability, 91300, "a softcap")
+
+
+def _refuses_age(capability: tuple[int, int], version: int, what: str) -> str | None:
+    """Return what is too old for something that came with Hopper."""
+    if capability < (9, 0):
+        return f"for {what} it needs compute capability 9.0, this is {capability[0]}.{capability[1]}"
+    if (found := _inner().check_cudnn_version()) < version:
+        return f"for {what} it needs cuDNN {version}, this is {found}"
     return None
 
 
@@ -86,12 +112,10 @@ def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None
     return None
 
 
-def _refuses_mask(problem: Problem) -> str | None:
+def _refuses_mask(problem: Problem, capability: tuple[int, int]) -> str | None:
     kernel_mask = read_kernel_mask(problem)
     if isinstance(kernel_mask, str):
         return kernel_mask
-    if kernel_mask.key_ids is not None:
-        return "through JAX it knows no segments but by dense masks"
     if kernel_mask.after not in (None, 0) or (kernel_mask.before is not None and kernel_mask.after is None):
         band = f"{kernel_mask.before} keys before to {kernel_mask.after} after"
         return f"it knows no band of {band} a query's row"
@@ -101,16 +125,26 @@ def _refuses_mask(problem: Problem) -> str | None:
         return "its causal mask takes no more queries than keys"
     if kernel_mask.keys_below is not None and kernel_mask.before is not None:
         return "it takes lengths or a window, not both"
-    bounds = row_bounds(kernel_mask, problem)
-    return bounds if isinstance(bounds, str) else None
+    bounds, documents = row_bounds(kernel_mask, problem), find_documents(kernel_mask, problem)
+    if isinstance(bounds, str):
+        return bounds
+    if documents is None or isinstance(documents, str):
+        return documents
+    if kernel_mask.keys_below is not None or kernel_mask.before is not None:
+        return "it takes documents, or lengths or a window, not both"
+    if math.prod((*problem.leading, problem.T, problem.D)) >= 2**31:
+        return "offsets of documents in arrays of 2^31 numbers are beyond its int32"
+    return _refuses_age(capability, 90600, "documents")
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by cuDNN; derivatives beyond the first gradient are those of `tiled`."""
-    kernel_mask = read_kernel_mask(problem)
+    kernel_mask, cap = read_kernel_mask(problem), read_cap(problem)
     assert not isinstance(kernel_mask, str)  # else it was refused
-    bounds = row_bounds(kernel_mask, problem)
+    assert not isinstance(cap, str)
+    bounds, documents = row_bounds(kernel_mask, problem), find_documents(kernel_mask, problem)
     assert not isinstance(bounds, str)
+    assert not isinstance(documents, str)
     batch = problem.leading[:-1]
     # Keys after the last query's own are nobody's: what they hold, NaN even, is not to be read.
     reach = problem.S if kernel_mask.after is None else min(problem.S, problem.T)
@@ -118,106 +152,173 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         four_axes(array, batch)[:, :, :rows]
         for array, rows in ((problem.query, problem.T), (problem.key, reach), (problem.value, reach))
     ]
-    kernel = Cudnn(float(problem.scale), kernel_mask.after == 0, kernel_mask.before)
-    output = call_kernel(kernel, *arrays, *([] if bounds is None else [bounds]))
-    return output.reshape((*problem.leading, problem.T, problem.E)), {}
+    data = [jnp.asarray(one) for one in documents or (() if bounds is None else (bounds,))]
+    # JAX tells its gradient the derivative of a score function and not the function, which it needs, too.
+    # Beyond 128 columns, JAX's own tests ask for gradients on Hopper alone.
+    widest = 256 if find_capability()[0] == 9 else 128
+    kernel = Cudnn(
+        float(problem.scale),
+        kernel_mask.after == 0,
+        kernel_mask.before,
+        packed=documents is not None,
+        cap=cap,
+        widest=widest if cap is None else 0,
+    )
+    return run_kernel(problem, kernel, arrays, data)
 
 
 @dataclass(frozen=True)
 class Cudnn:
-    """One kind of call: arrays (batch, heads, length, width), and one length per batch row, or none."""
+    """One kind of call, with data: starts and lengths of documents, or one length per batch row, or none."""
 
     scale: float
     causal: bool
     before: int | None
+    packed: bool
+    cap: float | None
+    widest: int
 
-    def call(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
-        """Compute the output by cuDNN; 0 where there is no key; keys beyond the length are not read."""
-        if not lengths:
-            return self._attention(query, key, value, None)
-        count = lengths[0]
-        there = (jnp.arange(key.shape[2]) < count[:, None])[:, None, :, None]
-        key, value = jnp.where(there, key, 0), jnp.where(there, value, 0)
-        # A causal call's keys may have been cut shorter than its lengths, which the kernel would follow.
-        output = self._attention(query, key, value, jnp.clip(count, 1, key.shape[2]))
-        return jnp.where(count[:, None, None, None] > 0, output, 0)
+    def forward(self, lse: bool, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
+        """Compute the output by cuDNN; keys beyond the length are not read."""
+        arrays, options = self._prepare(query, key, value, data)
+        found = _inner()._dot_product_attention_fwd(*arrays, *options, lse)
+        output, *statistics = found if lse else (found,)
+        if self.packed:
+            output = output.reshape((*query.shape[:3], -1))
+            statistics = [stat.reshape(-1)[_places(query, *data)] for stat in statistics]
+        elif data:
+            some = (data[0] > 0)[:, None, None]
+            output = jnp.where(some[..., None], output, 0)
+            statistics = [jnp.where(some, stat, -jnp.inf) for stat in statistics]
+        return [output, *statistics]
 
-    def _attention(self, query: Array, key: Array, value: Array, lengths: Array | None) -> Array:
-        return _library()(query, key, value, lengths, self.scale, self.causal, self.before)
+    def backward(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        data: Sequence[Array],
+        output: Array,
+        lse: Array,
+        cotangent: Array,
+    ) -> list[Array]:
+        """Compute the gradients by cuDNN."""
+        arrays, options = self._prepare(query, key, value, data)
+        if self.packed:
+            output, cotangent = (_heads_as_rows(array, query) for array in (output, cotangent))
+            places = _places(query, *data)
+            length = query.shape[2]
+            every = jnp.zeros(places.size * data[0].shape[1], lse.dtype)
+            lse = every.at[places].set(lse).reshape((-1, 1, length))
+        saved = (*arrays, lse, output)
+        grads = _inner()._dot_product_attention_bwd_rule(*options, False, saved, cotangent)[:3]
+        if self.packed:
+            return [
+                grad.reshape((*given.shape[:2], -1, *given.shape[2:])).sum(2)
+                for grad, given in zip(grads, (query, key, value), strict=True)
+            ]
+        if data:
+            there = _there(key, data[0])
+            grads = [grads[0], *(jnp.where(there, grad, 0) for grad in grads[1:])]
+        return list(grads)
 
-    def reference(self, query: Array, key: Array, value: Array, *lengths: Array) -> Array:
+    def _prepare(
+        self, query: Array, key: Array, value: Array, data: Sequence[Array]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return what JAX's inner functions take: arrays, and options as far as they go alike."""
+        inner = _inner()
+        none = jnp.zeros(0, query.dtype)
+        limits = (none, none, none, none)
+        layout, padded = "BNTH", False
+        if self.packed:
+            # Offsets count numbers of arrays with the length before heads: heads become rows of the batch.
+            query, key, value = (_heads_as_rows(array, query) for array in (query, key, value))
+            starts, lengths = (jnp.repeat(one, query.shape[0] // len(one), 0) for one in data)
+            ends = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
+            limits, layout = (lengths, lengths, ends, ends), "BTNH"
+        elif data:
+            there = _there(key, data[0])
+            key, value = jnp.where(there, key, 0), jnp.where(there, value, 0)
+            # A causal call's keys may have been cut shorter than its lengths, which the kernel would follow.
+            limit = jnp.clip(data[0], 1, key.shape[2])
+            limits, padded = (jnp.full_like(limit, query.shape[2]), limit, none, none), True
+        kinds = {
+            (False, False): inner.MaskType.NO_MASK,
+            (True, False): inner.MaskType.CAUSAL,
+            (False, True): inner.MaskType.PADDING,
+            (True, True): inner.MaskType.PADDING_CAUSAL,
+        }
+        window = None if self.before is None else self.before + 1
+        layout = inner.AttentionLayout[layout].value
+        # No bias, no pages; a seed and a rate of dropout; neither a bias nor its gradient.
+        arrays = (query, key, value, none, *limits, none, none)
+        options = (self.scale, 42, 0.0, (False, False), kinds[self.causal, padded], layout, window)
+        if _takes_scores(inner):
+            arrays, options = (*arrays, ()), (*options, _softcap(self.cap))
+        return arrays, (*options, inner.check_cudnn_version())
+
+    def reference(self, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
         """Compute the same by Regard's tiles."""
-        keep = [masks.lengths(lengths[0])] if lengths else []
+        keep: list[masks.Mask] = []
+        if self.packed:
+            # The number of starts up to a position is that of its document.
+            begun = data[0][:, :, None] <= jnp.arange(key.shape[2])
+            keep = [masks.segments((begun & (data[0][:, :, None] >= 0)).sum(1))]
+        elif data:
+            keep = [masks.lengths(data[0])]
         keep += [masks.causal()] if self.causal else []
         keep += [masks.sliding_window(self.before)] if self.before is not None else []
-        mask = functools.reduce(operator.and_, keep) if keep else None
-        return tiled.run(canonicalize(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
+        return compute_by_tiles((query, key, value), keep, self.scale, self.cap)
 
 
-Library = Callable[[Array, Array, Array, Array | None, float, bool, int | None], Array]
+def _there(key: Array, lengths: Array) -> Array:
+    return (jnp.arange(key.shape[2]) < lengths[:, None])[:, None, :, None]
+
+
+def _heads_as_rows(array: Array, query: Array) -> Array:
+    """Reshape (batch, heads, length, width) to (batch * query's heads, length, 1, width)."""
+    array = jnp.repeat(array, query.shape[1] // array.shape[1], 1)
+    return array.reshape((-1, array.shape[2], 1, array.shape[3]))
+
+
+def _places(query: Array, starts: Array, lengths: Array) -> Array:
+    """Return where cuDNN's statistics hold each query's, (batch, heads, length): documents one by one.
+
+    They are (documents, length), those of all rows one after another; each begins at 0.
+    """
+    batch, heads, length, _ = query.shape
+    begun = (starts[:, :, None] <= jnp.arange(length)) & (starts[:, :, None] >= 0)
+    document = begun.sum(1) - 1
+    within = jnp.arange(length) - jnp.take_along_axis(starts, document, 1)
+    counts = jnp.repeat((lengths >= 0).sum(1), heads)
+    before = (jnp.cumsum(counts) - counts).reshape((batch, heads, 1))
+    return (before + document[:, None]) * length + within[:, None]
 
 
 @functools.cache
-def _library() -> Library:
-    """Return JAX's wrapper: the inner one where it takes heads first, as that copies nothing."""
+def _softcap(cap: float | None) -> Any:
+    """Return the score function that cuDNN evaluates, or None."""
+    if cap is None:
+        return None
+
+    def softcap(scores: Array) -> Array:
+        return cap * jnp.tanh(scores * (1 / cap))
+
+    return softcap
+
+
+@functools.cache
+def _inner() -> Any:
+    """Return JAX's module of calls to cuDNN with heads first, which copies nothing; None where it changed."""
     try:
         from jax._src.cudnn import fused_attention_stablehlo as inner
 
-        if "qkv_layout" in inspect.signature(inner.dot_product_attention).parameters:
-            return functools.partial(_call_inner, inner)
+        forward, backward = inner._dot_product_attention_fwd, inner._dot_product_attention_bwd_rule
+        known = len(inspect.signature(forward).parameters), len(inspect.signature(backward).parameters)
+        return inner if known == ((21, 12) if _takes_scores(inner) else (19, 11)) else None
     except (ImportError, AttributeError):
-        pass
-    return call_public
+        return None
 
 
-def _call_inner(
-    inner: Any,
-    query: Array,
-    key: Array,
-    value: Array,
-    lengths: Array | None,
-    scale: float,
-    causal: bool,
-    before: int | None,
-) -> Array:
-    kinds = {
-        (False, False): inner.MaskType.NO_MASK,
-        (True, False): inner.MaskType.CAUSAL,
-        (False, True): inner.MaskType.PADDING,
-        (True, True): inner.MaskType.PADDING_CAUSAL,
-    }
-    rows = None if lengths is None else jnp.full_like(lengths, query.shape[2])
-    return inner.dot_product_attention(
-        query,
-        key,
-        value,
-        q_seqlen=rows,
-        kv_seqlen=lengths,
-        scale=scale,
-        mask_type=kinds[causal, lengths is not None],
-        qkv_layout="BNTH",
-        sliding_window_length=None if before is None else before + 1,
-    )
-
-
-def call_public(
-    query: Array,
-    key: Array,
-    value: Array,
-    lengths: Array | None,
-    scale: float,
-    causal: bool,
-    before: int | None,
-    implementation: Any = "cudnn",
-) -> Array:
-    """Call `jax.nn.dot_product_attention`, whose arrays have heads after the length."""
-    # A window without is_causal would let queries attend to keys after them (jax PR 39576).
-    output = jax.nn.dot_product_attention(
-        *(jnp.swapaxes(array, 1, 2) for array in (query, key, value)),
-        scale=scale,
-        is_causal=causal,
-        key_value_seq_lengths=lengths,
-        local_window_size=None if before is None else (before, 0),
-        implementation=implementation,
-    )
-    return jnp.swapaxes(output, 1, 2)
+def _takes_scores(inner: Any) -> bool:
+    return "score_mod" in inspect.signature(inner._dot_product_attention_fwd).parameters

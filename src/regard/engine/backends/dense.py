@@ -14,6 +14,8 @@ from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, Store, Whole
 from regard.engine.softmax import dropout
+from regard.engine.softmax.exponential import subtract_peak
+from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import sink
@@ -69,9 +71,8 @@ def _attend(
     certain = keep is None and problem.score is None and problem.S
     alive = None if certain else peak != -jnp.inf
     base = peak if alive is None else jnp.where(alive, peak, 0)
-    # Without a mask, a product that a score may end with is fused with the difference, and not rounded.
-    fused = keep is None and problem.score is not None and not problem.score.adds
-    shifted = _lower(scores, base) if fused else scores - base
+    ends_in_sum = not problem.low_precision if problem.score is None else problem.score.adds
+    shifted = scores - base if ends_in_sum else subtract_peak(scores, base)
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)
     total = total if alive is None else jnp.where(alive, total, 1)
@@ -108,15 +109,6 @@ def _attend(
             aux[name] = take_chosen_rows(problem, problem.spread(matrices[name](), problem.T, problem.S))
     output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
     return checkpoint_name(output, OUTPUT), aux
-
-
-@jax.custom_jvp
-def _lower(scores: Array, peak: Array) -> Array:
-    """Return scores - peak, exactly 0 at the peak, however the scores are rounded in the difference."""
-    return jnp.where(scores == peak, peak - peak, scores - peak)
-
-
-_lower.defjvps(lambda tangent, *_: tangent, None)
 
 
 def score_matrix(problem: Problem) -> Array:
@@ -195,7 +187,8 @@ def _survivors(problem: Problem) -> Array:
 def _argmax(scores: Array) -> Array:
     if scores.shape[-1] == 0:
         return jnp.zeros((*scores.shape[:-1], 1), jnp.int32)
-    return jnp.argmax(scores, axis=-1, keepdims=True).astype(jnp.int32)
+    peak = jax.lax.stop_gradient(scores).max(-1)
+    return first_largest(scores, peak, jnp.arange(scores.shape[-1], dtype=jnp.int32))[..., None]
 
 
 def _largest_score(scores: Array, alive: Array) -> Array:
@@ -207,4 +200,6 @@ def _largest_score(scores: Array, alive: Array) -> Array:
 
 def _expectation(weights: Array, shifted: Array) -> Array:
     """Sum the shifted scores times their weights; a weight of 0 contributes 0."""
-    return jnp.sum(weights * jnp.where(weights > 0, shifted, 0), axis=-1, keepdims=True)
+    # A product with ones: a sum would form weights and scores anew on the CPU.
+    ones = jnp.ones((weights.shape[-1], 1), weights.dtype)
+    return jnp.matmul(weights * jnp.where(weights > 0, shifted, 0), ones, precision="highest")

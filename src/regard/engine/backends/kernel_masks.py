@@ -1,14 +1,23 @@
-"""Kernel masks: a call's mask as libraries' kernels can express it, and arrays of four axes."""
+"""Kernel masks: a call's mask and score as libraries' kernels can express them, and arrays of four axes."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard import scores
 from regard.axes import Array
+from regard.engine.backends import tiled
+from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
+from regard.masks import Mask
 from regard.masks.bounds import Bounds
 from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
@@ -17,7 +26,8 @@ from regard.masks.offsets import positions_of
 def read_kernel_mask(problem: Problem) -> Bounds | str:
     """Return the call's mask as bounds counted by rows, or the part of it that is not made of bounds.
 
-    Query row t reads key rows t - before to t + after, those below `keys_below`, of its id.
+    Query row t reads key rows t - before to t + after, those below `keys_below`, of its id: `query_ids` holds
+    one for every row.
     """
     found = Bounds()
     for part in () if problem.mask is None else problem.mask.parts:
@@ -33,6 +43,13 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
         return "the mask is placed by offsets that are arrays, or not known until it runs"
     query_offset, key_offset = (int(offset) for offset in offsets)
     shift = query_offset - key_offset
+    query_ids = found.query_ids
+    if found.key_ids is not None:
+        if query_ids is None and (shift or problem.T != problem.S):
+            return "the mask reads the document of keys that other rows than theirs have"
+        query_ids = found.key_ids if query_ids is None else query_ids
+        if any(np.ndim(ids) > max(len(problem.leading), 1) for ids in (query_ids, found.key_ids)):
+            return "segments differ between heads"
     before = None if found.before is None else found.before - shift
     after = None if found.after is None else found.after + shift
     return dataclasses.replace(
@@ -41,7 +58,24 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
         before=None if before is not None and before >= problem.T - 1 else before,
         after=None if after is not None and after >= problem.S - 1 else after,
         keys_below=None if found.keys_below is None else found.keys_below - key_offset,
+        query_ids=query_ids,
     )
+
+
+def read_cap(problem: Problem) -> float | str | None:
+    """Return the cap of the call's softcap, None where it has no score, or why it is none of these."""
+    parts = () if problem.score is None else problem.score.parts
+    if not parts:
+        return None
+    cap = parts[0].caps if len(parts) == 1 else None
+    if cap is None:
+        return f"of score functions it has softcap alone, got {problem.score!r}"
+    if not is_concrete(cap):
+        return "the cap of a softcap is part of its program, and this one is traced"
+    if np.size(cap) > 1:
+        return "it has one cap for all heads"
+    with jax.transfer_guard("allow"):
+        return float(np.asarray(cap).reshape(()))
 
 
 def row_bounds(kernel_mask: Bounds, problem: Problem) -> Array | str | None:
@@ -54,6 +88,52 @@ def row_bounds(kernel_mask: Bounds, problem: Problem) -> Array | str | None:
         return "lengths differ between heads"
     bound = bound.reshape((*bound.shape, *(1,) * (len(batch) - bound.ndim)))
     return jnp.clip(jnp.broadcast_to(bound, batch).reshape(-1), 0, problem.S).astype(jnp.int32)
+
+
+def row_ids(ids: Any, batch: tuple[int, ...]) -> Any:
+    """Return ids (..., length), one for each position, as (batch, length); NumPy's stay so."""
+    length = ids.shape[-1]
+    ids = ids.reshape((*ids.shape[:-1], *(1,) * (len(batch) + 1 - ids.ndim), length))
+    broadcast = np.broadcast_to if isinstance(ids, np.ndarray) else jnp.broadcast_to
+    return broadcast(ids, (*batch, length)).reshape((-1, length))
+
+
+def find_documents(kernel_mask: Bounds, problem: Problem) -> tuple[np.ndarray, np.ndarray] | str | None:
+    """Return where documents begin and how long they are, (batch, most) with -1 where a row has fewer.
+
+    None where there is one document in every row; else why the ids are no such documents.
+    """
+    found = (kernel_mask.query_ids, kernel_mask.key_ids)
+    if kernel_mask.key_ids is None:
+        return None
+    if not is_concrete(found):
+        return "it counts documents while the program is made, and ids are not known until it runs"
+    with jax.transfer_guard("allow"):
+        queries, keys = (row_ids(np.asarray(ids), problem.leading[:-1]) for ids in found)
+    if not np.array_equal(queries, keys):
+        return "it takes documents of the same rows of queries and keys"
+    begins = [np.flatnonzero(np.append(True, row[1:] != row[:-1])) for row in keys]
+    if any(len(np.unique(row)) < len(begin) for row, begin in zip(keys, begins, strict=True)):
+        return "it takes documents in one piece, and one comes back after another"
+    most = max(map(len, begins))
+    if most == 1:
+        return None
+    starts, lengths = np.full((2, len(keys), most), -1, np.int32)
+    for row, begin in enumerate(begins):
+        starts[row, : len(begin)] = begin
+        lengths[row, : len(begin)] = np.diff(begin, append=problem.S)
+    return starts, lengths
+
+
+def compute_by_tiles(
+    arrays: Sequence[Array], keep: Sequence[Mask], scale: float, cap: float | None
+) -> list[Array]:
+    """Compute output and lse by Regard's tiles; keys and queries are counted from 0."""
+    mask = functools.reduce(operator.and_, keep) if keep else None
+    score = None if cap is None else scores.softcap(cap)
+    problem = canonicalize(*arrays, mask=mask, score=score, scale=scale, query_offset=0, aux=("lse",))
+    output, aux = tiled.run(problem)
+    return [output, aux["lse"]]
 
 
 def four_axes(array: Array, batch: tuple[int, ...]) -> Array:

@@ -1,12 +1,21 @@
 """A library's kernel as JAX primitives: values and first gradients are the kernel's, all else is Regard's.
 
-    plain     output(query, key, value, data);                     its jvp binds saving and tangent
-    saving    the same, and the residuals of the kernel's vjp
-    tangent   tangent of the output, by `Kernel.reference`;        transposes to backward
-    backward  cotangents of query, key, value, by the kernel;      its jvp is that of `Kernel.reference`
+    plain     output(query, key, value, sinks if any, data);       its jvp binds saving and tangent
+    saving    the same, and lse;                                   its jvp binds tangent
+    tangent   tangents of both, by `Kernel.reference`;             transposes to backward
+    backward  cotangents of query, key, value, sinks, by the kernel;  its jvp is that of `Kernel.reference`
 
 Libraries give their kernels a gradient and nothing else: under a bare `custom_vjp`, forward mode and second
 derivatives would be errors that come or go with the device.
+
+Their gradient knows a cotangent of the output, none of lse. What it computes is
+
+    dS = P * (dP - delta),    dP = dO V^T,    delta = sum_e O dO
+
+where lse would add its cotangent to dP - delta. So O, dO and V get columns of their own, -dlse, 1 and 0,
+which change delta by -dlse and nothing else; one number of few digits does not hold dlse, three do.
+
+Sinks need none of it: given output and lse of keys and sink together, the same formula is the gradient.
 """
 
 from __future__ import annotations
@@ -26,20 +35,47 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import name_results
+from regard.engine.call.problem import Problem
 from regard.engine.flash.device_types import lower_for_one_device, result_types, vary_alike
+from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Leading, divide, find_mesh
+from regard.engine.softmax.sinks import sink
 
 Leaves = Sequence[Any]
+_ADDED = 8  # columns: widths of kernels are multiples of it
+_SCALES = 1.0, 2.0**-11, 2.0**-14  # of the three numbers: what float16 rounds away it would not hold unscaled
+_NOTHING = 1e30  # the lse of rows without keys, as a kernel's gradient reads it: all weights are 0
 
 
 class Kernel(Protocol):
-    """One kind of call of a library, hashable; `data` are arrays that nothing is differentiated by."""
+    """One kind of call of a library, hashable. Arrays are (batch, heads, length, width), lse has no width.
 
-    def call(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """Compute the output by the library, which knows its gradient in query, key and value."""
+    `data` are arrays (batch, ...) that nothing is differentiated by; without them, every row has a key.
+    """
+
+    @property
+    def widest(self) -> int:
+        """Up to how many columns its gradient takes; beyond, that of `reference` is taken."""
         ...
 
-    def reference(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """Compute the same by code that knows every derivative."""
+    def forward(self, lse: bool, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
+        """Compute the output, and lse if asked: 0 and -inf where there is no key."""
+        ...
+
+    def backward(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        data: Leaves,
+        output: Array,
+        lse: Array,
+        cotangent: Array,
+    ) -> list[Array]:
+        """Compute the gradients of query, key and value from what `forward` found."""
+        ...
+
+    def reference(self, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
+        """Compute output and lse by code that knows every derivative."""
         ...
 
 
@@ -48,58 +84,121 @@ class Spec:
     """The static parameters of a bind."""
 
     kernel: Kernel
-    saved: int = 0  # how many arrays the kernel's gradient needs
-    added: int = 0  # axes in front of all operands, from vmap
+    sunk: bool = False  # whether there are sinks, (batch, heads), after query, key and value
+    of_lse: bool = False  # whether backward is given a cotangent of lse
+
+    @property
+    def wrt(self) -> int:
+        """The number of operands, the first, that it is differentiated by."""
+        return 3 + self.sunk
+
+    def laid_out(self, name: str) -> int:
+        """Count the operands after data."""
+        return {"plain": 0, "saving": 0, "tangent": 2 + self.wrt, "backward": 3 + self.of_lse}[name]
 
 
-def call_kernel(kernel: Kernel, query: Array, key: Array, value: Array, *data: Array) -> Array:
-    """Call the kernel, differentiably in query, key and value, in every way and to any order."""
-    return _bind(plain_p, query, key, value, *data, spec=Spec(kernel))[0]
+def run_kernel(
+    problem: Problem, kernel: Kernel, arrays: Leaves, data: Leaves
+) -> tuple[Array, dict[str, Array]]:
+    """Run a call by a kernel: its output, with sinks if there are some, and lse if it is asked for.
+
+    It is differentiable in its arrays, in every way and to any order.
+    """
+    leading, spec = problem.leading, Spec(kernel, problem.sinks is not None)
+    if problem.sinks is not None:
+        sinks = problem.spread(problem.sinks.astype(jnp.float32))
+        arrays = [*arrays, sinks.reshape((-1, leading[-1] if leading else 1))]
+    found = _bind(saving_p if problem.aux else plain_p, *arrays, *data, spec=spec)
+    output = found[0].reshape((*leading, problem.T, problem.E))
+    return output, {name: found[1].reshape((*leading, problem.T)) for name in problem.aux}
 
 
 def _bind(primitive: Primitive, *operands: Array, spec: Spec) -> list[Array]:
     return primitive.bind(*vary_alike(operands), spec=spec)
 
 
-# What the primitives compute, as ordinary JAX code. Operands: query, key, value, data; what was saved; what
-# the primitive is linear in.
-
-
-def _vjp(kernel: Kernel, operands: Leaves) -> tuple[Array, Any]:
-    """Return the output and, as a pytree, the kernel's gradient."""
-    data = operands[3:]
-    return jax.vjp(lambda *arrays: kernel.call(*arrays, *data), *operands[:3])
+# What the primitives compute, as ordinary JAX code. Operands: query, key, value, sinks, data; output and lse;
+# what the primitive is linear in.
 
 
 def _plain(spec: Spec, *operands: Array) -> list[Array]:
-    return [spec.kernel.call(*operands)]
+    return _saving(spec, *operands)[:1] if spec.sunk else spec.kernel.forward(False, *operands)
 
 
 def _saving(spec: Spec, *operands: Array) -> list[Array]:
-    output, vjp = _vjp(spec.kernel, operands)
-    return [output, *jax.tree.leaves(vjp)]
+    found = spec.kernel.forward(True, *operands[:3], *operands[spec.wrt :])
+    return _add_sinks(spec, operands, *found)
+
+
+def _add_sinks(spec: Spec, operands: Leaves, output: Array, lse: Array) -> list[Array]:
+    if not spec.sunk:
+        return [output, lse]
+    sunk = sink(operands[3][..., None], lse, jnp.zeros_like(lse))
+    return [(output.astype(lse.dtype) * sunk.share[..., None]).astype(output.dtype), sunk.lse]
 
 
 def _tangent(spec: Spec, *operands: Array) -> list[Array]:
-    given, tangents = operands[: len(operands) - 3 - spec.saved], operands[-3:]
-    return [jax.jvp(_reference(spec, given), given[:3], tangents)[1]]
+    given, tangents = operands[: -spec.laid_out("tangent")], operands[-spec.wrt :]
+    return jax.jvp(_reference(spec, given), given[: spec.wrt], tangents)[1]
 
 
 def _backward(spec: Spec, *operands: Array) -> list[Array]:
-    split = len(operands) - 1 - spec.saved
-    given, saved, cotangent = operands[:split], operands[split:-1], operands[-1]
-    # The gradient is a function of what was saved; how it is put together is known from shapes alone.
-    structure = jax.tree.structure(jax.eval_shape(lambda *arrays: _vjp(spec.kernel, arrays)[1], *given))
-    return list(jax.tree.unflatten(structure, saved)(cotangent))
+    end = len(operands) - spec.laid_out("backward")
+    given, (output, lse, cotangent, *rest) = operands[:end], operands[end:]
+    query, key, value = arrays = given[:3]
+    if len(given) > spec.wrt:
+        alive = lse != -jnp.inf
+        lse = jnp.where(alive, lse, _NOTHING)
+        cotangent, *rest = (
+            jnp.where(alive.reshape((*alive.shape, *(1,) * (array.ndim - 3))), array, 0)
+            for array in (cotangent, *rest)
+        )
+    if max(query.shape[-1], value.shape[-1]) + _ADDED * spec.of_lse > spec.kernel.widest:
+        return _reference_backward(spec, *operands)
+    of_sinks = []
+    if spec.sunk:
+        delta = (output.astype(lse.dtype) * cotangent.astype(lse.dtype)).sum(-1)
+        change = rest[0] - delta if spec.of_lse else -delta
+        of_sinks = [(jnp.exp(given[3][..., None] - lse) * change).sum(-1)]
+    if spec.of_lse:
+        query, key, value = (_widen(array) for array in arrays)
+        output = _widen(output, _pieces(-rest[0], output.dtype))
+        scales = jnp.broadcast_to(jnp.asarray(_SCALES, cotangent.dtype), (*lse.shape, len(_SCALES)))
+        cotangent = _widen(cotangent, scales)
+    grads = spec.kernel.backward(query, key, value, given[spec.wrt :], output, lse, cotangent)
+    return [*(grad[..., : array.shape[-1]] for grad, array in zip(grads, arrays, strict=True)), *of_sinks]
+
+
+def _widen(array: Array, *columns: Array) -> Array:
+    """Add `_ADDED` columns, zeros where none are given."""
+    array = jnp.concatenate([array, *columns], -1) if columns else array
+    rest = _ADDED - sum(one.shape[-1] for one in columns)
+    return jnp.pad(array, (*((0, 0),) * (array.ndim - 1), (0, rest)))
+
+
+def _pieces(array: Array, dtype: Any) -> Array:
+    """Split numbers into three of a narrower dtype whose sum by `_SCALES` they are, along a new last axis."""
+    digits, found = jnp.finfo(dtype), []
+    for scale in _SCALES:
+        # Not by `astype` and back, which XLA leaves out.
+        found.append(jax.lax.reduce_precision(array / scale, digits.nexp, digits.nmant))
+        array = array - found[-1] * scale
+    return jnp.stack(found, -1).astype(dtype)
 
 
 def _reference_backward(spec: Spec, *operands: Array) -> list[Array]:
-    given, cotangent = operands[: len(operands) - 1 - spec.saved], operands[-1]
-    return list(jax.vjp(_reference(spec, given), *given[:3])[1](cotangent))
+    end = len(operands) - spec.laid_out("backward")
+    given, (_, lse, cotangent, *rest) = operands[:end], operands[end:]
+    pull = jax.vjp(_reference(spec, given), *given[: spec.wrt])[1]
+    return list(pull([cotangent, *(rest or [jnp.zeros_like(lse)])]))
 
 
-def _reference(spec: Spec, operands: Leaves) -> Callable[..., Array]:
-    return lambda *arrays: spec.kernel.reference(*arrays, *operands[3:])
+def _reference(spec: Spec, operands: Leaves) -> Callable[..., list[Array]]:
+    def function(*arrays: Array) -> list[Array]:
+        found = spec.kernel.reference(*arrays[:3], *operands[spec.wrt :])
+        return _add_sinks(spec, arrays, *found)
+
+    return function
 
 
 _RULES: dict[str, Callable[..., list[Array]]] = {
@@ -111,27 +210,20 @@ _RULES: dict[str, Callable[..., list[Array]]] = {
 
 
 def _evaluate(rule: Callable[..., list[Array]], spec: Spec, *operands: Array) -> list[Array]:
-    function = functools.partial(rule, spec)
-    for _ in range(spec.added):
-        function = jax.vmap(function)
     # Libraries are written for JAX's own settings, whatever those around the call are.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return function(*operands)
+        return rule(spec, *operands)
 
 
 # Derivatives.
 
 
 def _jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    """Compute the JVP of `saving_p`. Residuals get zero tangents; the JVP of `backward_p` ignores them."""
-    output, *saved = _bind(saving_p, *operands, spec=spec)
-    output, *saved = name_results(["output", *["saved"] * len(saved)], (output, *saved))
-    if all(isinstance(tangent, ad.Zero) for tangent in tangents[:3]):
-        return [output, *saved], [*map(_zero, (output, *saved))]
-    linear = [ad.instantiate_zeros(tangent) for tangent in tangents[:3]]
-    of = dataclasses.replace(spec, saved=len(saved))
-    found_tangents = _bind(tangent_p, *operands, *saved, *linear, spec=of)
-    return [output, *saved], [*found_tangents, *map(_zero, saved)]
+    found = name_results(("output", "lse"), _bind(saving_p, *operands, spec=spec))
+    if all(isinstance(tangent, ad.Zero) for tangent in tangents[: spec.wrt]):
+        return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
+    linear = [ad.instantiate_zeros(tangent) for tangent in tangents[: spec.wrt]]
+    return found, _bind(tangent_p, *operands, *found, *linear, spec=spec)
 
 
 def _plain_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
@@ -139,14 +231,13 @@ def _plain_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[
     return found[:1], found_tangents[:1]
 
 
-def _zero(value: Any) -> Any:
-    return ad.Zero(jax.typeof(value).to_tangent_aval())
-
-
 def _reference_jvp(
     rule: Callable[..., list[Array]], operands: Leaves, tangents: Leaves, *, spec: Spec
 ) -> tuple[list[Array], list[Any]]:
-    """Compute the JVP of tangent or backward through `Kernel.reference`, which has every derivative."""
+    """Compute the JVP of tangent or backward through `Kernel.reference`, which has every derivative.
+
+    It computes output and lse anew: what was saved is no variable of it, whatever its tangents.
+    """
     varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def function(*varying: Array) -> list[Array]:
@@ -160,31 +251,67 @@ def _reference_jvp(
 
 
 def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    known, linear = operands[:-3], operands[-3:]
-    if isinstance(cotangents[0], ad.Zero):
+    known, linear = operands[: -spec.wrt], operands[-spec.wrt :]
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    grads = _bind(backward_p, *known, cotangents[0], spec=spec)
+    given = [ad.instantiate_zeros(cotangents[0])]
+    if not isinstance(cotangents[1], ad.Zero):
+        given.append(cotangents[1])
+    grads = _bind(backward_p, *known, *given, spec=dataclasses.replace(spec, of_lse=len(given) > 1))
     wanted = map(ad.is_undefined_primal, linear)
     return [None] * len(known) + [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
 
 def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    known = operands[:-1]
+    end = len(operands) - 1 - spec.of_lse
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
     tangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    return [None] * len(known) + _bind(tangent_p, *known, *tangents, spec=spec)
+    found = _bind(tangent_p, *operands[:end], *tangents, spec=dataclasses.replace(spec, of_lse=False))
+    linear = zip(operands[end:], found, strict=False)
+    return [None] * end + [tangent if ad.is_undefined_primal(one) else None for one, tangent in linear]
 
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
-    """Batch a primitive: one more axis in front of every operand."""
+    """Batch a primitive: the axis joins that of the batch, which all operands have in front."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     leading = [
         jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     ]
-    found = _bind(primitive, *leading, spec=dataclasses.replace(spec, added=spec.added + 1))
-    return found, [0] * len(found)
+    found = _bind(primitive, *(array.reshape((-1, *array.shape[2:])) for array in leading), spec=spec)
+    return [array.reshape((size, -1, *array.shape[1:])) for array in found], [0] * len(found)
+
+
+# Over devices: batch rows and heads are divided as queries are, as those of the tiled backend.
+
+
+def _evaluate_divided(name: str, spec: Spec, results: Leaves, *operands: Array) -> list[Array]:
+    (batch, heads), key_heads = operands[0].shape[:2], operands[1].shape[1]
+    leading = Leading((batch,), key_heads, heads // key_heads)
+    rest = spec.laid_out(name)
+
+    def axes_of(array: Any, head: str | None) -> Axes:
+        named = (0, head, *(None,) * (array.ndim - 2))[: array.ndim]
+        pairs = zip(named, array.shape, strict=True)
+        return tuple(axis if axis is not None and size > 1 else None for axis, size in pairs)
+
+    sides = (HEADS, KEY_HEADS, KEY_HEADS, HEADS)[: spec.wrt]
+    own = [*sides, *(None,) * (len(operands) - spec.wrt - rest), *(HEADS,) * rest]
+    if name == "tangent":
+        own[-spec.wrt :] = sides
+    return divide(
+        lambda _: functools.partial(_evaluate, _RULES[name], spec),
+        leading,
+        operands,
+        [axes_of(array, head) for array, head in zip(operands, own, strict=True)],
+        results,
+        [
+            axes_of(array, head)
+            for array, head in zip(results, sides if name == "backward" else (HEADS, HEADS), strict=False)
+        ],
+        sums=name == "backward",
+    )
 
 
 def _primitive(name: str) -> Primitive:
@@ -203,6 +330,10 @@ def _primitive(name: str) -> Primitive:
     primitive.def_abstract_eval(shapes)
 
     def lower(context: Any, *operands: Any, spec: Spec) -> Any:
+        divided = find_mesh(context)
+        if divided is not None:
+            function = functools.partial(_evaluate_divided, name, spec, context.avals_out)
+            return lower_for_one_device(divided, function, *operands)
         return lower_for_one_device(context, functools.partial(evaluate, spec=spec), *operands)
 
     mlir.register_lowering(primitive, lower)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,15 @@ import numpy as np
 
 import regard.masks as masks
 from regard.axes import Array
-from regard.engine.backends import tiled
-from regard.engine.backends.kernel_masks import four_axes, read_kernel_mask, row_bounds
-from regard.engine.backends.kernel_primitives import call_kernel
-from regard.engine.call.canonicalization import canonicalize
+from regard.engine.backends.kernel_masks import (
+    compute_by_tiles,
+    four_axes,
+    read_cap,
+    read_kernel_mask,
+    row_bounds,
+    row_ids,
+)
+from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
 from regard.masks.grid import is_concrete
 
@@ -34,10 +38,12 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _refuses_options(problem: Problem) -> str | None:
-    if problem.aux:
-        return "it returns no statistics: aux asks for some"
-    if any(part is not None for part in (problem.score, problem.bias, problem.sinks)):
-        return "of scores, biases and sinks it takes none here"
+    if others := [name for name in problem.aux if name != "lse"]:
+        return f"of statistics it returns lse alone, aux asks for {', '.join(others)}"
+    if problem.bias is not None:
+        return "it takes no bias"
+    if isinstance(cap := read_cap(problem), str):
+        return cap
     if problem.dropout_rate:
         return "it has no dropout"
     if not is_concrete(problem.scale):
@@ -63,64 +69,98 @@ def _refuses_mask(problem: Problem) -> str | None:
         return None
     if problem.T > problem.S:
         return "with a mask it takes no more queries than keys"
-    if kernel_mask.keys_below is not None and (
-        kernel_mask.before is not None or kernel_mask.key_ids is not None
-    ):
-        return "it takes lengths, or a window or segments, not both"
-    if kernel_mask.key_ids is not None:
-        if kernel_mask.query_ids is not None or problem.T != problem.S:
-            return "it takes segments of as many queries as keys: rows without a key are not 0 there"
-        if np.ndim(kernel_mask.key_ids) > len(problem.leading):
-            return "segments differ between heads"
+    ids = (kernel_mask.query_ids, kernel_mask.key_ids)
+    if any(one is not None and one.dtype != np.int32 for one in ids):
+        return "it compares segments of 32 bits"
     bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output by splash attention; derivatives beyond the first gradient are those of `tiled`."""
-    kernel_mask = read_kernel_mask(problem)
+    kernel_mask, cap = read_kernel_mask(problem), read_cap(problem)
     assert not isinstance(kernel_mask, str)  # else it was refused
+    assert not isinstance(cap, str)
     batch = problem.leading[:-1]
-    query, key, value = (four_axes(array, batch) for array in (problem.query, problem.key, problem.value))
-    data: list[Any] = []
+    arrays = [four_axes(array, batch) for array in (problem.query, problem.key, problem.value)]
     bounds = row_bounds(kernel_mask, problem)
-    if bounds is not None:
-        data = [bounds]
-    elif kernel_mask.key_ids is not None:
-        ids = jnp.asarray(kernel_mask.key_ids, jnp.int32)
-        ids = ids.reshape((*ids.shape[:-1], *(1,) * (len(batch) + 1 - ids.ndim), problem.S))
-        data = [jnp.broadcast_to(ids, (*batch, problem.S)).reshape(-1, problem.S)]
-    kernel = Splash(
-        float(problem.scale),
-        kernel_mask.before,
-        kernel_mask.after,
-        kernel_mask.key_ids is not None,
-        _INTERPRET,
-    )
-    output = call_kernel(kernel, query, key, value, *data)
-    return output.reshape((*problem.leading, problem.T, problem.E)), {}
+    data: list[Any] = [] if bounds is None else [bounds]
+    if kernel_mask.key_ids is not None:
+        ids = (kernel_mask.query_ids, kernel_mask.key_ids)
+        data += [row_ids(jnp.asarray(one, jnp.int32), batch) for one in ids]
+    kernel = Splash(float(problem.scale), kernel_mask.before, kernel_mask.after, cap, _INTERPRET)
+    return run_kernel(problem, kernel, arrays, data)
 
 
 @dataclass(frozen=True)
 class Splash:
-    """One kind of call: arrays (batch, heads, length, width), and lengths or segment ids per batch row."""
+    """One kind of call, with data: lengths (batch,), or ids of queries and of keys, or all three, or none."""
 
     scale: float
     before: int | None
     after: int | None
-    segmented: bool  # data: ids (batch, length); else, if any, lengths (batch,)
+    cap: float | None
     interpret: bool
+    widest: int = np.iinfo(np.int32).max
 
-    def call(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
-        """Compute the output by the kernel; 0 where there is no key; keys beyond a length are not read."""
+    def forward(self, lse: bool, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
+        """Compute the output by the kernel; keys beyond a length are not read."""
+        attention, arrays, ids = self._prepare(query, key, value, data)
+        output, (found,) = jax.vmap(attention)(*arrays, ids)
+        rows = query.shape[2]
+        output, found = output[:, :, :rows, : value.shape[3]], found[:, :, :rows]
+        if ids is not None:
+            # What it calls masked is a number, so that rows of nothing else have weights.
+            some = found > attention.kwargs["mask_value"] / 2
+            output, found = jnp.where(some[..., None], output, 0), jnp.where(some, found, -jnp.inf)
+        return [output, found] if lse else [output]
+
+    def backward(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        data: Sequence[Array],
+        output: Array,
+        lse: Array,
+        cotangent: Array,
+    ) -> list[Array]:
+        """Compute the gradients by the kernel."""
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+        attention, arrays, ids = self._prepare(query, key, value, data)
+        rows = arrays[0].shape[2]
+        output, cotangent = (_pad(array, rows, _LANES) for array in (output, cotangent))
+        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rows - lse.shape[2])))
+
+        def one(query: Array, key: Array, value: Array, ids: Any, *saved: Array) -> Any:
+            *found, cotangent = saved
+            infos = (attention.dq_mask_info, attention.dkv_mask_info)
+            residuals: Any = (query, key, value, ids, None, *found, *infos)
+            return kernel._splash_attention_bwd(**attention.kwargs, res=residuals, do=cotangent)[3:6]
+
+        grads = jax.vmap(one)(*arrays, ids, output, lse, cotangent)
+        scaled, *others = (
+            grad[:, :, : given.shape[2], : given.shape[3]]
+            for grad, given in zip(grads, (query, key, value), strict=True)
+        )
+        return [(scaled * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype), *others]
+
+    def _prepare(
+        self, query: Array, key: Array, value: Array, data: Sequence[Array]
+    ) -> tuple[Any, tuple[Array, Array, Array], Any]:
+        """Return the kernel, and arrays and ids of whole tiles; no ids where no key is left out by them."""
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask
+
         batch, _, num_queries, _ = query.shape
-        num_keys, value_width = value.shape[2:]
+        num_keys = key.shape[2]
         query_ids = jnp.zeros((batch, num_queries), jnp.int32)
         key_ids = jnp.zeros((batch, num_keys), jnp.int32)
-        if self.segmented:
+        if len(data) > 1:
             # Any number may be an id, but one.
-            query_ids = key_ids = jnp.maximum(data[0], _NOBODY + 1)
-        elif data:
+            query_ids, key_ids = (jnp.maximum(one, _NOBODY + 1) for one in data[-2:])
+        if len(data) % 2:
             there = jnp.arange(num_keys) < data[0][:, None]
             key_ids = jnp.where(there, key_ids, _NOBODY)
             key, value = (jnp.where(there[:, None, :, None], array, 0) for array in (key, value))
@@ -129,29 +169,11 @@ class Splash:
         rows, columns = (_tile(length) for length in (num_queries, num_keys))
         query = _pad(query, rows, _LANES)
         key, value = (_pad(array, columns, _LANES) for array in (key, value))
-        segmented = bool(data) or key.shape[2] != num_keys
-        ids = (
-            jnp.pad(query_ids, ((0, 0), (0, query.shape[2] - num_queries))),
-            jnp.pad(key_ids, ((0, 0), (0, key.shape[2] - num_keys)), constant_values=_NOBODY),
-        )
-        output = self._attention(query, key, value, ids if segmented else None, rows, columns)
-        output = output[:, :, :num_queries, :value_width]
-        if data and not self.segmented:
-            output = jnp.where(data[0][:, None, None, None] > 0, output, 0)
-        return output
-
-    def _attention(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        ids: tuple[Array, Array] | None,
-        rows: int,
-        columns: int,
-    ) -> Array:
-        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
-        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask
-
+        ids = None
+        if data or key.shape[2] != num_keys:
+            query_ids = jnp.pad(query_ids, ((0, 0), (0, query.shape[2] - num_queries)))
+            beyond = ((0, 0), (0, key.shape[2] - num_keys))
+            ids = kernel.SegmentIds(query_ids, jnp.pad(key_ids, beyond, constant_values=_NOBODY))
         shape = (query.shape[2], key.shape[2])
         banded = self.before is not None or self.after is not None
         keep = mask.LocalMask(shape, (self.before, self.after), 0) if banded else mask.FullMask(shape)
@@ -168,23 +190,24 @@ class Splash:
         attention: Any = kernel.make_splash_mha(
             mask.MultiHeadMask([keep] * query.shape[1]),
             block_sizes=sizes,
+            attn_logits_soft_cap=self.cap,
+            save_residuals=True,
             head_shards=1,
             q_seq_shards=1,
             interpret=self.interpret,
         )
-        if ids is None:
-            return jax.vmap(attention)(query, key, value)
-        return jax.vmap(attention)(query, key, value, kernel.SegmentIds(*ids))
+        return attention, (query, key, value), ids
 
-    def reference(self, query: Array, key: Array, value: Array, *data: Array) -> Array:
+    def reference(self, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
         """Compute the same by Regard's tiles."""
         keep: list[masks.Mask] = []
         if self.before is not None or self.after is not None:
             keep += [masks.sliding_window(self.before, self.after)]
-        if data:
-            keep += [masks.segments(data[0]) if self.segmented else masks.lengths(data[0])]
-        mask = functools.reduce(operator.and_, keep) if keep else None
-        return tiled.run(canonicalize(query, key, value, mask=mask, scale=self.scale, query_offset=0))[0]
+        if len(data) > 1:
+            keep += [masks.segments(*data[-2:])]
+        if len(data) % 2:
+            keep += [masks.lengths(*data[:1])]
+        return compute_by_tiles((query, key, value), keep, self.scale, self.cap)
 
 
 def _tile(length: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,8 @@ from regard.engine.backends import dense
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import tile_calls
-from regard.engine.flash.operands import Operands
-from regard.engine.flash.preparation import prepare
+from regard.engine.flash.operands import Context, Operands
+from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
 from regard.engine.flash.tiles import Blocking, TileConfig
 from regard.engine.softmax.exponential import exp
@@ -32,27 +33,33 @@ def refuses(problem: Problem) -> str | None:
 
 
 def run(
-    problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
+    problem: Problem,
+    forward: Blocking | None = None,
+    backward: Blocking | None = None,
+    spec: type[TileSpec] = TileSpec,
 ) -> tuple[Array, dict[str, Array]]:
-    """Compute the output and what `problem.aux` names, in tiles of the given sizes."""
+    """Compute the output and what `problem.aux` names, in tiles of these sizes, by the passes of `spec`."""
     if 0 in (*problem.leading, problem.T, problem.S):
         return dense.run(problem)
     if forward is None or backward is None:
         choice = choose_tiles(problem)
         forward, backward = forward or choice.forward, backward or choice.backward
-    return _run(problem, forward, backward)
+    return _run(problem, forward, backward, spec)
 
 
-@partial(jax.jit, static_argnames=("forward", "backward"))
-def _run(problem: Problem, forward: Blocking, backward: Blocking) -> tuple[Array, dict[str, Array]]:
-    inputs, context, config = prepare(problem, forward, backward)
-    results = tile_calls.run(inputs, context, config)
+@partial(jax.jit, static_argnames=("forward", "backward", "spec"))
+def _run(
+    problem: Problem, forward: Blocking, backward: Blocking, spec: type[TileSpec]
+) -> tuple[Array, dict[str, Array]]:
+    inputs, context, config = spec.prepare(problem, forward, backward)
+    results = tile_calls.run(inputs, context, config, spec)
 
     peak = jax.lax.stop_gradient(results.peak)
+    bare = dataclasses.replace(problem, mask=None, score=None)  # nothing that closes over arrays
     rows = {
         # A gradient that is NaN where there is no key ends here, as with the definition.
         "lse": lambda: jnp.where(peak == -jnp.inf, -jnp.inf, peak + results.log_total),
-        "max_score": lambda: _largest(problem, inputs, config, peak, results.argmax),
+        "max_score": lambda: _largest(inputs, context, peak, bare, config, spec),
         "argmax": lambda: jnp.where(jnp.isnan(peak), 0, results.argmax),
         "entropy": lambda: results.entropy,
     }
@@ -93,9 +100,33 @@ def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 
 
-def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array, argmax: Any) -> Array:
-    """Compute the largest score again, differentiable through its first occurrence."""
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _largest(
+    inputs: Operands, context: Context, peak: Array, bare: Problem, config: TileConfig, spec: type[TileSpec]
+) -> Array:
+    """Return the largest score, differentiable through its first occurrence."""
+    return peak
+
+
+@_largest.defjvp
+def _largest_jvp(
+    config: TileConfig, spec: type[TileSpec], primals: Any, tangents: Any
+) -> tuple[Array, Array]:
+    """Visit the keys once more for the first of the largest, which the value alone does without."""
+    inputs, context, peak, bare = primals
+    config = dataclasses.replace(config, stats=frozenset({"argmax"}))
+    argmax = tile_calls.run(inputs, context, config, spec).argmax
     alive = peak != -jnp.inf
+    score_at = partial(_score_at, bare, context, config, argmax, alive)
+    score, change = jax.jvp(score_at, (inputs,), (tangents[0],))
+    change = jnp.where(alive & jnp.isfinite(score), change, 0)
+    return _largest(inputs, context, peak, bare, config, spec), change
+
+
+def _score_at(
+    problem: Problem, context: Context, config: TileConfig, argmax: Any, alive: Array, inputs: Operands
+) -> Array:
+    """Compute the score of each query with one key."""
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
     place = jnp.maximum(argmax, 0)
     # Along axes that arrays share, so that what is divided over devices stays so.
@@ -115,6 +146,5 @@ def _largest(problem: Problem, inputs: Operands, config: TileConfig, peak: Array
     if bias is not None:
         bias = jnp.take_along_axis(bias, place[..., None] if bias.shape[-1] > 1 else place[..., None] * 0, -1)
         bias = bias[..., 0].astype(config.dtype)
-    score = finish_scores(score, None, score=problem.score, cells=cells, bias=bias).scores
-    derivative = score - jax.lax.stop_gradient(score)  # 0, with the gradient of the score
-    return jnp.where(alive, peak + jnp.where(jnp.isfinite(score), derivative, 0), -jnp.inf)
+    joined = None if context.scoring is None else context.scoring.join(inputs.parameters)
+    return finish_scores(score, None, score=joined, cells=cells, bias=bias).scores

@@ -1,7 +1,5 @@
 """Check the arguments of a call, once, and fill in what was left out."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any, Unpack
 
@@ -13,9 +11,9 @@ from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.alignment import place_queries, settle_positions
-from regard.masks.data import check_boolean, check_broadcast, integers, suggest_call
+from regard.masks.data import check_boolean, check_broadcast, integers, read_array
 from regard.masks.grid import is_concrete
-from regard.scores.score import Score, compose, split_product
+from regard.scores.score import compose, split_product
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
@@ -28,7 +26,8 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     chosen = fill_in(options)
     metric, score = split_product(compose(chosen["score"]))
     if metric is not None:
-        query = _transform(metric, query)
+        is_shape = isinstance(query, jax.ShapeDtypeStruct)
+        query = jax.eval_shape(metric.transform, query) if is_shape else metric.transform(query)
     leading = _check_shapes(query, key, value)
     if score is not None:
         score.check(leading)
@@ -37,7 +36,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     bias = chosen["bias"]
     if bias is not None:
         bias = float_array("bias", bias, 0)
-        check_broadcast("bias", bias.shape, leading, num_queries, num_keys)
+        check_broadcast("bias", bias.shape, (*leading, num_queries, num_keys))
     query_offset = _check_offset("query_offset", chosen["query_offset"], leading)
     key_offset = _check_offset("key_offset", chosen["key_offset"], leading)
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
@@ -75,12 +74,6 @@ def _check_flag(name: str, flag: Any) -> bool:
     if not isinstance(flag, bool | np.bool_):
         raise TypeError(f"{name}: expected True or False, known before tracing; got {flag!r}")
     return bool(flag)
-
-
-def _transform(metric: Score, query: Any) -> Any:
-    if isinstance(query, jax.ShapeDtypeStruct):
-        return jax.eval_shape(metric.transform, query)
-    return metric.transform(query)
 
 
 def float_array(name: str, array: Any, least_rank: int) -> Any:
@@ -129,22 +122,14 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
     if mask is None:
         return None
     if not isinstance(mask, Mask):
-        if isinstance(mask, str) or (callable(mask) and not hasattr(mask, "dtype")):
-            hint = suggest_call("masks", mask)
-            hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
-            raise TypeError(f"mask: expected a masks.Mask or a boolean array, got {_name(mask)}{hint}")
         array = check_boolean("mask", mask)
-        check_broadcast("mask", array.shape, leading, num_queries, num_keys)
+        check_broadcast("mask", array.shape, (*leading, num_queries, num_keys))
         shape = (*(1,) * (2 - array.ndim), *array.shape)
         is_shape = isinstance(array, jax.ShapeDtypeStruct)
         kept: Any = jax.ShapeDtypeStruct(shape, bool) if is_shape else array.reshape(shape)
         mask = from_array(kept)
     mask.check(leading, num_queries, num_keys)
     return mask.number_leading(leading)
-
-
-def _name(value: Any) -> str:
-    return getattr(value, "__name__", repr(value))
 
 
 def _check_scale(scale: Any, *arrays: Any) -> Any:
@@ -179,7 +164,7 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
             return operator.index(offset)
         except TypeError:
             pass
-    offset = integers(name, offset)
+    offset = read_array(offset)
     if offset.shape not in ((), leading[:1]):
         raise ValueError(
             f"{name}: expected one integer, or one per first leading axis of query {leading[:1]};"
@@ -226,11 +211,9 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
     array: Any = index if hasattr(index, "dtype") else np.asarray(index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(array.shape, np.int32)
     if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
         raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
-    return array.astype(np.int32)
+    return integers(name, array) if array.size else np.zeros(0, np.int32)
 
 
 def _describe(value: Any) -> str:

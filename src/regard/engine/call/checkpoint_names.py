@@ -1,7 +1,5 @@
 """Names by which `jax.checkpoint` policies know what a call of attention computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from jax.ad_checkpoint import checkpoint_name

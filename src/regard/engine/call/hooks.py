@@ -1,7 +1,5 @@
 """Hooks into calls of `attend`: who is told of them, whose calls they are, and who changes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -25,7 +23,7 @@ class CallEvent(NamedTuple):
 
 
 Watcher = Callable[[CallEvent], None]
-Finish = Callable[[Array], Array]  # of a call's output
+Finish = Callable[[Array, Any], Array]  # of a call's output, and the statistics that it was asked for
 Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
@@ -37,13 +35,18 @@ _OWNER: ContextVar[tuple[Any, str | None]] = ContextVar("owner", default=(None, 
 
 
 @contextmanager
-def watch(callback: Watcher) -> Iterator[None]:
-    """Tell `callback` of every call of `attend` in the block, on this thread, after it ran."""
-    token = _WATCHERS.set((*_WATCHERS.get(), callback))
+def _hold(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Let a variable have this value in the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _WATCHERS.reset(token)
+        variable.reset(token)
+
+
+def watch(callback: Watcher) -> AbstractContextManager[None]:
+    """Tell `callback` of every call of `attend` in the block, on this thread, after it ran."""
+    return _hold(_WATCHERS, (*_WATCHERS.get(), callback))
 
 
 @contextmanager
@@ -52,12 +55,8 @@ def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
 
     `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
     """
-    token = _REWRITERS.set((*_REWRITERS.get(), (rewriter, one_by_one)))
-    try:
-        with _RETRACE(_traced_changes):
-            yield
-    finally:
-        _REWRITERS.reset(token)
+    with _hold(_REWRITERS, (*_REWRITERS.get(), (rewriter, one_by_one))), _RETRACE(_traced_changes):
+        yield
 
 
 def is_rewriting() -> bool:
@@ -75,26 +74,17 @@ def rewritten(problem: Problem) -> tuple[Problem, Finish]:
         problem, finish = rewriter(problem)
         finishes.append(finish)
 
-    def finish_all(output: Array) -> Array:
+    def finish_all(output: Array, extra: Any) -> Array:
         for finish in finishes:
-            output = finish(output)
+            output = finish(output, extra)
         return output
 
     return problem, finish_all
 
 
-@contextmanager
-def _set_owner(owner: Any, kind: str | None) -> Iterator[None]:
-    token = _OWNER.set((owner, kind))
-    try:
-        yield
-    finally:
-        _OWNER.reset(token)
-
-
 def called_by(owner: Any, kind: str | None = None) -> AbstractContextManager[None]:
     """Say whose calls those in the block are, and of which kind; the innermost owner counts."""
-    return _set_owner(owner, kind) if _WATCHERS.get() else nullcontext()
+    return _hold(_OWNER, (owner, kind)) if _WATCHERS.get() else nullcontext()
 
 
 def report(problem: Problem, output: Array, backend: str) -> None:

@@ -15,11 +15,8 @@ from regard.axes import Array
 from regard.engine.call.stores import as_array
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
+from regard.records import static
 from regard.scores.score import Score
-
-
-def _static() -> Any:
-    return dataclasses.field(metadata={"static": True})
 
 
 class Sizes(NamedTuple):
@@ -49,9 +46,9 @@ class Problem:
     score: Score | None
     rows: Array | None  # of "weights" and "scores" in aux; None, all
     heads: Array | None
-    dropout_rate: float = _static()
-    aux: tuple[str, ...] = _static()
-    precision: Any = _static()
+    dropout_rate: float = static()
+    aux: tuple[str, ...] = static()
+    precision: Any = static()
     batch_invariant: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property

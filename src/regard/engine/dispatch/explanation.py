@@ -1,9 +1,8 @@
 """Explanations of what a call will do, in words and numbers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -78,12 +77,8 @@ class Explanation:
         ]
         if self.tiles is not None:
             counts = f"{self.tiles.empty} empty, {self.tiles.partial} partial, {self.tiles.full} full"
-            lines.append(
-                (
-                    "tiles",
-                    f"{counts} of {self.tiles.side} x {self.tiles.side}; {self.tiles.kept:.0%} hold work",
-                )
-            )
+            sides = f"{self.tiles.side} x {self.tiles.side}"
+            lines.append(("tiles", f"{counts} of {sides}; {self.tiles.kept:.0%} hold work"))
         elif self.mask:
             lines.append(("tiles", "not counted: the mask's arrays are not known here"))
         if self.computes is not None:
@@ -109,12 +104,8 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
     arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
     return Explanation(
         shapes={name: tuple(array.shape) for name, array in arrays.items()} | {"output": output},
-        dtypes={
-            "query": str(problem.query.dtype),
-            "key": str(problem.key.dtype),
-            "value": str(problem.value.dtype),
-            "sums": str(problem.accumulation),
-        },
+        dtypes={name: str(array.dtype) for name, array in arrays.items()}
+        | {"sums": str(problem.accumulation)},
         query_heads=problem.leading[-1] if problem.leading else 1,
         key_heads=problem.key_heads,
         score=None if problem.score is None else repr(problem.score),
@@ -173,16 +164,11 @@ def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
     side = TILE
     while max(problem.T, problem.S) > side * MOST_TILES:
         side *= 2
-    codes = problem.mask.tiles(
-        problem.T,
-        problem.S,
-        query_block=side,
-        key_block=side,
-        query_offset=problem.query_offset,
-        key_offset=problem.key_offset,
-        leading_axes=len(problem.leading),
-    )
-    return np.asarray(codes), side
+    offsets = {"query_offset": problem.query_offset, "key_offset": problem.key_offset}
+    placed: dict[str, Any] = {**offsets, "leading_axes": len(problem.leading)}
+    return np.asarray(
+        problem.mask.tiles(problem.T, problem.S, query_block=side, key_block=side, **placed)
+    ), side
 
 
 def scaled(amount: float, unit: str) -> str:

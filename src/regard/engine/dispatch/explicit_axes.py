@@ -1,7 +1,5 @@
 """Explicit mesh axes: calls on arrays whose types say how they are divided."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Placements: calls run on one device, or as an enclosing context says, which programs depend on."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 

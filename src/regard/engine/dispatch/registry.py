@@ -1,7 +1,5 @@
 """The backends in order of preference, and the choice among them."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Protocol
 import jax
 
 from regard.axes import Array
-from regard.engine.backends import cudnn, dense, splash_tpu, tiled
+from regard.engine.backends import cudnn, dense, mosaic_gpu, splash_tpu, tiled
 from regard.engine.call.problem import Problem
 from regard.engine.flash.tuning import load_tuning
 
@@ -27,9 +25,16 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: Mapping[str, Backend] = {"cudnn": cudnn, "splash_tpu": splash_tpu, "tiled": tiled, "dense": dense}
+BACKENDS: Mapping[str, Backend] = {
+    "cudnn": cudnn,
+    "splash_tpu": splash_tpu,
+    "mosaic_gpu": mosaic_gpu,
+    "tiled": tiled,
+    "dense": dense,
+}
 COMPLETE = ("tiled", "dense")  # these serve every call, on every device
-PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu"}  # where the others are thought of
+PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "mosaic_gpu": "gpu"}  # where the others are thought of
+UNMEASURED = ("mosaic_gpu",)  # these serve where they are asked for by name
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,12 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
             refusal = "batch_invariant is promised by 'tiled' alone"
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
-        return Choice(name, "it was asked for", {})
+        unmeasured = "; it was interpreted on a CPU, and measured on no device" if name in UNMEASURED else ""
+        return Choice(name, f"it was asked for{unmeasured}", {})
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()
-    candidates = [candidate for candidate in BACKENDS if PLATFORMS.get(candidate, here) == here]
+    candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in UNMEASURED]
     refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
     serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
     refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}

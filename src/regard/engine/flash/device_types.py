@@ -1,7 +1,5 @@
 """Types of arrays in divided programs: what varies over manual mesh axes, as inside `jax.shard_map`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -78,6 +78,7 @@ class Context:
     by_key: TileLists
     scoring: Scoring | None = None
     numbers: tuple[Array, Array] | None = None  # (B, *1, 1, 1) and (*1, H, 1, 1), which scores may read
+    kernel: Context | None = None  # that of a kernel's own tiles
 
 
 class Results(NamedTuple):

@@ -192,20 +192,23 @@ def context_axes(context: Context, config: TileConfig) -> list[Axes]:
     def of_mask(mask: Mask | None) -> Mask | None:
         return None if mask is None else mask.slice_batch(of_call, config.call_axes)
 
-    words = (context.query_words, context.key_words, context.numbers)
-    query_words, key_words, numbers = jax.tree.map(of_rows, words)
-    marked = dataclasses.replace(
-        context,
-        forward_mask=of_mask(context.forward_mask),
-        backward_mask=of_mask(context.backward_mask),
-        offsets=tuple(positions_of(offset).slice_batch(of_call) for offset in context.offsets),
-        query_words=query_words,
-        key_words=key_words,
-        numbers=numbers,
-        by_query=jax.tree.map(of_list, context.by_query),
-        by_key=jax.tree.map(of_list, context.by_key),
-    )
-    leaves = jax.tree.leaves(marked, is_leaf=lambda leaf: isinstance(leaf, _Leaf))
+    def mark(context: Context) -> Context:
+        words = (context.query_words, context.key_words, context.numbers)
+        query_words, key_words, numbers = jax.tree.map(of_rows, words)
+        return dataclasses.replace(
+            context,
+            forward_mask=of_mask(context.forward_mask),
+            backward_mask=of_mask(context.backward_mask),
+            offsets=tuple(positions_of(offset).slice_batch(of_call) for offset in context.offsets),
+            query_words=query_words,
+            key_words=key_words,
+            numbers=numbers,
+            by_query=jax.tree.map(of_list, context.by_query),
+            by_key=jax.tree.map(of_list, context.by_key),
+            kernel=None if context.kernel is None else mark(context.kernel),
+        )
+
+    leaves = jax.tree.leaves(mark(context), is_leaf=lambda leaf: isinstance(leaf, _Leaf))
     return [leaf.axes if isinstance(leaf, _Leaf) else (None,) * leaf.ndim for leaf in leaves]
 
 
@@ -248,14 +251,8 @@ def divide(
 ) -> list[Array]:
     """Run `evaluate(leading axes)(*operands)` divided as the compiler finds the operands.
 
-    Args:
-        evaluate: makes the function of one device, for the leading axes that it has.
-        leading: leading axes of the whole.
-        operands: its arrays.
-        axes: of each operand, what each of its axes is.
-        results: shapes and dtypes.
-        result_axes: of each result, likewise.
-        sums: whether results that lack a divided axis are sums over it.
+    `axes` and `result_axes` say what each axis of an operand is, and of a result; with `sums`, results that
+    lack a divided axis are sums over it.
     """
 
     def choose(mesh: Any, arguments: Any) -> Share:
@@ -285,11 +282,8 @@ def divide(
 
     # Only its types count: programs are made in `partition`.
     function = custom_partitioning(lambda *_: tuple(jnp.zeros(one.shape, one.dtype) for one in results))
-    function.def_partition(
-        partition,
-        infer_sharding_from_operands=infer,
-        sharding_rule=_rule(leading, axes, result_axes),
-    )
+    rule = _rule(leading, axes, result_axes)
+    function.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return list(function(*operands))
 
 

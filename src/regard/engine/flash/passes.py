@@ -13,8 +13,6 @@ numbers, peak + log_total: rounded to one, scores in the hundreds would cost p t
 Reference: Dao et al., "FlashAttention", 2022, algorithms 1 and 4; entropy and lse gradients are ours.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -50,7 +48,12 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
                 finished = score_tile(query, key, inputs, context, view, partial)
                 (value,) = zero_unattended(has_nonfinite, finished, view, -2, value)
                 return running.block(
-                    finished.scores, value, surviving(context, view), view.key_numbers(), config.precision
+                    finished.scores,
+                    value,
+                    surviving(context, view),
+                    view.key_numbers() if "argmax" in config.stats else None,
+                    config.precision,
+                    config.subtract,
                 )
 
             return loop.map_blocks(add, first, query, start, running)
@@ -143,7 +146,7 @@ def tangent(
                 key, key_tangent = zero_before_scoring(has_nonfinite, inputs, context, view, key, key_tangent)
             finished = score_tile(query, key, inputs, context, view, partial)
             value, value_tangent = zero_unattended(has_nonfinite, finished, view, -2, value, value_tangent)
-            logs = finished.scores - row.base[..., None] - row.log_total[..., None]
+            logs = config.subtract(finished.scores, row.base[..., None]) - row.log_total[..., None]
             weights = exp(logs)
             change = jnp.zeros_like(finished.scores)
             for row_tangent, late in row.tangents:
@@ -259,7 +262,8 @@ def backward(
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
             key, value = zero_unattended(has_nonfinite, finished, view, -1, key, value)
-            logs = finished.scores - base[..., None, :] - view.row_vector(results.log_total)[..., None, :]
+            logs = config.subtract(finished.scores, base[..., None, :])
+            logs = logs - view.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
             survivors = surviving(context, view, across=True)
             if value_grad is not None:
@@ -332,13 +336,13 @@ def backward(
         rows = jnp.where(alive, rows, 0)
         if "scale" in shapes:
             query = jnp.where(alive, inputs.query.astype(config.dtype), 0)
-            totals["scale"] = _sum_to(rows * query, shapes["scale"])
+            totals["scale"] = sum_to(rows * query, shapes["scale"])
         if "query" in shapes:
-            totals["query"] = _sum_to(rows * inputs.scale, shapes["query"])
+            totals["query"] = sum_to(rows * inputs.scale, shapes["query"])
     return totals
 
 
-def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
+def sum_to(array: Array, shape: tuple[int, ...]) -> Array:
     alike = tuple(axis for axis, size in enumerate(shape) if size == 1 < array.shape[axis])
     return array.sum(alike, keepdims=True)
 

@@ -1,7 +1,5 @@
 """From a problem to what the passes over its tiles take: operands, context and config."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -74,8 +72,7 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
 
 def statistics(problem: Problem) -> frozenset[str]:
     """Return what a loop over tiles must keep besides output and lse."""
-    kept = {"max_score": "argmax", "argmax": "argmax", "entropy": "entropy"}
-    return frozenset(kept[name] for name in problem.aux if name in kept)
+    return frozenset({"argmax", "entropy"} & {*problem.aux})
 
 
 def _heads_alike(problem: Problem) -> bool:
@@ -115,15 +112,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
     by_query, by_key = list_both_ways(mask, problem.sizes, offsets, config.forward, config.backward)
-    return Context(
-        forward_mask,
-        backward_mask,
-        offsets,
-        query_words,
-        key_words,
-        by_query,
-        by_key,
-    )
+    return Context(forward_mask, backward_mask, offsets, query_words, key_words, by_query, by_key)
 
 
 def _first(blocking: Blocking) -> Any:

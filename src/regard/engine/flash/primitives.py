@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,33 +61,12 @@ class Spec(abc.ABC):
         """Return the axes of what there is per query, the output's width, and the dtype of sums."""
 
     @abc.abstractmethod
-    def forward(self, inputs: Operands, context: Any, *, reversible: bool) -> Results:
-        """Compute the results that `found` names."""
+    def compute(self, name: str, inputs: Operands, context: Any, *given: Any, reversible: bool) -> Any:
+        """Compute forward, the results that `found` names; or, given the results, a derivative.
 
-    @abc.abstractmethod
-    def tangent(
-        self,
-        inputs: Operands,
-        context: Any,
-        results: Results,
-        tangents: Mapping[str, Array],
-        *,
-        reversible: bool,
-    ) -> Results:
-        """Compute the JVP: tangents of the results from those of the named inputs."""
-
-    @abc.abstractmethod
-    def backward(
-        self,
-        inputs: Operands,
-        context: Any,
-        results: Results,
-        cotangents: Results,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        reversible: bool,
-    ) -> dict[str, Array]:
-        """Compute the VJP: cotangents of the inputs named in `shapes` from those of the results."""
+        tangent: given tangents of inputs by name, those of the results.
+        backward: given cotangents as `Results`, and shapes of inputs by name, the cotangents of these.
+        """
 
     @abc.abstractmethod
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
@@ -101,7 +80,6 @@ class Spec(abc.ABC):
         self, name: str, function: Callable[[Spec, Leaves], list[Array]]
     ) -> Callable[..., list[Array]]:
         """Return the function of the operands, whatever axes `batch` put in front of them."""
-        del name
         return lambda *operands: function(self, operands)
 
     @property
@@ -163,14 +141,14 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
     linear = {field: next(rest) for field in spec.linear}
     context = jax.tree.unflatten(spec.context, list(rest))
     if name == "forward":
-        found = spec.forward(inputs, context, reversible=reversible)
+        found = spec.compute("forward", inputs, context, reversible=reversible)
         return [getattr(found, result) for result in spec.found]
     assert residuals is not None
     if name == "tangent":
-        found = spec.tangent(inputs, context, residuals, linear, reversible=reversible)
+        found = spec.compute("tangent", inputs, context, residuals, linear, reversible=reversible)
         return [getattr(found, result) for result in spec.results]
-    shapes = dict(spec.shapes)
-    grads = spec.backward(inputs, context, residuals, Results(**linear), shapes, reversible=reversible)
+    shapes, given = dict(spec.shapes), Results(**linear)
+    grads = spec.compute("backward", inputs, context, residuals, given, shapes, reversible=reversible)
     return [grads[wanted] for wanted in shapes]
 
 

@@ -1,7 +1,5 @@
 """List the tiles of the score matrix that hold work, by what the mask says of each, for loops to follow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.flash import partitioning, passes, primitives
+from regard.engine.call.problem import Problem
+from regard.engine.flash import partitioning, passes, preparation, primitives
 from regard.engine.flash.device_types import lower_for_one_device
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Axis, Leading
 from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead, result_shapes
-from regard.engine.flash.tiles import TileConfig
+from regard.engine.flash.tiles import Blocking, TileConfig
+
+_PASSES = {"forward": passes.forward, "tangent": passes.tangent, "backward": passes.backward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,41 +33,22 @@ class TileSpec(Spec):
 
     config: TileConfig
 
+    @staticmethod
+    def prepare(
+        problem: Problem, forward: Blocking, backward: Blocking
+    ) -> tuple[Operands, Context, TileConfig]:
+        """Return what a call is made of."""
+        return preparation.prepare(problem, forward, backward)
+
     @property
     def stats(self) -> frozenset[str]:
         return self.config.stats
 
     def row_shape(self, operands: Leaves) -> tuple[tuple[int, ...], int, Any]:
-        del operands
         return self.config.rows, self.config.value_width, self.config.dtype
 
-    def forward(self, inputs: Operands, context: Context, *, reversible: bool) -> Results:
-        return passes.forward(inputs, context, self.config, reversible=reversible)
-
-    def tangent(
-        self,
-        inputs: Operands,
-        context: Context,
-        results: Results,
-        tangents: Mapping[str, Array],
-        *,
-        reversible: bool,
-    ) -> Results:
-        return passes.tangent(inputs, context, results, tangents, self.config, reversible=reversible)
-
-    def backward(
-        self,
-        inputs: Operands,
-        context: Context,
-        results: Results,
-        cotangents: Results,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        reversible: bool,
-    ) -> dict[str, Array]:
-        return passes.backward(
-            inputs, context, results, cotangents, shapes, self.config, reversible=reversible
-        )
+    def compute(self, name: str, inputs: Operands, context: Context, *given: Any, reversible: bool) -> Any:
+        return _PASSES[name](inputs, context, *given, self.config, reversible=reversible)
 
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
         divided = partitioning.find_mesh(context)
@@ -78,10 +62,8 @@ class TileSpec(Spec):
         tail = len(operands) - len(self.tail(name))
         if any(axis is not None for axis in axes[end:tail]):
             return None  # masks and offsets do not know the axis
-        alike = {
-            *self.wrt,
-            *range(tail, len(operands)),
-        }  # each with its tangent, or its own gradient per index
+        # Each with its tangent, or its own gradient per index.
+        alike = {*self.wrt, *range(tail, len(operands))}
         operands = [
             operand if end <= place < tail else lead(operand, axis, size if place in alike else 1)
             for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
@@ -180,6 +162,6 @@ class TileSpec(Spec):
         return dataclasses.replace(self, config=partitioning.divide_config(self.config, part), shapes=shapes)
 
 
-def run(inputs: Operands, context: Context, config: TileConfig) -> Results:
+def run(inputs: Operands, context: Context, config: TileConfig, spec: type[TileSpec] = TileSpec) -> Results:
     """Attend, differentiably in the inputs."""
-    return primitives.run(inputs, context, partial(TileSpec, config=config))
+    return primitives.run(inputs, context, partial(spec, config=config))

@@ -1,7 +1,5 @@
 """The choice of tiles: whole ones, or several pieces at once where these leave out more."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -155,12 +153,7 @@ def _steps(sizes: Sizes, counted: tuple[int, ...], tiles: float, block: Blocking
 
 
 def _cheapest(
-    group: int,
-    tuning: Tuning,
-    counts: np.ndarray,
-    whole: _Candidate,
-    costs: Mapping[int, float],
-    look: float,
+    group: int, tuning: Tuning, counts: np.ndarray, whole: _Candidate, costs: Mapping[int, float], look: float
 ) -> tuple[_Candidate, _Candidate]:
     """Return what is fastest, and whole tiles.
 

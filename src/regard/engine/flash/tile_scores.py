@@ -1,7 +1,5 @@
 """A tile of scores, finished and differentiable; dropout of its weights, and NaN kept out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -8,7 +8,8 @@ where several key heads go together; the query heads of a group are rows of one 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.softmax.exponential import subtract_peak
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
 from regard.masks.offsets import positions_of
@@ -92,6 +94,11 @@ class TileConfig:
     def low_precision(self) -> bool:
         """True where products multiply numbers of fewer digits than they sum."""
         return self.matmul_dtype != self.dtype
+
+    @property
+    def subtract(self) -> Callable[[Array, Array], Array]:
+        """Return what takes the peak from scores."""
+        return subtract_peak if self.low_precision else operator.sub
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -173,9 +180,8 @@ class TileView:
         return _own(self.column_span, self.first_key, self.blocking.keys)
 
     def key_numbers(self) -> Array:
-        """Return the first key's number, or those of all keys of several pieces."""
-        run = self.column_span
-        return run.start if isinstance(run, Span) else run.members
+        """Return the numbers of the keys."""
+        return self.column_span.members
 
     def _is_whole(self, length: int, block: int) -> bool:
         """Tell whether all that is read along an axis belongs to the tile."""
@@ -325,12 +331,11 @@ class TileView:
         if group > 1:
             tile = jnp.swapaxes(tile, 1, 2)
         tile = tile.reshape((-1, width, run.size))
-        return run.write(
-            array,
-            tile,
-            lambda array, start, tile: self._update(array, tile, group, (0, start), add=True),
-            -1,
-        )
+
+        def add(array: Array, start: Any, tile: Array) -> Array:
+            return self._update(array, tile, group, (0, start), add=True)
+
+        return run.write(array, tile, add, -1)
 
     def add_cells(self, array: Array, tile: Array) -> Array:
         """Add a tile of scores to an array over pairs (*batch, H | 1, T | 1, S | 1)."""

@@ -1,7 +1,5 @@
 """Measurements of a device: when dense wins, and how large tiles should be."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -5,8 +5,6 @@ the four words with a 32-bit finaliser, cheap enough to fuse into a tile of scor
 pair costs more than the attention it drops.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

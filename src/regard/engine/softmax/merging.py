@@ -12,9 +12,7 @@ import numpy as np
 from regard.axes import Array, ArrayLike, Float
 
 
-def merge(
-    parts: Iterable[Sequence[ArrayLike]],
-) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T"]]:
+def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T"]]:
     """Merge attention over disjoint sets of keys into attention over all of them.
 
     lse_t = log(sum_i e^lse_it)

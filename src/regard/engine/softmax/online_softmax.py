@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,27 +45,36 @@ class Running:
         )
 
     def block(
-        self, scores: Array, value: Array, survivors: Array | None, keys: Any, precision: Any
+        self,
+        scores: Array,
+        value: Array,
+        survivors: Array | None,
+        keys: Any,
+        precision: Any,
+        subtract: Callable[[Array, Array], Array] = operator.sub,
     ) -> Running:
         """Add a block of keys: scores (..., R, C), of which `survivors` count in the weighted sum.
 
-        `keys` is the number of the first one, or has those of all that follow each other in no order.
+        `keys` has their numbers (C,), in any order, for the argmax; `subtract` takes the peak from scores.
         """
         block_peak = scores.max(-1)
         peak = jnp.maximum(self.peak, block_peak)
         base = jnp.where(peak == -jnp.inf, 0, peak)
         shrink = exp(self.peak - base)
-        shifted = scores - base[..., None]
+        shifted = subtract(scores, base[..., None])
         weights = exp(shifted)
         # A product with ones sums faster than a reduction on the CPU.
         ones = jnp.ones((*scores.shape[:-2], scores.shape[-1], 1), scores.dtype)
         moment, argmax = self.moment, self.argmax
         if moment is not None:
             shift = self._shift(base)
-            spread = jnp.sum(weights * jnp.where(weights > 0, shifted, 0), -1)
+            spread = jnp.sum(weights * jnp.maximum(shifted, -1e30), -1)
             moment = shrink * (moment + shift * self.total) + spread
         if argmax is not None:
-            argmax = _first_largest(self.peak, argmax, block_peak, scores, keys)
+            here = first_largest(scores, block_peak, keys)
+            # Blocks come in any order: among equal scores the smaller key wins.
+            better = (block_peak > self.peak) | ((block_peak == self.peak) & (here < argmax))
+            argmax = jnp.where(better & (block_peak != -jnp.inf), here, argmax)
         kept = weights if survivors is None else jnp.where(survivors, weights, 0)
         return Running(
             peak,
@@ -120,14 +131,12 @@ class Running:
         return jnp.where(self.alive, jnp.log(total) - self.moment / total, 0)
 
 
-def _first_largest(peak: Array, argmax: Array, block_peak: Array, scores: Array, keys: Any) -> Array:
-    if jnp.ndim(keys):
-        here = jnp.where(scores == block_peak[..., None], keys, np.iinfo(np.int32).max).min(-1)
-    else:
-        here = jnp.argmax(scores, -1).astype(jnp.int32) + keys
-    # Blocks come in any order: among equal scores the smaller key wins.
-    better = (block_peak > peak) | ((block_peak == peak) & (here < argmax))
-    return jnp.where(better & (block_peak != -jnp.inf), here, argmax)
+def first_largest(scores: Array, peak: Array, keys: Array) -> Array:
+    """Return the first of the keys (C,) whose score is the peak of its row; NaN has none, the largest int32.
+
+    An argmax, which carries pairs, takes five times as long on the CPU.
+    """
+    return jnp.where(scores == peak[..., None], keys, np.iinfo(np.int32).max).min(-1)
 
 
 def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:

@@ -1,7 +1,5 @@
 """Chosen rows and heads of the score matrix, from the inputs: no larger part of it is ever computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -36,13 +36,7 @@ def finish_scores(
 ) -> Finished:
     """Finish scaled products: apply the score function, add the bias, remove pairs; every path calls this.
 
-    Args:
-        scores: scaled products.
-        keep: False where the mask, or a bias of -inf, removes a pair; or a function that removes pairs.
-            None keeps all.
-        score: the score function; None is none.
-        cells: which pairs the scores belong to, for the score function.
-        bias: broadcasts against the scores; None is none.
+    `keep` is False where the mask, or a bias of -inf, removes a pair, or a function that removes pairs.
     """
     if score is None or cells is None:
         scores = _remove(scores if bias is None else scores + bias.astype(scores.dtype), keep)

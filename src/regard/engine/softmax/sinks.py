@@ -1,7 +1,5 @@
 """Sinks: a logit per head that takes part in the softmax once, and takes its weight nowhere."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -25,13 +23,7 @@ def sink(sinks: Array, lse: Array, entropy: Array) -> Sunk:
     H' = -sum_s share p_s log(share p_s) - (1 - share) log(1 - share)
        = share H - share log share - (1 - share) log(1 - share)
 
-    Args:
-        sinks: logits that broadcast against `lse`; -inf is no sink.
-        lse: of the keys alone, -inf where there are none.
-        entropy: of the keys alone.
-
-    Returns:
-        The share of the keys, 0 where there are none, and statistics of keys and sink together.
+    A logit of -inf is no sink; without keys lse is -inf, and the share 0.
     """
     sinks = sinks.astype(lse.dtype)
     peak = jax.lax.stop_gradient(jnp.maximum(lse, sinks))

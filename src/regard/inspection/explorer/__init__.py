@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from regard.loading import defer
 
 if TYPE_CHECKING:
-    from regard.inspection.explorer import pages, server
+    from regard.inspection.explorer import live, pages, server
 
-__all__ = ["pages", "server"]
+__all__ = ["live", "pages", "server"]
 
 __getattr__, __dir__ = defer(__name__, "look", __all__)

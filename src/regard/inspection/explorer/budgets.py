@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 TARGET_BYTES = 5_000_000  # what is only a comfort is carried up to here
 LARGEST_EXACT = 2_000_000  # cells in all of a trace whose weights are carried one by one
 LARGEST_HALF = 500_000  # and of one where they are float16
+LARGEST_FEATURES = 250_000  # numbers of queries and keys that are carried
 TOP_K = 8
 
 
@@ -27,6 +28,8 @@ class Plan:
     """Each weight of short calls; False, of pinned heads alone."""
     top_k: bool = True
     """The largest weights of each row of every head; False, of pinned heads alone."""
+    features: bool = True
+    """Queries and keys, where they are few."""
     bins: int = 512
     """Most entries of a profile along the rows or the keys."""
     atlas: int = 64
@@ -38,6 +41,7 @@ class Plan:
 # What is left out, in this order: a field of the plan, the least it can be, and what that means.
 _STEPS = (
     ("top_k", False, f"the {TOP_K} largest weights of each row are listed for pinned heads alone"),
+    ("features", False, "queries and keys are left out"),
     ("bins", 128, "profiles along rows and keys have 128 entries instead of 512"),
     ("atlas", 32, "the atlas has 32 x 32 blocks for each head instead of 64 x 64"),
     ("largest", False, "the largest weight of each block is there for pinned heads alone"),
@@ -50,8 +54,8 @@ def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
 
     Example:
         >>> from regard.inspection.explorer import budgets
-        >>> [(plan.bins, plan.atlas, plan.pinned) for plan, _ in budgets.degrade(budgets.Plan(pinned=2))]
-        [(512, 64, 2), (128, 64, 2), (128, 32, 2), (128, 32, 2), (128, 32, 2), (128, 32, 1), (128, 32, 0)]
+        >>> [(plan.bins, plan.atlas) for plan, _ in budgets.degrade(budgets.Plan(pinned=1))]
+        [(512, 64), (512, 64), (128, 64), (128, 32), (128, 32), (128, 32), (128, 32)]
     """
     for name, least, sentence in _STEPS:
         if getattr(plan, name) > least:

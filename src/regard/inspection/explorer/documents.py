@@ -71,11 +71,8 @@ class Payload:
     """By name."""
 
     def json(self) -> str:
-        """Return the document as it stands between tags, without characters special to HTML or scripts."""
-        text = json.dumps(self.document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-        for special in "<>&":
-            text = text.replace(special, f"\\u{ord(special):04x}")
-        return text
+        """Return the document as it stands between tags."""
+        return write_json(self.document)
 
     def blocks(self) -> Iterator[str]:
         """Yield the chunks as elements of the page, with a line `name:base64` for each."""
@@ -162,6 +159,7 @@ class Writer:
         about = call.describe()
         tiles = outline.pop("tiles")
         picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
+        permitted = record.permitted
         return {
             **{name: getattr(call, name) for name in _CALL_FIELDS},
             **{name: about.get(name) for name in ("mask", "score", "dtype")},
@@ -169,6 +167,7 @@ class Writer:
             "bias": bool(about.get("bias")),
             "sinks": bool(about.get("sinks")),
             "mask_picture": picture,
+            "permitted": None if permitted is None else chunks.add(permitted),
             **outline,
             "trust": [number(trust) for trust in np.asarray(record.readout.trust)],
             "means": record.means(),
@@ -265,6 +264,20 @@ class Writer:
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}
+
+
+def write_json(document: Any) -> str:
+    """Return JSON as it stands between tags, without characters special to HTML or scripts.
+
+    Example:
+        >>> from regard.inspection.explorer.documents import write_json
+        >>> write_json({"text": "</script>"})
+        '{"text":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for special in "<>&":
+        text = text.replace(special, f"\\u{ord(special):04x}")
+    return text
 
 
 def _block(lines: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,18 @@ Packed = tuple[Entry, bytes]
 class CallRecords:
     """Reads a call once, and writes records of its heads for one plan after another."""
 
-    def __init__(self, call: Any, pinned: list[int], weights_code: str | None) -> None:
-        """Read a call; `weights_code` says how exact weights are packed, None leaves them out."""
-        self.call, self.pinned = call, pinned
+    def __init__(
+        self, call: Any, pinned: list[int], weights_code: str | None, featured: Sequence[int] = ()
+    ) -> None:
+        """Read a call.
+
+        `weights_code` says how exact weights are packed, None leaves them out; `featured` are the heads whose
+        queries and keys are carried.
+        """
+        self.call, self.pinned, self.featured = call, pinned, featured
         self.readout = call.readout(grid=64, top_k=TOP_K)
+        # Padding counts for nothing, and its program serves for other lengths.
+        self._summed = call.whole.readout(grid=64, top_k=TOP_K)
         self.alive = np.asarray(self.readout.keys) > 0
         self.weights = _exact_weights(call, slice(None)) if weights_code else None
         self.weights_code = weights_code if self.weights is not None else None
@@ -34,6 +43,8 @@ class CallRecords:
         self.last = None if last is None else last[:, 0]
         living = np.maximum(self.alive.sum(-1, keepdims=True), 1)
         self.shares = np.asarray(self.readout.key_mass, np.float64) / living
+        norms = call.value_norms if self.weights is not None else None
+        self.norms = None if norms is None else np.where(np.isfinite(norms), norms, np.nan)
         self._packed: dict[tuple[Any, ...], Packed] = {}
 
     def outline(self) -> dict[str, Any]:
@@ -41,7 +52,9 @@ class CallRecords:
         call, mask = self.call, self.call.mask
         tiles, rows, keys = None, 1, 1
         if mask is not None:
-            tiles, rows, keys = draw_tiles(mask, call.rows, call.keys, call.query_offset, call.key_offset)
+            whole = call.whole
+            tiles, rows, keys = draw_tiles(mask, whole.rows, whole.keys, call.query_offset, call.key_offset)
+            tiles = tiles[: -(-call.rows // rows), : -(-call.keys // keys)]
         return {
             "tiles": tiles,
             "tile_rows": rows,
@@ -50,15 +63,32 @@ class CallRecords:
             "window": find_band(mask),
         }
 
+    @cached_property
+    def permitted(self) -> Packed | None:
+        """Return which pairs may attend, as bits along the keys, of one head where all agree.
+
+        None where all may, or where weights are not carried one by one.
+        """
+        if self.weights is None:
+            return None
+        pairs = self.call.permit(np.arange(self.call.rows), np.arange(self.call.keys))
+        if pairs.all():
+            return None
+        return pack(np.packbits(pairs[:1] if (pairs == pairs[:1]).all() else pairs, axis=-1), "u8")
+
     def means(self) -> dict[str, list[float | None]]:
         """Return numbers by name, one per head; the largest score and weight are those of all rows."""
-        found = {name: np.asarray(mean) for name, mean in readouts.average(self.readout).items()}
+        found = {name: np.asarray(mean) for name, mean in readouts.average(self._summed).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
         means = {name: [number(mean) for mean in found[name]] for name in found}
         means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
         means["largest_weight"] = [
             number(largest) for largest in np.asarray(self.readout.block_max).max((-2, -1), initial=0)
         ]
+        if self.weights is not None and self.norms is not None:
+            # 0 times what is no number adds nothing.
+            added = self.weights.max(-2, initial=0).astype(np.float64) * np.nan_to_num(self.norms)
+            means["largest_addition"] = [number(largest) for largest in added.max(-1, initial=0)]
         coverage = [self._cover(head) for head in range(self.call.heads)]
         return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
 
@@ -69,7 +99,7 @@ class CallRecords:
             values = {name: number(getattr(label, name)) for name in ("value", "threshold", "chance")}
             return {"name": label.name, **values, "rows": label.rows}
 
-        found = readouts.label(self.readout)
+        found = readouts.label(self._summed)
         return [[write(label) for label in found[(head,)]] for head in range(self.call.heads)]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
@@ -85,6 +115,8 @@ class CallRecords:
             return add(self._pack((name, size, head), part, code))
 
         record: dict[str, Any] = {"weights": keep(self.weights, exact, "weights") if exact else None}
+        if exact and self.norms is not None:
+            record["value_norms"] = keep(self.norms, "f32", "norms")
         number_, level = coarsen(self.readout, plan.atlas)
         largest = plan.largest or detailed
         levels = [self._level(("atlas", number_, head), level, head, largest, add)]
@@ -112,6 +144,22 @@ class CallRecords:
             "last_row_bin": last_bin,
             "top_keys": keep(readout.top_keys, "i32", "top_keys") if listed else None,
             "top_weights": keep(readout.top_weights, "log8", "top_weights") if listed else None,
+            **(self._features(head, add) if plan.features and head in self.featured else {}),
+        }
+
+    def _features(self, head: int, add: Callable[[Packed], str]) -> dict[str, str]:
+        """Pack the head's scaled query and its key, whose products by feature add up to the score."""
+        problem = self.call.problem
+        group = head * len(problem.key) // self.call.heads
+        scaled = np.asarray(problem.query[head], np.float64) * float(problem.scale)
+        arrays = {"query": (head, scaled), "key": (group, np.asarray(problem.key[group], np.float64))}
+
+        def code(array: np.ndarray) -> str:
+            return "f16" if np.abs(array).max(initial=0) < 60_000 else "f32"
+
+        return {
+            name: add(self._pack((name, place), lambda array=array: array, code(array)))
+            for name, (place, array) in arrays.items()
         }
 
     def _of(self, name: str, head: int) -> np.ndarray:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from regard.inspection.explorer.budgets import LARGEST_EXACT, LARGEST_HALF, TARGET_BYTES, TOP_K, Plan, degrade
+from regard.inspection.explorer.budgets import (
+    LARGEST_EXACT,
+    LARGEST_FEATURES,
+    LARGEST_HALF,
+    TARGET_BYTES,
+    TOP_K,
+    Plan,
+    degrade,
+)
 from regard.inspection.explorer.documents import Payload, Writer
 from regard.inspection.explorer.head_records import CallRecords
 from regard.readouts import LABELS, average, label
@@ -43,18 +51,20 @@ def collect(
     code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
     if served and code == "log8":
         code = None  # the server gives the weights themselves
+    featured = _choose_featured(traces, chosen)
     records = [
         [
-            CallRecords(call, [h for c, h in chosen if c == index and h < call.heads], code)
-            for index, call in enumerate(t.calls)
+            CallRecords(call, [h for c, h in chosen if c == index and h < call.heads], code, few)
+            for index, (call, few) in enumerate(zip(t.calls, own, strict=True))
         ]
-        for t in traces
+        for t, own in zip(traces, featured, strict=True)
     ]
     exact = any(one.weights_code for calls in records for one in calls)
     writer = Writer(traces, records, chosen, served, **shown)
     notes = _remarks(traces)
     # Where weights are at hand, in the page or at the server, the largest of them follow.
-    plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served))
+    few = any(heads for own in featured for heads in own)
+    plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served), features=few)
     steps = degrade(plan)
     listed = sum(call.heads * call.rows for trace in traces for call in trace.calls) * TOP_K
     hopeless = plan.top_k and listed > TARGET_BYTES
@@ -104,6 +114,36 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     ranked = [sorted(heads)[0] for name, heads in clearest.items() if heads and name != "uniform"]
     order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
     return list(order)[:pinned]
+
+
+def _choose_featured(traces: Sequence[Any], chosen: list[tuple[int, int]]) -> list[list[list[int]]]:
+    """Choose heads whose queries and keys are carried: all, else those pinned of the first trace, or none."""
+
+    def measure(heads: list[list[list[int]]]) -> int:
+        return sum(
+            len(few) * (call.rows + call.keys) * call.description.width
+            for trace, own in zip(traces, heads, strict=True)
+            for call, few in zip(trace.calls, own, strict=True)
+        )
+
+    def keep(wanted: Callable[[int, int, int], bool]) -> list[list[list[int]]]:
+        return [
+            [
+                [head for head in range(call.heads) if call.problem is not None and wanted(t, c, head)]
+                if call.description.width
+                else []
+                for c, call in enumerate(trace.calls)
+            ]
+            for t, trace in enumerate(traces)
+        ]
+
+    pinned = set(chosen)
+    ways: list[Callable[[int, int, int], bool]] = [
+        lambda t, c, h: True,
+        lambda t, c, h: t == 0 and (c, h) in pinned,
+    ]
+    found = map(keep, ways)
+    return next((one for one in found if measure(one) <= LARGEST_FEATURES), keep(lambda t, c, h: False))
 
 
 def _remarks(traces: Sequence[Any]) -> list[str]:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import hmac
-import re
-import secrets
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Unpack
-from urllib.parse import parse_qsl
-
-import numpy as np
 
 from regard.inspection.explorer.documents import PageOptions
-from regard.inspection.explorer.pages import fill_page
-from regard.inspection.explorer.shell import load_shell
-from regard.inspection.explorer.tiles import AbandonedError, Tiles
+from regard.inspection.explorer.sites import (
+    NO_CONTENT_POLICY,
+    Explorer,
+    ExplorerSite,
+    RefusalError,
+    Site,
+    check_port,
+)
+from regard.inspection.explorer.tiles import AbandonedError
 
 ADDRESS = "127.0.0.1"
-LARGEST_NUMBER = 2**31 - 1
 IDLE_SECONDS = 60
-# How many numbers follow each kind of data.
-ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7}
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,7 +32,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 class Serving(AbstractContextManager["Serving"]):
@@ -46,7 +42,7 @@ class Serving(AbstractContextManager["Serving"]):
         port: the one it listens on.
     """
 
-    def __init__(self, site: _Site, port: int):
+    def __init__(self, site: Site, port: int):
         self._server = _Server((ADDRESS, port), _Handler)
         self._server.site = site
         self.port: int = self._server.server_address[1]
@@ -105,91 +101,14 @@ def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Servi
         >>> [f"{weight:.2f}" for weight in jnp.frombuffer(row, jnp.float32)]
         ['0.50', '0.50', '0.00', '0.00']
     """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port: expected a number in 0..65535, got {port}")
-    traces = [one for one in (trace, options.get("compare")) if one is not None]
-    # Statistics alone are no finer on a server: such a page carries all there is.
-    finer = any(call.problem is not None for one in traces for call in one.calls)
-    payload, page = fill_page(trace, max_mb=None, served=finer, **options)
-    policy = load_shell().policy("'self'" if finer else "'none'") + "; frame-ancestors 'none'"
-    return Serving(_Site(page, policy, payload.chunks, Tiles(traces)), port)
-
-
-class _RefusalError(Exception):
-    """An answer other than what was asked for."""
-
-    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None):
-        super().__init__(reason)
-        self.status, self.reason, self.headers = status, reason, headers or {}
-
-
-class _Site:
-    """The page, its chunks and its tiles behind a secret address."""
-
-    def __init__(self, page: bytes, policy: str, chunks: Mapping[str, bytes], tiles: Tiles):
-        self.token = secrets.token_urlsafe(24)
-        self._page, self._policy, self._chunks, self._tiles = page, policy, chunks, tiles
-        self.is_open = True
-        self._forming, self._formed = 0, threading.Condition()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until nothing is being formed; return whether that is so."""
-        with self._formed:
-            return self._formed.wait_for(lambda: not self._forming, seconds)
-
-    def answer(self, target: str, is_waited: Callable[[], bool]) -> tuple[bytes, dict[str, str]]:
-        """Return the body and its headers, or raise a refusal; what nobody waits for is given up."""
-        path, _, query = target.partition("?")
-        secret, _, rest = path.removeprefix("/").partition("/")
-        if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
-            raise _RefusalError(
-                HTTPStatus.NOT_FOUND, "there is nothing here; open the whole address that was printed"
-            )
-        if not path.endswith(self.token) and not rest:
-            return self._page, {
-                "Content-Type": "text/html; charset=utf-8",
-                "Content-Security-Policy": self._policy,
-            }
-        if not rest:
-            there = {"Location": f"/{self.token}/"}
-            raise _RefusalError(HTTPStatus.PERMANENT_REDIRECT, "the address ends with a slash", there)
-        kind, *words = rest.split("/")
-        data = {"Content-Type": "application/octet-stream", "Content-Security-Policy": NO_CONTENT_POLICY}
-        if kind == "chunk" and len(words) == 1:
-            if words[0] not in self._chunks:
-                raise _RefusalError(HTTPStatus.NOT_FOUND, "there is no such chunk")
-            return self._chunks[words[0]], data
-        if kind not in ROUTES:
-            raise _RefusalError(HTTPStatus.NOT_FOUND, "there is nothing of this kind")
-        numbers = _read_numbers(kind, words)
-        channel = _read_channel(query) if kind == "tile" else ""
-        with self._formed:
-            self._forming += 1
-        try:
-            array = self._form(kind, numbers, channel, lambda: self.is_open and is_waited())
-        except (LookupError, ValueError) as error:
-            raise _RefusalError(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
-        finally:
-            with self._formed:
-                self._forming -= 1
-                self._formed.notify_all()
-        return np.ascontiguousarray(array, "<f4").tobytes(), data
-
-    def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
-        trace, call, head, *rest = numbers
-        if kind == "tile":
-            names = ("query_block", "key_block", "row", "column")
-            chosen = dict(zip(names, rest, strict=True))
-            return self._tiles.tile(trace, call, head, **chosen, channel=channel, is_wanted=is_wanted)
-        if kind == "split":
-            return self._tiles.split(trace, call, head, (rest[0], rest[1]), (rest[2], rest[3]), is_wanted)
-        form = self._tiles.row if kind == "row" else self._tiles.column
-        return form(trace, call, head, rest[0], is_wanted)
+    check_port(port)
+    traces = [one for one in (trace, options.pop("compare", None)) if one is not None]
+    return Serving(ExplorerSite(Explorer(traces, **options)), port)
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    site: _Site
+    site: Site
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that goes away in the middle of an answer."""
@@ -218,13 +137,13 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
                 self.close_connection = True
-                raise _RefusalError(HTTPStatus.BAD_REQUEST, "nothing is taken", {"Connection": "close"})
+                raise RefusalError(HTTPStatus.BAD_REQUEST, "nothing is taken", {"Connection": "close"})
             self._check_host()
             body, headers = self.server.site.answer(self.path, self._is_waited)
         except AbandonedError:
             self.close_connection = True
             return
-        except _RefusalError as refusal:
+        except RefusalError as refusal:
             status, body, headers = refusal.status, refusal.reason.encode(), dict(refusal.headers)
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -245,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
-            raise _RefusalError(HTTPStatus.FORBIDDEN, f"open this page as http://{ADDRESS}:{port}/...")
+            raise RefusalError(HTTPStatus.FORBIDDEN, f"open this page as http://{ADDRESS}:{port}/...")
 
     def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
         plain = {"Content-Type": "text/plain; charset=utf-8", "Content-Security-Policy": NO_CONTENT_POLICY}
@@ -255,26 +174,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-def _read_numbers(kind: str, words: list[str]) -> list[int]:
-    if len(words) != ROUTES[kind]:
-        raise _RefusalError(
-            HTTPStatus.BAD_REQUEST, f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}"
-        )
-    # Ten digits at most: longer ones are not worth turning into numbers.
-    numbers = [int(word) if re.fullmatch(r"[0-9]{1,10}", word) else LARGEST_NUMBER + 1 for word in words]
-    if max(numbers) > LARGEST_NUMBER:
-        raise _RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
-    if kind == "tile" and 0 in numbers[3:5]:
-        raise _RefusalError(HTTPStatus.BAD_REQUEST, "tile: expected blocks of at least one row and one key")
-    return numbers
-
-
-def _read_channel(query: str) -> str:
-    given = parse_qsl(query, keep_blank_values=True)
-    if given not in ([], [("channel", "mass")], [("channel", "max")]):
-        raise _RefusalError(
-            HTTPStatus.BAD_REQUEST, "tile: expected channel=mass or channel=max and nothing else"
-        )
-    return given[0][1] if given else "mass"

@@ -11,6 +11,8 @@ from functools import cache, cached_property
 from importlib import resources
 
 STYLES = ("style.css", "panels.css")
+# Of base 85, without what means something to HTML.
+_DIGITS = str.maketrans("&<>`", ".[]:")
 _IMPORT = re.compile(r'^import [^;]* from "\./(.*)";\n', re.MULTILINE)
 
 
@@ -28,16 +30,12 @@ class Shell:
     def opening(self) -> str:
         """Return the script that stands in the page and opens it."""
         packed = zlib.compress(f"{self.style}\0{self.script}".encode(), 9)
-        return f'{self.boot}await openPage("{base64.b64encode(packed).decode()}");'
+        digits = base64.b85encode(packed).decode().translate(_DIGITS)
+        return f'{self.boot}await openPage("{digits}");'
 
     def policy(self, connect: str) -> str:
         """Return the content policy: the page runs its own scripts alone and loads nothing from elsewhere."""
-        digests = [hashlib.sha256(script.encode()).digest() for script in (self.opening, self.script)]
-        own = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        return (
-            f"default-src 'none'; script-src {own}; style-src 'unsafe-inline';"
-            f" img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
-        )
+        return write_policy(connect, self.opening, self.script)
 
     def fill(self, *, title: str, document: str, chunks: str, connect: str) -> str:
         """Return the page; title, document and chunks are HTML already."""
@@ -49,36 +47,55 @@ class Shell:
             "CHUNKS": chunks,
             "SCRIPT": self.opening,
         }
-        # In one pass: a part is never looked into for places.
-        return re.sub(r"<!--([A-Z]+)-->", lambda place: parts[place[1]], self.skeleton)
+        return fill_places(self.skeleton, parts)
+
+
+def fill_places(skeleton: str, parts: dict[str, str]) -> str:
+    """Fill the places of a page, such as <!--TITLE-->, in one pass: no part is looked into for places."""
+    return re.sub(r"<!--([A-Z]+)-->", lambda place: parts[place[1]], skeleton)
+
+
+def write_policy(connect: str, *scripts: str) -> str:
+    """Return the content policy of a page that runs these scripts alone and loads nothing from elsewhere."""
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    own = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {own}; style-src 'unsafe-inline';"
+        f" img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
 
 
 @cache
 def load_shell() -> Shell:
     """Join main.js and what it imports, each module after those that it needs; the files are read once."""
+    # A function of its own: nothing of it is a name of the page.
+    script = f'(()=>{{"use strict";\n{join_modules("main.js")}}})();\n//# sourceURL=regard-explorer.js\n'
+    style = "".join(strip_comments(read_source(name)) for name in STYLES)
+    boot = strip_comments(detach_module(read_source("boot.js")))
+    return Shell(strip_comments(read_source("page.html")), style, script, boot)
+
+
+def read_source(name: str) -> str:
+    """Return the text of a file of `web`."""
     folder = resources.files("regard.inspection.explorer") / "web"
+    return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
 
-    def read(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
 
+def join_modules(start: str) -> str:
+    """Join a module of `web` and what it imports, each module after those that it needs."""
     modules: dict[str, str] = {}
 
     def join(name: str) -> None:
         if name not in modules:
-            text = read(name)
+            text = read_source(name)
             modules[name] = ""
             for needed in _IMPORT.findall(text):
                 join(needed)
             del modules[name]  # after what it needs
             modules[name] = strip_comments(detach_module(text))
 
-    join("main.js")
-    # A function of its own: nothing of it is a name of the page.
-    script = f'(()=>{{"use strict";\n{"".join(modules.values())}}})();\n//# sourceURL=regard-explorer.js\n'
-    style = "".join(strip_comments(read(name)) for name in STYLES)
-    return Shell(
-        strip_comments(read("page.html")), style, script, strip_comments(detach_module(read("boot.js")))
-    )
+    join(start)
+    return "".join(modules.values())
 
 
 def detach_module(text: str) -> str:
@@ -93,14 +110,16 @@ def detach_module(text: str) -> str:
 
 
 def strip_comments(text: str) -> str:
-    """Leave out block comments, comments on lines of their own, and indentation.
+    """Leave out block comments, comments on lines of their own, indentation, and many ends of lines.
 
-    The JavaScript or CSS must have no `/*` in a string and no strings over several lines.
+    The JavaScript or CSS must have no `/*` in a string, no strings over several lines, and no comments after
+    code.
 
     Example:
         >>> from regard.inspection.explorer.shell import strip_comments
         >>> strip_comments('/** Half. */\\n  const a = b / 2;\\n  // why\\n  f("// no");\\n')
-        'const a = b / 2;\\nf("// no");\\n'
+        'const a = b / 2;f("// no");'
     """
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return re.sub(r"^(\s*//.*)?\s+", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\s*//.*)?\s+", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n(?=[})\].?:&|])|(?<=[{(\[,;:?&|])\n", "", text)

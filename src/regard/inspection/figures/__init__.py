@@ -18,24 +18,10 @@ if TYPE_CHECKING:
     from regard.inspection.figures.matrices import mask_picture, position_similarity, position_table
     from regard.inspection.figures.patches import scan_attention, scan_attention_grid
 
-__all__ = [
-    "Drawing",
-    "attention_heatmap",
-    "distance_profile",
-    "entropy_profile",
-    "head_atlas",
-    "head_grid",
-    "head_history",
-    "head_map",
-    "mask_picture",
-    "position_similarity",
-    "position_table",
-    "render",
-    "save",
-    "scan_attention",
-    "scan_attention_grid",
-    "training_curves",
-]
+__all__ = ["Drawing"]
+__all__ += ["attention_heatmap", "distance_profile", "entropy_profile", "head_atlas", "head_grid"]
+__all__ += ["head_history", "head_map", "mask_picture", "position_similarity", "position_table", "render"]
+__all__ += ["save", "scan_attention", "scan_attention_grid", "training_curves"]
 
 __getattr__, __dir__ = defer(
     __name__,

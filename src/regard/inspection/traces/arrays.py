@@ -1,7 +1,5 @@
 """Calls made of arrays: attention weights, or queries and keys, of a model of any library."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.traces.calls import Call, make_call
-from regard.inspection.traces.examples import take_example
+from regard.inspection.traces.slices import take_example
 from regard.readouts.reading import canonicalize_readable
 
 _SUM_ERROR = 2.0**-6  # of weights that were rounded to bfloat16 on their way

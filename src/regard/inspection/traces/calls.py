@@ -13,8 +13,10 @@ import numpy as np
 
 from regard import readouts
 from regard.engine.call.problem import Problem
+from regard.engine.softmax.score_rows import score_cells
+from regard.inspection.contributions import measure_values
 from regard.inspection.tokens import Tokens, find_delimiters, number_tokens
-from regard.inspection.traces.examples import take_heads
+from regard.inspection.traces.slices import take_heads
 from regard.masks import Mask
 from regard.positions import Rotary
 from regard.readouts import Readout
@@ -110,9 +112,16 @@ class Call:
     """The positions, where they are known."""
     output_error: float | None = None
     """Largest difference of the output from that computed anew for this example; None with dropout."""
+    value_norms: np.ndarray | None = None
+    """(H, S) |v_s Wo_h|, the length of what a weight of 1 adds; None where values or Wo are not known."""
     stored: Readout | None = None
     """Statistics from a file."""
     _found: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Call:
+        """The call with its padding, which programs are compiled for; itself where there is none."""
+        return self
 
     def readout(self, grid: int = 64, top_k: int = 8, heads: Sequence[int] | slice | None = None) -> Readout:
         """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
@@ -162,13 +171,23 @@ class Call:
         problem, lse = self.problem, self.lse
         if chosen is not None:
             if not chosen:
-                rows, columns = (_indices(i, n) for i, n in ((rows, self.rows), (columns, self.keys)))
+                rows, columns = (read_indices(i, n) for i, n in ((rows, self.rows), (columns, self.keys)))
                 return np.zeros((0, len(rows), len(columns)), np.float32)
             problem, lse = take_heads(problem, chosen), self.lse[chosen]
         weights = readouts.window(
             problem.query, problem.key, lse, rows=rows, columns=columns, **options(problem)
         )
         return np.asarray(weights, np.float32)
+
+    def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+        """Return which queries and keys may attend, bool `(heads, rows, columns)`."""
+        problem, shape = self.problem, (self.heads, len(rows), len(columns))
+        if problem is None:
+            raise ValueError(f"permit: {NOT_KEPT}")
+        if problem.mask is None and problem.bias is None:
+            return np.ones(shape, bool)
+        chosen = (jnp.asarray(one, jnp.int32) for one in (rows, columns, np.arange(self.heads)))
+        return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings of the call as a dict of plain values.
@@ -187,7 +206,7 @@ class Call:
         """Return the heads as a list; None, all of them."""
         if heads is None:
             return None
-        chosen = _indices(heads, self.heads)
+        chosen = read_indices(heads, self.heads)
         wrong = [head for head in chosen if not 0 <= head < self.heads]
         if wrong:
             raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
@@ -247,8 +266,12 @@ def make_call(
     backend: str,
     dropout_rate: float = 0.0,
     output_error: float | None = None,
+    owner: Any = None,
 ) -> Call:
-    """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`."""
+    """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`.
+
+    Where its `owner` is a layer of Regard, lengths of its values are kept.
+    """
     scores = () if problem.score is None else problem.score.parts
     offsets: dict[str, Any] = {
         "query_offset": int(problem.query_offset),
@@ -282,7 +305,17 @@ def make_call(
         # Values are read no more.
         problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
         output_error=output_error,
+        value_norms=_read_values(problem, owner),
     )
+
+
+def _read_values(problem: Problem, owner: Any) -> np.ndarray | None:
+    projection, heads = getattr(owner, "output_projection", None), problem.leading[-1]
+    # Latent vectors from a cache are no values yet.
+    groups = getattr(owner, "num_key_heads", getattr(owner, "num_heads", None))
+    if projection is None or groups != len(problem.value):
+        return None
+    return measure_values(problem.value, projection.kernel, heads)
 
 
 def _guess_kind(problem: Problem) -> str:
@@ -297,7 +330,8 @@ def options(problem: Problem) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in names}
 
 
-def _indices(index: Any, size: int) -> list[int]:
+def read_indices(index: Any, size: int) -> list[int]:
+    """Return what an index of rows, columns or heads chooses, as a list."""
     if index is None or isinstance(index, slice):
         return list(range(size))[slice(None) if index is None else index]
     return [int(one) for one in np.asarray(index).reshape(-1)]

@@ -14,7 +14,6 @@ from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import Call, make_call
-from regard.inspection.traces.examples import count_examples, take_example
 from regard.inspection.traces.owners import (
     Positions,
     is_module,
@@ -24,6 +23,7 @@ from regard.inspection.traces.owners import (
     own_linen_calls,
 )
 from regard.inspection.traces.sequences import Sequences
+from regard.inspection.traces.slices import count_examples, take_example
 from regard.inspection.traces.trace import Trace, own_versions
 from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
@@ -70,11 +70,8 @@ def capture(
     given = Sequences.read(tokens)
     watcher = _Watcher(whole_number("example", example, 0))
     name = None if model is None else type(model).__name__
-    trace = Trace(
-        title=title if title is not None else (name or "attention"),
-        model=name,
-        versions=own_versions(),
-    )
+    title = title if title is not None else (name or "attention")
+    trace = Trace(title=title, model=name, versions=own_versions())
     with ExitStack() as stack:
         stack.enter_context(watch(watcher))
         if is_module(model, "flax.linen"):
@@ -85,12 +82,7 @@ def capture(
 
 
 def record(
-    model: Any,
-    *inputs: Any,
-    tokens: Any = None,
-    example: int = 0,
-    title: str | None = None,
-    **options: Any,
+    model: Any, *inputs: Any, tokens: Any = None, example: int = 0, title: str | None = None, **options: Any
 ) -> tuple[Any, Trace]:
     """Call a model, outside `jit`, and keep what it attended to.
 
@@ -234,6 +226,7 @@ def _keep(seen: CallEvent, example: int) -> Call:
         backend=seen.backend,
         dropout_rate=seen.problem.dropout_rate,
         output_error=error,
+        owner=seen.owner,
     )
 
 

@@ -4,8 +4,6 @@ A record is a dataclass whose fields are plain values, arrays, other records, an
 Start from `Writer.write` and `Reader.read`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -35,11 +33,7 @@ class Writer:
         self._names: dict[int, tuple[str, Any]] = {}
 
     def write(self, place: str, value: Any, depth: int = 0) -> Any:
-        """Return a value as plain data, in which a name stands for an array.
-
-        Raises:
-            NotDataError: something in it is neither plain, an array nor a record of these.
-        """
+        """Return a value as plain data, in which a name stands for an array, or raise NotDataError."""
         if value is None or type(value) in _PLAIN:
             return value
         if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -88,11 +82,7 @@ class Reader:
         self._arrays = arrays
 
     def read(self, place: str, data: Any, kind: Any, depth: int = 0) -> Any:
-        """Return what was written as a value of a type: an annotation of a record's field, or a class.
-
-        Raises:
-            ValueError: the data are no such value; it says which entry is wrong.
-        """
+        """Return what was written as a value of a type: an annotation of a record's field, or a class."""
         arguments = get_args(kind)
         if get_origin(kind) in (Union, UnionType):
             if data is None and NoneType in arguments:

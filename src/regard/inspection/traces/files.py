@@ -1,7 +1,5 @@
 """Files of traces: a zip of JSON and NumPy arrays, checked before it is believed. No code is in it."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -17,7 +15,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-FORMAT, VERSION = "regard-trace", 3
+FORMAT, VERSION = "regard-trace", 4
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise
 
 _MOST_META = 64 * 2**20
@@ -30,10 +28,6 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
     """Write plain data for JSON and arrays as a file of a trace, whole or not at all.
 
     An older file of a trace is replaced. Names of arrays are letters and digits.
-
-    Raises:
-        FileExistsError: something else lies at the path.
-        FileNotFoundError: its folder does not exist.
     """
     path = Path(path)
     _check_target(path)
@@ -56,13 +50,7 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
 
 
 def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str, np.ndarray]]:
-    """Read what `write_archive` wrote, and nothing else: the plain data, yet to be checked, and the arrays.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is cut short, damaged, of another kind or version, has other members, or arrays
-            of more than `max_bytes` all together, which are then not read.
-    """
+    """Read what `write_archive` wrote and nothing else: the plain data, yet to be checked, and the arrays."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,7 +1,5 @@
 """Owners of calls: names, numbers and positions of the layers of a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

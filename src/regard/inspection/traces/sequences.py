@@ -40,11 +40,7 @@ class Sequences:
         return cls(None, by_length, by_name)
 
     def lay(self, calls: Iterable[Call]) -> tuple[Call, ...]:
-        """Lay the tokens to the calls that they fit, at least one if there are any.
-
-        Raises:
-            ValueError: tokens that fit no call.
-        """
+        """Lay the tokens to the calls that they fit, at least one if there are any."""
         laid = []
         for call in calls:
             asked, held = self.find(call.name, call)

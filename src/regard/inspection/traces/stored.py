@@ -60,6 +60,7 @@ class StoredCall:
     key_tokens: int | None
     positions: KnownPositions | None
     output_error: np.ndarray | None
+    value_norms: np.ndarray | None
     readout: Readout | None
 
 
@@ -134,6 +135,7 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
     for name in ("lse", "max_score"):
         _check_array(f"{place}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
     error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
+    _check_array(f"{place}.value_norms", stored.value_norms, "f", (stored.heads, stored.keys))
     known = stored.positions
     if known is not None and known.table is not None:
         _check_array(f"{place}.positions.table", known.table, "f", (None, None))

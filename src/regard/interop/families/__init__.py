@@ -8,13 +8,19 @@ from regard.interop.families.family import Family
 from regard.interop.families.gemma2 import Gemma2
 from regard.interop.families.gemma3 import Gemma3
 from regard.interop.families.gpt2 import GPT2
+from regard.interop.families.gpt_oss import GptOss
 from regard.interop.families.llama import Llama
 from regard.interop.families.mistral import Mistral
+from regard.interop.families.modernbert import ModernBert
 from regard.interop.families.qwen import Qwen2, Qwen3
+from regard.interop.families.qwen3_moe import Qwen3Moe
 from regard.interop.families.t5 import T5
 from regard.interop.families.vit import ViT
 
 FAMILIES: dict[str, Family] = {
     family.kind: family
-    for family in (Bert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), T5())
+    for family in (
+        *(Bert(), ModernBert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe()),
+        *(Gemma2(), Gemma3(), GptOss(), T5()),
+    )
 }

@@ -65,6 +65,15 @@ def refuse_unread(kind: str, unread: Mapping[str, Any]) -> None:
         )
 
 
+def demand_same(settings: Mapping[str, Any], name: str, expected: Any, other: str) -> None:
+    """Raise for an entry that says something again, and says otherwise."""
+    if settings.get(name) not in (None, expected):
+        raise ValueError(
+            f"{name}: expected {expected!r}, as {other} says, or no such entry; got {settings[name]!r};"
+            " leave out the wrong one"
+        )
+
+
 def read_number(name: str, value: Any) -> float:
     """Return a number above 0.
 

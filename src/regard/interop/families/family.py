@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from regard.interop.families.entries import HARMLESS, Entries, read_size, refuse_unread
+from regard.interop.weight_files import WeightFiles
 from regard.interop.weight_maps import Settings, WeightMap
 from regard.layers.choices import check_choice
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
@@ -21,11 +22,18 @@ ACTIVATIONS = {
     "gelu_python_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
 }
-WRITTEN_ACTIVATIONS = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+WRITTEN_ACTIVATIONS = {
+    "gelu_erf": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu_quick": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 # What most families call the sizes.
 SIZES = {
@@ -51,11 +59,12 @@ class Family:
         sizes: entries of config.json that must be there, integers, and the fields of TransformerConfig that
             they are.
         entries: entries that may be left out, and their fields.
-        layer_counts: entries that are numbers of layers.
+        layer_counts: entries that are numbers of layers, or of experts that have tensors of their own.
         choices: fields that all of the family have, and what entries mean that are left out.
         required: entries of which one value is supported; any other is refused.
         harmless: entries that change no number, beside `entries.HARMLESS`.
         assumed: entries to write where `save` is not given them.
+        packings: `quant_method` of weights that `unpack` reads exactly.
         weights: names of the tensors.
     """
 
@@ -69,6 +78,7 @@ class Family:
     required: ClassVar[Mapping[str, Any]] = {}
     harmless: ClassVar[tuple[str, ...]] = ()
     assumed: ClassVar[Mapping[str, Any]] = {}
+    packings: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[WeightMap]
 
     def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:
@@ -125,14 +135,18 @@ class Family:
         """Return the entries of config.json that a model says beside its config."""
         return {}
 
+    def unpack(self, weights: WeightFiles) -> WeightFiles:
+        """Return the files with tensors of floating point in place of those that are packed."""
+        return weights
+
     def check_layers(self, settings: Settings, num_tensors: int) -> None:
         """Raise for more layers than files with so many tensors can hold, before one is built."""
         for name in self.layer_counts:
             count = settings.get(name)
             if isinstance(count, int) and count > num_tensors:
                 raise ValueError(
-                    f"{name}: expected at most as many layers as the files hold tensors, {num_tensors}; got"
-                    f" {count}; correct config.json, or put all the shards there"
+                    f"{name}: expected at most as many as the files hold tensors, {num_tensors}; got {count};"
+                    f" correct config.json, or put all the shards there"
                 )
 
     def _read_size(self, settings: Settings, name: str) -> int:

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import Gemma2
-from regard.interop.families.rotary import read_rotary_by_kind
+from regard.interop.families.rotary import read_rotary_by_kind, write_rotary_by_kind
 from regard.interop.families.windows import FULL, SLIDING, read_windows
 from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 from regard.models.presets import GEMMA3
+
+_BASES = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
 
 
 class Gemma3(Gemma2):
@@ -38,10 +40,7 @@ class Gemma3(Gemma2):
         return {**super().read_more(settings, fields, length), "windows": windows}
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
-        bases = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
-        return read_rotary_by_kind(settings, bases, *sizes)
+        return read_rotary_by_kind(settings, _BASES, *sizes)
 
     def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
-        written, base = super().write_positions(config), config.rotary_window_base or config.rotary_base
-        rules = {FULL: written["rope_parameters"], SLIDING: {"rope_type": "default", "rope_theta": base}}
-        return {**written, "rope_parameters": rules, "rope_local_base_freq": base}
+        return write_rotary_by_kind(config, _BASES)

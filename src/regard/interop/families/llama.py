@@ -100,4 +100,4 @@ class Llama(Family):
 
     def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the rotary entries; the inverse of `read_positions`."""
-        return write_rotary(config.rotary_base, config.rotary_width, config.rotary_scaling, config.head_width)
+        return write_rotary(config)

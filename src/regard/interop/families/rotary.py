@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.interop.families.entries import Entries, read_number, refuse_unread
 from regard.interop.families.windows import FULL, SLIDING
+from regard.models import TransformerConfig
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
@@ -173,17 +174,26 @@ def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
     return over / under
 
 
-def write_rotary(base: float, width: int | None, scaling: Scaling | None, head_width: int) -> dict[str, Any]:
+def write_rotary(config: TransformerConfig) -> dict[str, Any]:
     """Return `rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`.
 
     Raises:
         ValueError: a rule that config.json has no word for.
     """
+    base, width, scaling = config.rotary_base, config.rotary_width, config.rotary_scaling
     kind, names = _WRITTEN.get(type(scaling), ("", {}))
     if not kind:
         raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
     said = {name: getattr(scaling, field) for name, field in names.items()}
     rules = {"rope_type": kind, **{name: value for name, value in said.items() if value is not None}}
-    share = {} if width is None else {"partial_rotary_factor": width / head_width}
+    share = {} if width is None else {"partial_rotary_factor": width / config.head_width}
     scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
     return {"rope_parameters": {**rules, **share, "rope_theta": base}, "rope_theta": base, **share, **scaled}
+
+
+def write_rotary_by_kind(config: TransformerConfig, bases: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+    """Return the rotary entries where layers with a window have a base of their own."""
+    written, base = write_rotary(config), config.rotary_window_base or config.rotary_base
+    rules = {FULL: written["rope_parameters"], SLIDING: {"rope_type": "default", "rope_theta": base}}
+    names = {bases[FULL][0]: written.pop("rope_theta"), bases[SLIDING][0]: base}
+    return {**written, "rope_parameters": rules, **names}

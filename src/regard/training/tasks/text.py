@@ -8,8 +8,8 @@ its own document alone, and none is left out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +17,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training.accuracy import measure_losses
-from regard.training.lazy_modules import corpora, inspection, jax, jnp, masks, models, np, vocabularies
+from regard.training.lazy_modules import (
+    corpora,
+    inspection,
+    jax,
+    jnp,
+    masks,
+    models,
+    np,
+    token_files,
+    vocabularies,
+)
 from regard.training.settings import (
     FRACTION,
     Cadence,
@@ -28,7 +38,7 @@ from regard.training.settings import (
     Optimization,
     at_least,
 )
-from regard.training.task import Batch, Example, Metrics, Picture, Task, draw_heads
+from regard.training.task import Batch, Example, Metrics, Picture, Report, Task, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
 NUM_BYTES = 256
 SAMPLE_TEMPERATURE = 0.8  # likely tokens come more often than in the documents, which reads better
 TOKENIZER, FACTS = "tokenizer.json", "corpus.json"
+LEARNED_BYTES = 2**27  # the documents are shuffled: BPE learns no more from more
 TOKENS_DRAWN = 32
 END_OF_DOCUMENT = "■"
 VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
@@ -56,6 +67,7 @@ class Text(Task):
     name: ClassVar[str] = "text"
     goal: ClassVar[Goal] = Goal("bits_per_byte", 2.2, smaller_is_better=True)
     writes_text: ClassVar[bool] = True
+    reads_rows: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
 
     files: tuple[str, ...] = ()
@@ -65,11 +77,13 @@ class Text(Task):
     """A single file is cut at ends of lines into documents of at most this many bytes."""
     vocab_size: Annotated[int, at_least(NUM_BYTES)] = NUM_BYTES
     """Tokens besides the mark between documents: 256 are the bytes, more are frequent strings (BPE) learned
-    from the training documents."""
+    from the training documents, of which the first 128 MiB are read."""
     length: Annotated[int, at_least(2)] = 256
     """Tokens per row, which is as far as the model ever looks back in training."""
     held_out_fraction: Annotated[float, FRACTION] = 0.1
     """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
+    held_out_bytes: Count = 2**20
+    """Bytes that are held out at most, as every evaluation reads all of them."""
     data_seed: DataSeed = 0
     """Seed of the split and of the order of the documents."""
     model: DecoderSizes = DecoderSizes()
@@ -77,16 +91,13 @@ class Text(Task):
     cadence: Cadence = Cadence(evaluate_every=100, checkpoint_every=100)
 
     @functools.cached_property
-    def corpus(self) -> corpora.Corpus:
-        """The documents, read when first asked for: a loaded model does not need them."""
-        if self.files:
-            return corpora.read_documents(self.files, piece_bytes=self.document_bytes)
-        return corpora.Corpus(corpora.read_manual())
-
-    @functools.cached_property
     def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
-        """Training and held-out documents."""
-        return corpora.split_documents(self.corpus.documents, self.held_out_fraction, self.data_seed)
+        """Training and held-out documents, found when first asked for: a loaded model does not need them."""
+        if self.files:
+            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes)
+        else:
+            found = corpora.Documents.of_texts(corpora.read_manual().values())
+        return corpora.split_documents(found, self.held_out_fraction, self.data_seed, self.held_out_bytes)
 
     @functools.cached_property
     def vocabulary(self) -> vocabularies.ByteVocabulary:
@@ -95,33 +106,33 @@ class Text(Task):
             return vocabularies.ByteVocabulary()
         if TOKENIZER in self.kept:
             return vocabularies.PairVocabulary(self.kept[TOKENIZER])
-        return vocabularies.train_pairs(self.documents[0].values(), self.vocab_size)
+        return vocabularies.train_pairs(
+            _take_bytes(self.documents[0].texts(), LEARNED_BYTES), self.vocab_size
+        )
 
     @functools.cached_property
-    def streams(self) -> tuple[np.ndarray, np.ndarray]:
-        """Training and held-out tokens.
+    def tokens(self) -> token_files.Tokens:
+        """Training and held-out tokens, on disk.
 
         Raises:
             ValueError: when they are not those that the run began with, or too short for a row.
         """
-        training, held_out = (
-            vocabularies.lay_end_to_end(self.vocabulary, list(documents.values()))
-            for documents in self.documents
-        )
-        if len(training) <= self.length:
+        return self._open_tokens(lambda what, done, total: None)
+
+    def prepare(self, report: Report) -> None:
+        vars(self)["tokens"] = self._open_tokens(report)
+
+    def _open_tokens(self, report: Report) -> token_files.Tokens:
+        split = (self.document_bytes, self.held_out_fraction, self.held_out_bytes, self.data_seed)
+        tokens = token_files.open_tokens(self.files, split, self.vocabulary, lambda: self.documents, report)
+        if len(tokens.training) <= self.length:
             raise ValueError(
-                f"length must be below the {len(training)} training tokens, got {self.length}; "
+                f"length must be below the {len(tokens.training)} training tokens, got {self.length}; "
                 "ask for a shorter --length, or give more text"
             )
         if FACTS in self.kept:
-            _demand_same_facts(json.loads(self.kept[FACTS]), self._describe(training, held_out))
-        return training, held_out
-
-    @functools.cached_property
-    def training_data(self) -> dict[str, np.ndarray]:
-        """The stream of training documents, and how many bytes each token stands for."""
-        small = np.uint16 if self.vocabulary.size <= 2**16 else np.int32
-        return {"stream": self.streams[0].astype(small), "bytes": vocabularies.count_bytes(self.vocabulary)}
+            _demand_same_facts(json.loads(self.kept[FACTS]), tokens.facts)
+        return tokens
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -142,26 +153,34 @@ class Text(Task):
         return models.Decoder(self.config, rngs=rngs)
 
     def make_batch(self, rng: jax.Array, batch_size: int) -> Batch:
-        return self.draw(jax.tree.map(jnp.asarray, self.training_data), rng, batch_size)
+        """Read rows from random places of the training tokens; on the host, not in a compiled step."""
+        return jax.tree.map(jnp.asarray, self.fetch(self.choose(rng, batch_size)))
 
-    def draw(self, training_data: dict[str, Any], rng: jax.Array, batch_size: int) -> Batch:
-        """Draw rows from random places of the stream, with repetition: all places are equally likely."""
-        stream, length = training_data["stream"], self.length
-        places = jax.random.randint(rng, (batch_size,), 0, stream.shape[0] - length)
-        rows = jax.vmap(lambda place: jax.lax.dynamic_slice(stream, (place,), (length + 1,)))(places)
-        rows = rows.astype(jnp.int32)
+    def choose(self, rng: jax.Array, batch_size: int) -> np.ndarray:
+        """Choose random places of the stream, with repetition: all are equally likely."""
+        count = len(self.tokens.training) - self.length
+        with jax.enable_x64(True) if count > np.iinfo(np.int32).max else contextlib.nullcontext():
+            return np.asarray(jax.random.randint(rng, (batch_size,), 0, count))
+
+    def fetch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        read, length = self.tokens.training.read, self.length
+        rows = np.stack([read(place, place + length + 1) for place in chosen.tolist()])
         targets = rows[:, 1:]
         return {
             "inputs": rows[:, :-1],
             "targets": targets,
-            "counted": jnp.ones(targets.shape, bool),
-            "bytes": training_data["bytes"][targets].sum(-1),
+            "counted": np.ones(targets.shape, bool),
+            "bytes": self._token_bytes[targets].sum(-1, dtype=np.int32),
         }
+
+    @functools.cached_property
+    def _token_bytes(self) -> np.ndarray:
+        return vocabularies.count_bytes(self.vocabulary)
 
     def make_held_out(self) -> Batch:
         """Cut all held-out text into overlapping rows; see `cut_windows`."""
-        inputs, targets, counted = cut_windows(self.streams[1], self.length)
-        sizes = np.where(counted, vocabularies.count_bytes(self.vocabulary)[targets], 0).sum(-1)
+        inputs, targets, counted = cut_windows(self.tokens.held_out.read(), self.length)
+        sizes = np.where(counted, self._token_bytes[targets], 0).sum(-1)
         batch = {"inputs": inputs, "targets": targets, "counted": counted, "bytes": sizes.astype(np.int32)}
         return jax.tree.map(jnp.asarray, batch)
 
@@ -190,13 +209,14 @@ class Text(Task):
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         length = self.length
-        documents = number_documents(jnp.asarray(self.streams[0][:length]), self.vocabulary.mark)
+        row = self.tokens.training.read(0, length)
+        documents = number_documents(jnp.asarray(row), self.vocabulary.mark)
         return {"self-attention": (length, length, masks.causal() & masks.segments(documents, documents))}
 
     def keep(self) -> dict[str, str]:
         """Return tokenizer.json where there is one, and corpus.json, by which a changed corpus is known."""
         text = self.vocabulary.to_json()
-        facts = json.dumps(self._describe(*self.streams), indent=2) + "\n"
+        facts = json.dumps(self.tokens.facts, indent=2) + "\n"
         return ({} if text is None else {TOKENIZER: text}) | {FACTS: facts}
 
     def write_sample(self, model: Any) -> str:
@@ -212,20 +232,22 @@ class Text(Task):
         return self.vocabulary.decode(written.rows()[0])
 
     def describe_data(self) -> dict[str, str]:
-        training, held_out = self.documents
-        optimization, length = self.optimization, self.length
-        tokens = len(self.streams[0]) - 1
+        found, optimization, length = self.tokens, self.optimization, self.length
+        tokens = len(found.training) - 1
         epochs = optimization.steps * optimization.batch_size * length / tokens
-        overlap = corpora.measure_overlap(training, held_out)
+        training, held_out = (
+            f"{count:,} documents of {size:,} bytes"
+            for count, size in zip(found.facts["documents"], found.facts["bytes"], strict=True)
+        )
         kind = (
             "bytes" if self.vocabulary.size == NUM_BYTES + 1 else f"{self.vocabulary.mark:,} strings of bytes"
         )
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
-            "corpus": f"{_describe_documents(training)}; {tokens:,} tokens, which are {kind} and a mark"
-            f"{corpora.describe_skipped(self.corpus.skipped)}",
-            "held out": f"{_describe_documents(held_out)} in {len(self.held_out['inputs'])} rows; "
-            f"{overlap:.1%} of its lines stand in training documents too",
+            "corpus": f"{training}; {tokens:,} tokens, which are {kind} and a mark"
+            f"{corpora.describe_skipped(found.skipped)}",
+            "held out": f"{held_out} in {len(self.held_out['inputs'])} rows; "
+            f"{found.overlap:.1%} of its lines stand in training documents too",
         }
 
     def example(self) -> Example:
@@ -269,17 +291,6 @@ class Text(Task):
             "right": jnp.sum(logits.argmax(-1) == targets, where=counted, dtype=jnp.int32),
             "tokens": jnp.sum(counted, dtype=jnp.int32),
             "bytes": jnp.sum(batch["bytes"], dtype=jnp.int32),
-        }
-
-    def _describe(self, training: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
-        """Return the contents of corpus.json."""
-        text = self.vocabulary.to_json()
-        return {
-            "documents": [len(documents) for documents in self.documents],
-            "bytes": [_count_bytes(documents) for documents in self.documents],
-            "tokens": [len(training), len(held_out)],
-            "sha256": [_digest(training.tobytes()), _digest(held_out.tobytes())],
-            "tokenizer": None if text is None else _digest(text.encode()),
         }
 
 
@@ -356,13 +367,10 @@ def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
         )
 
 
-def _describe_documents(documents: corpora.Documents) -> str:
-    return f"{len(documents):,} documents of {_count_bytes(documents):,} bytes"
-
-
-def _count_bytes(documents: corpora.Documents) -> int:
-    return sum(len(text.encode()) for text in documents.values())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _take_bytes(texts: Iterator[str], most: int) -> Iterator[str]:
+    """Yield texts until there are so many bytes."""
+    for text in texts:
+        yield text
+        most -= len(text.encode())
+        if most <= 0:
+            return

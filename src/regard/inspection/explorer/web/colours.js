@@ -195,10 +195,11 @@ export function unitOf(rgb, table = sequential) {
  * @param {Scale} scale
  * @param {number} keys keys of the call: the weakest colour is a sixteenth of an even share of them
  * @param {number} largest largest value drawn, for the scales that start at 0
+ * @param {number} [top] what no value is above
  * @returns {[number, number]}
  */
-export function limitsFor(scale, keys, largest) {
-  if (scale === "log") return [2 ** -Math.max(12, Math.ceil(Math.log2(Math.max(1, keys))) + 4), 1];
+export function limitsFor(scale, keys, largest, top = 1) {
+  if (scale === "log") return [top * 2 ** -Math.max(12, Math.ceil(Math.log2(Math.max(1, keys))) + 4), top];
   if (scale === "rank") return [0, 1];
   if (!(largest > 0)) return [0, 1];
   const step = 10 ** (Math.floor(Math.log10(largest)) - 1);
@@ -208,8 +209,9 @@ export function limitsFor(scale, keys, largest) {
   ];
 }
 
-/** Bins of a histogram: quarters of an octave up to 1. */
-const HISTOGRAM_BINS = 97;
+/** Bins of a histogram: quarters of an octave up to 2^16, and that of 1. */
+const HISTOGRAM_BINS = 161,
+  HISTOGRAM_ONE = 96;
 
 /**
  * How many values lie where on a log scale, added to what was counted before.
@@ -222,25 +224,26 @@ export function histogramOf(values, counts = new Float64Array(HISTOGRAM_BINS)) {
 
 /** The bin of a value above 0. @param {number} value */
 export function histogramBin(value) {
-  return Math.min(HISTOGRAM_BINS - 1, Math.max(0, Math.round(HISTOGRAM_BINS - 1 + 4 * Math.log2(value))));
+  return Math.min(HISTOGRAM_BINS - 1, Math.max(0, Math.round(HISTOGRAM_ONE + 4 * Math.log2(value))));
 }
 
 /**
  * Ends of the colour bar.
  * @param {string} range "all": the same for all heads; "head": from what is drawn; "low:high": these, locked
  * @param {Scale} scale @param {number} keys
- * @param {{all: number, head: number, counts: Float64Array|undefined}} known largest value of any head, largest
- *   drawn, and a histogram of what is drawn
+ * @param {{all: number, head: number, counts: Float64Array|undefined, channel?: Channel}} known largest value of any
+ *   head, largest drawn, and a histogram of what is drawn
  * @returns {Limits}
  */
-export function barLimits(range, scale, keys, { all, head, counts }) {
+export function barLimits(range, scale, keys, { all, head, counts, channel }) {
+  const top = channel === "value" ? all || 1 : 1;
   if (scale === "rank") return [0, 1];
   if (range.includes(":")) {
     const [low, high] = range.split(":").map(Number);
     return [scale === "log" ? Math.max(low, 2 ** -24, high * 2 ** -24) : low, high];
   }
-  if (range === "all") return limitsFor(scale, keys, all);
-  if (!(head > 0) || !counts) return limitsFor(scale, keys, head);
+  if (range === "all") return limitsFor(scale, keys, all, top);
+  if (!(head > 0) || !counts) return limitsFor(scale, keys, head, top);
   if (scale !== "log") return [0, head];
   // The first bin holds what is as good as nothing.
   const least = 0.05 * counts.subarray(1).reduce((sum, one) => sum + one, 0);
@@ -249,5 +252,5 @@ export function barLimits(range, scale, keys, { all, head, counts }) {
     bin += 1;
     sum += counts[bin];
   }
-  return [Math.min(head / 2, 2 ** ((bin - HISTOGRAM_BINS + 1) / 4)), head];
+  return [Math.min(head / 2, 2 ** ((bin - HISTOGRAM_ONE) / 4)), head];
 }

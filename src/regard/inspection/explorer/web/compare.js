@@ -2,8 +2,9 @@ import { alignCells, alignedColumns, alignTokens } from "./alignment.js";
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
-import { button, chooser, clear, element, emptyState, oncePerFrame, partOf } from "./dom.js";
+import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, penOf } from "./dom.js";
 import { chooseLevel, readBlocks } from "./excerpts.js";
+import { MaskTiles } from "./geometry.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { displayToken, headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
@@ -140,13 +141,15 @@ function compareBuild(host, source, state) {
     );
     partOf(pickA, "select").value = String(a);
     partOf(pickB, "select").value = steps.value = String(b);
-    partOf(channel, "select").value = state.channel;
+    // Traces are compared by their weights.
+    const shown = state.channel === "max" ? "max" : "mass";
+    partOf(channel, "select").value = shown;
     const apart = reasonApart(source, pair, c, h),
       known = pair.map((t) => h < (traces[t].calls[c]?.heads ?? 0));
-    const levels = apart ? [] : commonLevels(source, pair, c, h, state.channel);
+    const levels = apart ? [] : commonLevels(source, pair, c, h, shown);
     /** @param {number} t @param {View} wanted */
     const read = (t, wanted) => {
-      const list = apart ? source.levels(t, c, h, state.channel) : levels;
+      const list = apart ? source.levels(t, c, h, shown) : levels;
       const { rows, keys } = traces[t].calls[c],
         here = state.shape(),
         q = rows / (here.rows || 1),
@@ -154,11 +157,17 @@ function compareBuild(host, source, state) {
       const part = wanted ?? view,
         seen = { q0: part.q0 * q, q1: part.q1 * q, k0: part.k0 * k, k1: part.k1 * k };
       const level = chooseLevel(list, seen, COMPARE_BLOCKS);
-      return level ? readBlocks(source, t, c, h, seen, state.channel, level) : null;
+      return level ? readBlocks(source, t, c, h, seen, shown, level) : null;
     };
     const parts = await Promise.all(pair.map((t, n) => (known[n] ? read(t, view) : null)));
     const tokens = await Promise.all(
       pair.map((t) => source.tokens(t, traces[t].calls[c]?.key_sequence ?? null)),
+    );
+    const masks = await Promise.all(
+      pair.map(async (t) => {
+        const { mask_picture, tile_rows, tile_keys } = traces[t].calls[c] ?? {};
+        return new MaskTiles(await source.chunk(mask_picture ?? null), tile_rows, tile_keys);
+      }),
     );
     const whole = apart
       ? null
@@ -254,12 +263,22 @@ function compareBuild(host, source, state) {
       const apartBy = linked ? `, A − B ${formatNumber(read[0] - read[1], 3)}` : "";
       return `${named("query", cell.row)}, ${named("key", cell.key)}: ${values.filter(Boolean).join(", ")}${apartBy}`;
     };
-    /** @param {Excerpt} part @param {{from?: number, to?: number}} [place] */
-    const layerOf = (part, place = {}) => ({
-      excerpt: part,
-      picture: heatCanvas(part.values, part.rows, part.columns, look),
-      ...place,
-    });
+    /**
+     * @param {Excerpt} part @param {{from?: number, to?: number}} [place] @param {number} [n] whose mask holds
+     * @param {Float32Array} [values] @param {HeatLook} [colours]
+     */
+    const layerOf = (part, place = {}, n = 0, values = part.values, colours = look) => {
+      const { rows, columns, row0, column0, queryBlock, keyBlock } = part;
+      const picture = heatCanvas(values, rows, columns, colours),
+        pen = penOf(picture);
+      // Nothing is drawn where nothing may attend.
+      for (let i = 0; i < rows; i += 1)
+        for (let j = 0; j < columns; j += 1) {
+          const [q, k] = [(row0 + i) * queryBlock, (column0 + j) * keyBlock];
+          if (!masks[n].of(q, q + queryBlock, k, k + keyBlock)) pen.clearRect(j, i, 1, 1);
+        }
+      return { excerpt: part, picture, ...place };
+    };
     const single = mode === "side" ? null : linked;
     modes.forEach((one, n) => {
       one.disabled = n !== 1 && !linked;
@@ -281,12 +300,7 @@ function compareBuild(host, source, state) {
       const layers =
         mode === "swipe"
           ? [layerOf(single.one, { to: share }), layerOf(single.other, { from: share })]
-          : [
-              {
-                excerpt: single.one,
-                picture: heatCanvas(single.values, single.one.rows, single.one.columns, signed),
-              },
-            ];
+          : [layerOf(single.one, {}, 0, single.values, signed)];
       panes[0].show(
         { layers, shape: shapeOf(0), read: tell(0) },
         mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
@@ -295,7 +309,7 @@ function compareBuild(host, source, state) {
       for (const [n, part] of parts.entries())
         if (part)
           panes[n].show(
-            { layers: [layerOf(part)], shape: shapeOf(n), read: tell(n), ...(n ? own : {}) },
+            { layers: [layerOf(part, {}, n)], shape: shapeOf(n), read: tell(n), ...(n ? own : {}) },
             `${"AB"[n]} ${name(pair[n])}`,
           );
     drawHeads(a, b);

@@ -113,7 +113,8 @@ export async function headDivergences(source, a = 0, b = 1) {
       const view = { q0: 0, q1: call.rows, k0: 0, k1: call.keys };
       const level = chooseLevel(commonLevels(source, [a, b], c, h, "mass"), view, DIVERGENCE_BLOCKS);
       if (!level) continue;
-      if (++heads % 24 === 0) await new Promise((go) => setTimeout(go)); // the page stays alive meanwhile
+      // The page stays alive meanwhile.
+      if (++heads % 24 === 0) await new Promise((go) => setTimeout(go));
       const [one, other] = await Promise.all(
         [a, b].map((t) => readBlocks(source, t, c, h, view, "mass", level)),
       );

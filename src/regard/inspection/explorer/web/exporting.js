@@ -2,6 +2,7 @@ import { barLimits, fromUnit, histogramOf, toUnit } from "./colours.js";
 import { button, download, element, partOf, penOf, say, shown } from "./dom.js";
 import { headsTogether, readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName, xmlText } from "./formats.js";
+import { notesOn } from "./head_notes.js";
 import { largestOfAll } from "./heads.js";
 import { heatCanvas } from "./heats.js";
 import { displayToken } from "./passages.js";
@@ -173,10 +174,11 @@ async function exportFigure(source, state, most = 1024) {
   const rounded =
     source.document.exact !== "served" &&
     source.document.chunks[source.head(t, c, h).weights ?? ""]?.dtype !== "f16";
-  const remark = describeExcerpt(excerpt, { aggregate: state.aggregate, rounded });
+  const about = describeExcerpt(excerpt, { aggregate: state.aggregate, rounded });
+  const remark = [about, notesOn(state, excerpt.heads)].filter(Boolean).join("; ");
   let largest = 0;
   for (const value of excerpt.values) if (value > largest) largest = value;
-  const which = namedHeads(excerpt.heads, state.aggregate);
+  const which = namedHeads(excerpt.heads, state.aggregate, excerpt.channel);
   /**
    * @param {Side} side
    * @returns {(n: number) => string}
@@ -189,6 +191,7 @@ async function exportFigure(source, state, most = 1024) {
     scale: state.scale,
     limits: barLimits(state.range, state.scale, call.keys, {
       all: largestOfAll(trace, excerpt.channel, excerpt),
+      channel: excerpt.channel,
       head: largest,
       counts: histogramOf(excerpt.values),
     }),
@@ -247,6 +250,29 @@ export async function exportNpy(source, state) {
 
 /**
  * @param {Source} source @param {State} state
+ * @returns {Promise<Blob>} this page, to open as it is seen now, with its notes
+ */
+async function exportPage(source, state) {
+  const page = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
+  // The script will put it there again.
+  for (const node of page.querySelectorAll("head > :is(script, style)")) node.remove();
+  for (const root of page.querySelectorAll(".regard")) {
+    root.replaceChildren(...root.querySelectorAll(":scope > :is(script, noscript)"));
+    for (const name of ["data-open", "data-theme"]) root.removeAttribute(name);
+  }
+  const all = [...document.querySelectorAll("#regard-document")];
+  const own = all.findIndex(
+    ({ textContent }) => JSON.stringify(JSON.parse(textContent ?? "")) === JSON.stringify(source.document),
+  );
+  page.querySelectorAll("#regard-document")[own].textContent = JSON.stringify({
+    ...source.document,
+    start: state.toHash(),
+  }).replace(/[<>&]/g, (sign) => `\\u00${sign.charCodeAt(0).toString(16)}`);
+  return new Blob(["<!DOCTYPE html>\n", page.outerHTML], { type: "text/html" });
+}
+
+/**
+ * @param {Source} source @param {State} state
  * @returns {string}
  */
 export function exportPython(source, state) {
@@ -278,7 +304,7 @@ export function mountExport(host, source, state) {
     safeName(
       source.document.title || "attention",
       ending,
-      namedHeads(headsTogether(source, state), state.aggregate),
+      namedHeads(headsTogether(source, state), state.aggregate, state.channel),
     );
   /**
    * @param {string} text @param {string} title @param {string} ending
@@ -325,6 +351,8 @@ export function mountExport(host, source, state) {
         save("SVG", "Vector axes and labels", "svg", exportSvg),
         save("CSV", "Visible numbers as a table", "csv", exportCsv),
         save("NPY", "Visible numbers for NumPy", "npy", exportNpy),
+        source.document.exact !== "served" &&
+          save("HTML", "This page as it is seen now, with its notes", "html", exportPage),
         python,
       ),
       code,

@@ -1,4 +1,5 @@
 // What leaves the page: names, tables, NumPy files and Python, as text or bytes.
+import { channelNoun } from "./heads.js";
 import { headName } from "./passages.js";
 
 /**
@@ -23,13 +24,14 @@ export function safeName(text, ending, own = "") {
 
 /**
  * The heads of a figure in words.
- * @param {Head[]} heads @param {Aggregate} aggregate
+ * @param {Head[]} heads @param {Aggregate} aggregate @param {Channel} [channel]
  */
-export function namedHeads(heads, aggregate) {
-  if (heads.length === 1) return headName(...heads[0]);
+export function namedHeads(heads, aggregate, channel = "mass") {
+  const shown = channel === "value" ? `, ${channelNoun(channel)}` : "";
+  if (heads.length === 1) return headName(...heads[0]) + shown;
   const names = heads.slice(0, 6).map((head) => head.join("."));
   const more = heads.length > 6 ? ` and ${heads.length - 6} more` : "";
-  return `${aggregate === "max" ? "largest" : "mean"} of heads ${names.join(", ")}${more}`;
+  return `${aggregate === "max" ? "largest" : "mean"} of heads ${names.join(", ")}${more}${shown}`;
 }
 
 /**
@@ -60,9 +62,9 @@ export function describeExcerpt(
   { aggregate = "mean", rounded = false } = {},
 ) {
   const what = exact
-    ? "attention weights"
-    : channel === "max"
-      ? `largest weight of each block of ${queryBlock} queries x ${keyBlock} keys`
+    ? channelNoun(channel, "attention weights")
+    : channel !== "mass"
+      ? `largest ${channelNoun(channel)} of each block of ${queryBlock} queries x ${keyBlock} keys`
       : `mean over ${queryBlock} queries of the weight on ${keyBlock} keys`;
   const joint = aggregate === "max" ? "largest" : "mean";
   const joined = heads.length > 1 ? `, ${joint} of ${heads.length} heads` : "";
@@ -118,7 +120,7 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     Math.min(keys, Math.ceil(view.k1)),
   ];
   const h = heads.at(0)?.[1] ?? 0,
-    title = headName(c, h),
+    title = namedHeads([[c, h]], "mean", channel),
     looks = `scale="${scale === "log" ? "log" : "linear"}", title="${title}"`;
   const whole = q0 === 0 && k0 === 0 && q1 === rows && k1 === keys && rows * keys > 2 ** 22;
   const lines = [
@@ -133,9 +135,13 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
   else {
     lines.push(
       `weights = call.window(rows=slice(${q0}, ${q1}), columns=slice(${k0}, ${k1}), heads=[${h}])[0]`,
+      ...(channel === "value" ? [`weights = weights * call.value_norms[${h}, ${k0}:${k1}]`] : []),
       "drawing = figures.head_map(",
       `    call.readout(), ${h}, weights=weights, first_row=${q0}, first_column=${k0}, ${looks}`,
       ")",
+      ...(channel === "value"
+        ? ["drawing.images[0].autoscale()", `drawing.colorbar.set_label("${channelNoun(channel)}")`]
+        : []),
     );
   }
   return `${lines.join("\n")}\ndrawing.save("${safeName(title, "pdf")}")\n`;

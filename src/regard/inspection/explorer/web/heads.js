@@ -5,6 +5,7 @@ import { formatNumber } from "./scales.js";
 const HEAD_NUMBERS = {
   entropy: ["entropy", "nats"],
   largest_weight: ["largest weight", "share"],
+  largest_addition: ["largest norm added", ""],
   max_weight: ["mean of row maxima", "share"],
   distance: ["distance", "tokens"],
   first_mass: ["mass of first keys", "share"],
@@ -21,6 +22,19 @@ const HEAD_NUMBERS = {
   max_score: ["largest score", ""],
   coverage90: ["keys holding 90 %", "keys"],
 };
+
+/** Labels that heads may have. */
+export const HEAD_LABELS = [
+  "self",
+  "previous-token",
+  "next-token",
+  "sink",
+  "duplicate-token",
+  "induction",
+  "delimiter",
+  "local",
+  "uniform",
+];
 
 /** @param {string} name of a number @returns {{name: string, title: string, unit: string, share: boolean}} */
 export function numberOf(name) {
@@ -112,6 +126,10 @@ export function headSentence(trace, c, h, shown) {
   return parts.join(", ");
 }
 
+/** The numbers of a channel, one by one, in words. @param {Channel} channel @param {string} [weights] their word */
+export const channelNoun = (channel, weights = "weight") =>
+  channel === "value" ? "norm of what is added" : weights;
+
 /**
  * The largest number that blocks of any head of a trace may hold.
  * @param {Trace} trace @param {Channel} channel @param {BlockSize} level
@@ -119,11 +137,10 @@ export function headSentence(trace, c, h, shown) {
 export function largestOfAll({ calls }, channel, { queryBlock, keyBlock }) {
   // The mass of a block may be more than any weight in it.
   if (channel === "mass" && queryBlock * keyBlock > 1) return 1;
-  return (
-    calls
-      .flatMap(({ means }) => means?.largest_weight ?? 1)
-      .reduce((most, one) => Math.max(most ?? 0, one ?? 0), 0) ?? 0
-  );
+  const [name, unknown] = channel === "value" ? ["largest_addition", 0] : ["largest_weight", 1];
+  return calls
+    .flatMap(({ means }) => means?.[name] ?? unknown)
+    .reduce((/** @type {number} */ most, one) => Math.max(most, one ?? 0), 0);
 }
 
 /**

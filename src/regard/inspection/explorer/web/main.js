@@ -5,6 +5,8 @@ import { mountDetails } from "./details.js";
 import { button, clear, element, say } from "./dom.js";
 import { mountExport } from "./exporting.js";
 import { mountFolding } from "./folding.js";
+import { mountHeadLines } from "./head_lines.js";
+import { mountHeadNotes } from "./head_notes.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
 import { mountPositions } from "./positions.js";
@@ -19,6 +21,7 @@ import { mountTraining } from "./training.js";
 /** @type {Record<string, string>} */
 const TAB_NAMES = {
   attention: "Attention",
+  lines: "Lines",
   positions: "Positions",
   compare: "Compare",
   training: "Training",
@@ -212,6 +215,7 @@ function mainAttention(source, state) {
   const mount = () => {
     state.views.map = mountMap(parts.map.host, source, state);
     mountAtlas(parts.atlas.host, source, state);
+    mountHeadNotes(parts.atlas.host, state);
     mountTools(tools, source, state);
     mountFolding(panel, state, {
       heads: parts.atlas,
@@ -280,19 +284,25 @@ export async function boot(root, { address = true } = {}) {
     page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
   );
   state.set(mainStart(source));
+  if (page.start) state.fromHash(page.start);
   state.start = state.toHash();
   if (address) state.followAddress();
   mainTheme(root, state);
   /** @type {Panel[]} */
   const panels = [mainAttention(source, state)];
-  const simple = { positions: mountPositions, compare: mountCompare, training: mountTraining };
+  const simple = {
+    lines: mountHeadLines,
+    positions: mountPositions,
+    compare: mountCompare,
+    training: mountTraining,
+  };
   for (const [name, mount] of Object.entries(simple)) {
     const panel = element("div", { class: `rg-single rg-${name}` });
     panels.push({ name, panel, mount: () => mount(panel, source, state) });
   }
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
   const { list, show } = mainTabs(state, panels);
-  for (const node of root.querySelectorAll(":scope > .rg-loading, :scope > noscript")) node.remove();
+  for (const node of root.querySelectorAll(":scope > .rg-loading")) node.remove();
   root.append(
     mainConnection(source, root),
     mainHeader(source, state),

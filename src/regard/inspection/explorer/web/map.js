@@ -270,6 +270,7 @@ class MapView extends MapPicture {
       block,
       heads: heads.length,
       aggregate: state.aggregate,
+      channel: state.channel,
       rounded,
       waiting,
     });
@@ -278,7 +279,7 @@ class MapView extends MapPicture {
   /** Say what is under the crosshair, with its rank. */
   async tell() {
     const { state, source } = this;
-    const { t, row, key, aggregate } = state;
+    const { t, row, key, aggregate, channel } = state;
     if (this.base.width) this.drawOver();
     if (row === null || key === null || !this.call()) {
       this.told =
@@ -291,7 +292,7 @@ class MapView extends MapPicture {
     }
     this.asked += 1;
     const { asked } = this;
-    const read = await readCell(source, { t, heads: this.heads(), row, key, aggregate });
+    const read = await readCell(source, { t, heads: this.heads(), row, key, aggregate, channel });
     if (asked !== this.asked) return;
     await this.settled();
     if (asked !== this.asked) return;

@@ -1,6 +1,7 @@
 import { fromUnit, histogramBin, toUnit } from "./colours.js";
 import { penOf, shown } from "./dom.js";
 import { pixelOf, pixelsPerCell, wholeTicks } from "./geometry.js";
+import { channelNoun } from "./heads.js";
 import { formatNumber } from "./scales.js";
 
 /** CSS pixels a token needs for its label. */
@@ -21,7 +22,8 @@ const LAYER_FONT = "system-ui, sans-serif";
  */
 export function mapLayout(width, height, room = 60) {
   const small = width < 480;
-  const below = width < 680; // the legend, else beside its bar
+  // The legend, else beside its bar.
+  const below = width < 680;
   const [left, strip] = small ? [44, 14] : [76, 22];
   const bottom = small ? 94 : below ? 80 : 54;
   const top = room ? Math.min(room, small ? 72 : 120) : 20;
@@ -368,9 +370,9 @@ export function barWords({ scale }, { queryBlock, keyBlock }, channel) {
   if (scale === "rank") return "rank in its row";
   const what =
     queryBlock === 1 && keyBlock === 1
-      ? "weight"
-      : channel === "max"
-        ? "largest weight of a block"
+      ? channelNoun(channel)
+      : channel !== "mass"
+        ? `largest ${channelNoun(channel)} of a block`
         : "mean mass of a block";
   return `${what}, ${scale} scale`;
 }

@@ -60,7 +60,7 @@ export class MapPicture {
       role: "application",
       "aria-roledescription": "heat map",
       "aria-label":
-        "Attention weights, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys.",
+        "Attention, queries down and keys across. Arrow keys move the crosshair, plus and minus zoom, question mark lists all keys.",
     },
     this.base,
     this.over,
@@ -190,6 +190,7 @@ export class MapPicture {
     const group = what ? store.group(what) : "";
     return barLimits(state.range, scale, state.shape().keys, {
       all: what ? largestOfAll(source.document.traces[state.t], what.channel, what.level) : 1,
+      channel: state.channel,
       head: store.largest.get(group) ?? 0,
       counts: store.histograms.get(group),
     });

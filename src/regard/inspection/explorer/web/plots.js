@@ -69,7 +69,8 @@ function plotTable(details, spec) {
   details.append(
     element(
       "table",
-      { tabindex: 0 }, // it scrolls
+      // It scrolls.
+      { tabindex: 0 },
       caption,
       element("thead", {}, element("tr", {}, ...cells("th", head))),
       element(

@@ -124,7 +124,8 @@ export function linePath(x, y, xAxis, yAxis, width, stepped = false) {
   };
   const stop = () => {
     flush();
-    if (open === 1) path += "m-2 0h4"; // a point alone still shows
+    // A point alone still shows.
+    if (open === 1) path += "m-2 0h4";
     open = 0;
   };
   for (let n = 0; n < y.length; n++) {

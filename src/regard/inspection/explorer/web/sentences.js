@@ -1,4 +1,5 @@
 import { shown } from "./dom.js";
+import { channelNoun } from "./heads.js";
 import { formatNumber } from "./scales.js";
 import { hiddenBlocks } from "./tiles.js";
 
@@ -32,7 +33,7 @@ export function rankIn(values, at) {
  * What the map says of a cell.
  * @param {Cell & {call: Call, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
  *   count?: number|string, block?: (BlockSize & {value: number, channel: Channel})|null, heads: number,
- *   aggregate: Aggregate, rounded?: boolean, waiting?: boolean}} facts rounded: stored to 3.4 %; waiting: the
+ *   aggregate: Aggregate, channel?: Channel, rounded?: boolean, waiting?: boolean}} facts rounded: stored to 3.4 %; waiting: the
  *   block is on its way
  * @returns {string}
  */
@@ -47,6 +48,7 @@ export function cellSentence({
   block,
   heads,
   aggregate,
+  channel = "mass",
   rounded = false,
   waiting = false,
 }) {
@@ -59,7 +61,8 @@ export function cellSentence({
         ? `, rank ${rank} of ${count}`
         : `; ${count === 1 ? "1 key has" : `${count} keys have`} weight`
       : "";
-    return `${pair}, ${rounded && weight > 0 ? "about " : ""}${formatNumber(weight, rounded ? 2 : 3)}${place}${over}`;
+    const noun = channelNoun(channel, "");
+    return `${pair}, ${noun}${noun && " "}${rounded && weight > 0 ? "about " : ""}${formatNumber(weight, rounded ? 2 : 3)}${place}${over}`;
   }
   if (!block || Number.isNaN(block.value))
     return `${pair}: ${waiting && !block ? "being computed …" : `no number is stored${over}`}`;
@@ -71,7 +74,8 @@ export function cellSentence({
   const ends = (n, size, most) => [n * size, Math.min(most, (n + 1) * size)];
   const [q0, q1] = ends(i, block.queryBlock, call.rows).map((at) => at + call.query_offset);
   const [k0, k1] = ends(j, block.keyBlock, call.keys).map((at) => at + call.key_offset);
-  const what = block.channel === "max" ? "largest weight" : q1 - q0 === 1 ? "mass" : "mean mass";
+  const what =
+    block.channel !== "mass" ? `largest ${channelNoun(block.channel)}` : q1 - q0 === 1 ? "mass" : "mean mass";
   return `${pair}: in the block of ${sentenceSpan("query", q0, q1).replace("querys", "queries")} and ${sentenceSpan("key", k0, k1)}, ${what} ${formatNumber(block.value, 3)}${over}`;
 }
 
@@ -90,14 +94,15 @@ export function areRounded(source, t, heads) {
 /**
  * The exact weight of a cell in one or several heads, and its rank in the row, where the page knows.
  * @param {Source} source
- * @param {{ t: number, heads: Head[], row: number, key: number, aggregate: Aggregate }} options
+ * @param {{ t: number, heads: Head[], row: number, key: number, aggregate: Aggregate, channel?: Channel }} options
  * @returns {Promise<{weight: number|null, rank?: number, count?: number|string}>}
  */
-export async function readCell(source, { t, heads, row, key, aggregate }) {
+export async function readCell(source, { t, heads, row, key, aggregate, channel }) {
   /** @type {Float32Array[]} */
   const rows = [];
   for (const [c, h] of heads) {
-    const found = await source.row(t, c, h, row);
+    const found = await source.row(t, c, h, row, channel);
+    if (!found && channel === "value") return { weight: null };
     if (!found?.exact) {
       const top = heads.length === 1 ? await source.topKeys(t, c, h, row, 32) : null;
       const place = top?.findIndex((edge) => edge.key === key) ?? -1;
@@ -145,8 +150,8 @@ export function mapSentence({
       : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
   const exact = level.queryBlock === 1 && level.keyBlock === 1;
   const what = exact
-    ? `weights${rounded ? " within 3.4 %" : ""}`
-    : `${channel === "max" ? "largest weight" : "mean mass"} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
+    ? `${channelNoun(channel, "weights")}${rounded ? " within 3.4 %" : ""}`
+    : `${channel === "mass" ? "mean mass" : `largest ${channelNoun(channel)}`} in blocks of ${level.queryBlock} × ${level.keyBlock}`;
   const notes = [];
   if (waiting) notes.push("being computed …");
   if (left) notes.push(`${left} selected head${left === 1 ? "" : "s"} of another size left out`);

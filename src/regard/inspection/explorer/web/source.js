@@ -67,7 +67,7 @@ export class Source {
 
   /**
    * A chunk, decoded.
-   * @param {string|null} name
+   * @param {string|null} [name]
    * @returns {Promise<any>} as decodeChunk; null for no name
    */
   async chunk(name) {
@@ -94,14 +94,24 @@ export class Source {
   }
 
   /**
-   * All weights of a head, if the page has them.
-   * @param {number} t @param {number} c @param {number} h
+   * All weights of a head, if the page has them; of channel "value", times what a weight of 1 on the key adds.
+   * @param {number} t @param {number} c @param {number} h @param {Channel} [channel]
    * @returns {Promise<{values: Float32Array, rows: number, keys: number}|null>}
    */
-  async weights(t, c, h) {
-    const { values } = (await this.chunk(this.head(t, c, h).weights)) ?? {};
+  async weights(t, c, h, channel = "mass") {
+    const head = this.head(t, c, h);
+    const { values } = (await this.chunk(head.weights)) ?? {};
     const { rows, keys } = this.call(t, c);
-    return values ? { values, rows, keys } : null;
+    if (channel !== "value" || !values) return values ? { values, rows, keys } : null;
+    const norms = (await this.chunk(head.value_norms))?.values;
+    if (!norms) return null;
+    return this.keep(`value ${t} ${c} ${h}`, async () => ({
+      values: values.map(
+        (/** @type {number} */ one, /** @type {number} */ at) => one && one * norms[at % keys],
+      ),
+      rows,
+      keys,
+    }));
   }
 
   /**
@@ -129,8 +139,9 @@ export class Source {
    */
   finest(t, c, h, channel = "mass") {
     const head = this.head(t, c, h);
-    if (head.weights !== null || this.ask) return { queryBlock: 1, keyBlock: 1 };
-    const stored = head.levels.find((level) => level[channel] !== null);
+    if (channel === "value" ? head.value_norms : head.weights !== null || this.ask)
+      return { queryBlock: 1, keyBlock: 1 };
+    const stored = head.levels.find((level) => level[channel]);
     return stored ? { queryBlock: stored.query_block, keyBlock: stored.key_block } : null;
   }
 
@@ -201,14 +212,16 @@ export class Source {
     const head = this.head(t, c, h);
     // Of stored levels, the coarsest one that the blocks are made of leaves the least to do.
     const from = head.weights === null ? sourceCoarsest(head.levels, queryBlock, keyBlock, channel) : null;
-    if (!from && head.weights === null) return null;
+    if (channel === "value" ? !head.value_norms : !from && head.weights === null) return null;
     return this.keep(`level ${t} ${c} ${h} ${queryBlock} ${keyBlock} ${channel}`, async () => {
       const call = this.call(t, c);
       const [up, across] = from ? [from.query_block, from.key_block] : [1, 1];
-      const { values, shape } = from ? await this.chunk(from[channel]) : await this.chunk(head.weights);
+      const { values, shape = [] } = from
+        ? await this.chunk(from[channel])
+        : await this.weights(t, c, h, channel);
       const [I, J] = from ? shape : [call.rows, call.keys];
       if (queryBlock === up && keyBlock === across) return { values, I, J };
-      if (channel === "max") return reduceMax(values, I, J, queryBlock / up, keyBlock / across);
+      if (channel !== "mass") return reduceMax(values, I, J, queryBlock / up, keyBlock / across);
       const rows = from ? (await this.chunk(from.rows)).values : sourceLiving(values, I, J);
       return reduceMass(values, rows, I, J, queryBlock / up, keyBlock / across);
     });
@@ -216,16 +229,17 @@ export class Source {
 
   /**
    * The weights of a query, or what is known of them.
-   * @param {number} t @param {number} c @param {number} h @param {number} i
+   * @param {number} t @param {number} c @param {number} h @param {number} i @param {Channel} [channel]
    * @returns {Promise<(Line & {rows: number})|null>}
    *   with exact, a weight for each key; else for each `bin` keys their largest ("largest"), or what an
    *   average of `rows` queries around it gives to them ("mass")
    */
-  async row(t, c, h, i) {
+  async row(t, c, h, i, channel) {
     const { rows, keys } = this.call(t, c);
     if (!(i >= 0 && i < rows)) return null;
     const head = this.head(t, c, h);
-    const weights = await this.weights(t, c, h);
+    const weights = await this.weights(t, c, h, channel);
+    if (channel === "value" && !weights) return null;
     const whole = { exact: true, bin: 1, of: /** @type {const} */ ("weights"), rows: 1 };
     if (weights) return { values: weights.values.slice(i * keys, (i + 1) * keys), ...whole };
     const served = await this.served(`row/${t}/${c}/${h}/${i}`);
@@ -356,7 +370,7 @@ function sourceBytes(value) {
 function sourceCoarsest(levels, queryBlock, keyBlock, channel) {
   /** @param {StoredLevel} level */
   const fits = (level) => queryBlock % level.query_block === 0 && keyBlock % level.key_block === 0;
-  return levels.filter((level) => level[channel] !== null && fits(level)).at(-1) ?? null;
+  return levels.filter((level) => level[channel] && fits(level)).at(-1) ?? null;
 }
 
 /**

@@ -1,7 +1,9 @@
+import { readNotes, writeNotes } from "./head_notes.js";
+
 // What is looked at: one record that every view reads and writes, kept in the address so that it can be shared.
 
 /** Tabs in their order. */
-export const TABS = ["attention", "positions", "compare", "training"];
+export const TABS = ["attention", "lines", "positions", "compare", "training"];
 const SCALES = ["log", "linear", "power"];
 
 /** @param {any} value @param {number} most */
@@ -27,11 +29,32 @@ const stateFold = (value) => {
 /** Pixels of the panes; 0: as they come. @param {any} value */
 const stateSizes = (value) => (/^\d{1,4}(-\d{1,4}){2}$/.test(String(value)) ? String(value) : undefined);
 
+/** Queries whose lines are drawn together. @param {any} value */
+const stateAsked = (value) => {
+  const rows = String(value)
+    .split(",")
+    .filter((one) => /^\d{1,9}$/.test(one));
+  return [...new Set(rows)].slice(0, 32).join(",");
+};
+/** First query and key in sight beside the lines. @param {any} value */
+const stateAt = (value) => (/^\d{1,7}-\d{1,7}$/.test(String(value)) ? String(value) : undefined);
+
+/** Four parts of a question for heads. @param {any} value */
+const stateFind = (value) => {
+  const text = String(value);
+  try {
+    decodeURIComponent(text);
+  } catch {
+    return undefined;
+  }
+  return /^(|([^,]{0,200},){2}(-?\d{1,7})?,[a-z-]{0,20})$/.test(text) ? text : undefined;
+};
+
 /** Ends of the colours: of all heads, of one, or numbers. @param {any} value */
 const stateRangeOfColours = (value) => {
   if (["all", "head"].includes(value)) return value;
   const ends = /^([\d.]+(?:e-\d+)?):([\d.]+(?:e-\d+)?)$/.exec(String(value))?.slice(1).map(Number);
-  return ends && ends[0] < ends[1] && ends[1] <= 1 ? ends.join(":") : undefined;
+  return ends && ends[0] < ends[1] && ends[1] < 1e6 ? ends.join(":") : undefined;
 };
 
 /** @param {any} value @param {State} state */
@@ -45,7 +68,7 @@ const stateTrace = (value, state) =>
  */
 const STATE_FIELDS = {
   tab: { hash: "tab", clean: stateOneOf(TABS) },
-  channel: { hash: "ch", clean: stateOneOf(["mass", "max"]) },
+  channel: { hash: "ch", clean: stateOneOf(["mass", "max", "value"]) },
   scale: { hash: "scale", clean: stateOneOf(SCALES) },
   range: { hash: "range", clean: stateRangeOfColours },
   rowRank: { hash: "rank", clean: stateFlag },
@@ -63,6 +86,10 @@ const STATE_FIELDS = {
   other: { hash: "b", clean: stateTrace },
   fold: { hash: "fold", clean: stateFold },
   sizes: { hash: "sizes", clean: stateSizes },
+  asked: { hash: "asked", clean: stateAsked },
+  at: { hash: "at", clean: stateAt },
+  find: { hash: "find", clean: stateFind },
+  notes: { hash: "notes", clean: (value) => writeNotes(readNotes(value)) },
   compareMode: { hash: "cmp", clean: stateOneOf(["swipe", "side", "difference"]) },
 };
 
@@ -108,6 +135,14 @@ export class State extends EventTarget {
   /** The trace compared with. */
   other = 1;
   compareMode = "swipe";
+  /** Queries whose lines are drawn together; none: all in sight. */
+  asked = "";
+  /** First query and key in sight beside the lines. */
+  at = "0-0";
+  /** A question for heads: query, key, offset and label. */
+  find = "";
+  /** Notes on heads, as JSON. */
+  notes = "";
   /** Folded panes: the map comes first. */
   fold = "profiles";
   /** Of heads, text and profiles, in pixels. */
@@ -285,7 +320,7 @@ export class State extends EventTarget {
 
   /** Take what makes sense from an address part; fields it does not name go back to how they start. @param {string} hash */
   fromHash(hash) {
-    const said = new URLSearchParams(String(hash).replace(/^#/, "").slice(0, 8192));
+    const said = new URLSearchParams(String(hash).replace(/^#/, "").slice(0, 65536));
     /** @param {string | null} text */
     const range = (text) =>
       /^(\d{1,12}(?:\.\d{1,6})?)-(\d{1,12}(?:\.\d{1,6})?)$/
@@ -304,6 +339,8 @@ export class State extends EventTarget {
       const text = hash && said.get(hash);
       if (hash) changes[name] = (text === null ? undefined : clean(text, this)) ?? this.initial[name];
     }
+    // An older address of the history takes no note away.
+    changes.notes = writeNotes({ ...readNotes(changes.notes), ...readNotes(this.notes) });
     const heads = (said.get("sel") ?? "").split(",").filter((head) => /^\d{1,4}\.\d{1,4}$/.test(head));
     this.set(changes);
     const selection = heads.length ? heads.map((head) => head.split(".").map(Number)) : [[this.c, this.h]];

@@ -21,9 +21,10 @@ export function hiddenBlocks(keyBlock) {
  * @param {Float32Array} values TILE x TILE
  * @param {Float32Array} first mass of the same rows in the first tile column
  * @param {number} tileColumn @param {number} hidden blocks to leave out
+ * @param {number} [most] what no value is above
  * @returns {Float32Array} NaN where hidden
  */
-export function withoutFirst(values, first, tileColumn, hidden) {
+export function withoutFirst(values, first, tileColumn, hidden, most = 1) {
   const out = new Float32Array(values);
   for (let i = 0; i < TILE; i += 1) {
     let rest = 1;
@@ -31,7 +32,7 @@ export function withoutFirst(values, first, tileColumn, hidden) {
     for (let j = 0; j < TILE; j += 1) {
       const at = i * TILE + j;
       if (tileColumn === 0 && j < hidden) out[at] = NaN;
-      else if (out[at] > 0) out[at] = rest > 1e-6 ? Math.min(1, out[at] / rest) : 0;
+      else if (out[at] > 0) out[at] = rest > 1e-6 ? Math.min(most, out[at] / rest) : 0;
     }
   }
   return out;
@@ -228,7 +229,9 @@ export class TileStore {
       if (!tile) continue;
       if (hideSink) {
         const first = await read(0, "mass");
-        tile = withoutFirst(tile, first ?? new Float32Array(tile.length), tileColumn, hiddenBlocks(keyBlock));
+        const none = new Float32Array(tile.length);
+        const most = channel === "value" ? Infinity : 1;
+        tile = withoutFirst(tile, first ?? none, tileColumn, hiddenBlocks(keyBlock), most);
       }
       tiles.push(tile);
     }

@@ -1,4 +1,5 @@
 import { button, chooser, clear, element, partOf, tickbox } from "./dom.js";
+import { numberNames } from "./heads.js";
 
 /**
  * Layers in a list: their numbers, and what of their names tells them apart beyond a number.
@@ -106,6 +107,11 @@ export function mountTools(host, source, state) {
     [
       ["mass", "mass of a block"],
       ["max", "largest weight"],
+      .../** @type {[string, string][]} */ (
+        traces.some((trace) => numberNames(trace).includes("largest_addition"))
+          ? [["value", "weight × value"]]
+          : []
+      ),
     ],
     state.channel,
     (value) => state.set({ channel: value }),

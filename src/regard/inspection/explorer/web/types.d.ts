@@ -7,7 +7,7 @@ type TileStore = import("./tiles.js").TileStore;
 type MapView = ReturnType<typeof import("./map.js").mountMap>;
 type Shift = { query: number; key: number };
 
-type Channel = "mass" | "max";
+type Channel = "mass" | "max" | "value";
 type Direction = "out" | "in";
 type Aggregate = "mean" | "max";
 type Scale = "log" | "linear" | "power" | "rank";
@@ -76,6 +76,8 @@ interface PageDocument {
   positions?: PositionRecord[];
   chunks: Record<string, ChunkEntry>;
   notes?: string[];
+  /** The address of a page that was saved. */
+  start?: string;
 }
 
 interface ChunkEntry {
@@ -122,6 +124,8 @@ interface Call extends Shape {
   key_sequence: number | null;
   sinks?: boolean;
   mask_picture: string | null;
+  /** Bits along the keys: pairs that may attend; null: all. */
+  permitted?: string | null;
   tile_rows: number;
   tile_keys: number;
   borders?: number[] | null;
@@ -144,6 +148,8 @@ interface Label {
 
 interface HeadRecord {
   weights: string | null;
+  /** What a weight of 1 on each key adds; only beside weights. */
+  value_norms?: string;
   levels: StoredLevel[];
   row_stats: string;
   row_bin: number;
@@ -154,9 +160,14 @@ interface HeadRecord {
   last_row_bin: number;
   top_keys: string | null;
   top_weights: string | null;
+  /** Scaled queries and keys, where they are few. */
+  query?: string | null;
+  key?: string | null;
 }
 
 interface StoredLevel {
+  /** Never there. */
+  value?: null;
   query_block: number;
   key_block: number;
   mass: string;
@@ -390,6 +401,22 @@ interface Edge extends Cell {
   weight: number;
   distance: number;
   score: number;
+}
+
+/** "Heads that read ...": texts of tokens, a distance, a label; "" for any. */
+interface HeadQuestion {
+  query: string;
+  key: string;
+  offset: string;
+  label: string;
+}
+
+interface FoundHead {
+  c: number;
+  h: number;
+  weight: number;
+  /** Pairs, or queries that the label stands on. */
+  pairs: number;
 }
 
 // Plots.

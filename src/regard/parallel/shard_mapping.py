@@ -1,6 +1,4 @@
-"""Execution over a mesh: shard_map around each device's part of a call."""
-
-from __future__ import annotations
+"""Calls over a mesh: `shard_map` around each device's part."""
 
 from collections.abc import Mapping
 from functools import partial

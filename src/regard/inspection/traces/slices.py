@@ -1,6 +1,4 @@
-"""Examples and heads of a canonical call: the calls that would have given them alone."""
-
-from __future__ import annotations
+"""Slices of a canonical call: one example, or some heads, as the call that would have given them alone."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,0 +1,67 @@
+"""Backend `mosaic_gpu`: Regard's own kernel for Hopper GPUs, checked in interpret mode and on no GPU yet."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array
+from regard.engine.backends import cudnn, tiled
+from regard.engine.call.problem import Problem
+from regard.engine.flash.preparation import statistics
+from regard.engine.hopper.kernel_calls import (
+    InterpretedSpec,
+    KernelSpec,
+    prepare,
+    trace_pairs,
+)
+from regard.engine.hopper.pair_programs import UnpairedError
+
+_WIDEST = 128
+_OLDEST = (0, 12)  # jax, which the kernel was checked with
+_INTERPRET = False  # True in tests: the kernel then runs anywhere, slowly
+
+
+def refuses(problem: Problem) -> str | None:
+    """Return why the kernel, or what it was checked for, does not cover the call, or None."""
+    capability = (9, 0) if _INTERPRET else cudnn.find_capability()
+    if isinstance(capability, str):
+        return capability
+    if capability[0] != 9:
+        return (
+            f"it is written for Hopper, and this GPU has compute capability {'.'.join(map(str, capability))}"
+        )
+    if jax.__version_info__ < _OLDEST:
+        return f"it was checked with jax 0.12, and this is {jax.__version__}"
+    return _refuses_options(problem) or _refuses_pairs(problem)
+
+
+def _refuses_options(problem: Problem) -> str | None:
+    if statistics(problem) or "max_score" in problem.aux:
+        return "of statistics it keeps lse alone: aux asks for others"
+    if problem.bias is not None:
+        return "it reads no number for every pair: a bias is one"
+    if problem.dropout_rate:
+        return "it has no dropout"
+    if any(array.dtype != jnp.bfloat16 for array in (problem.query, problem.key, problem.value)):
+        return "it takes bfloat16 alone: how to multiply float32 is not decided"
+    if not problem.low_precision:
+        return "it rounds weights to bfloat16, and precision asks for more"
+    if max(problem.D, problem.E) > _WIDEST:
+        return f"it takes heads of width {_WIDEST} at most, got {max(problem.D, problem.E)}"
+    if 0 in (*problem.leading, problem.T, problem.S, problem.D, problem.E):
+        return "there is nothing to compute"
+    return None
+
+
+def _refuses_pairs(problem: Problem) -> str | None:
+    try:
+        jax.eval_shape(lambda problem: (trace_pairs(*prepare(problem)), 0)[1], problem)
+    except UnpairedError as reason:
+        return f"its mask and scores are arithmetic on pairs in registers, and this call needs {reason}"
+    return None
+
+
+def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """Compute the output by the kernel, and its first gradients; other derivatives are those of `tiled`."""
+    return tiled.run(problem, spec=InterpretedSpec if _INTERPRET else KernelSpec)

@@ -1,0 +1,1 @@
+"""Regard's own kernel for NVIDIA's Hopper, in Pallas Mosaic GPU."""

@@ -1,0 +1,188 @@
+"""A block of a kernel on NVIDIA's Hopper: what it loads, when, and what it does to a tile of scores.
+
+Two warpgroups of 64 rows compute, and one loads tiles through a ring of buffers in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from regard.axes import Array
+from regard.engine.hopper.pair_programs import COLUMN, HEAD, ROW, PairProgram, Pairs
+
+ROWS = 64  # of a warpgroup's products
+BLOCK = 2 * ROWS
+STAGES = 2  # tiles that are read ahead
+_COMPUTING, _LOADING = 232, 40  # registers of a thread
+
+gpu: Any = mosaic_gpu  # as of jax 0.12
+Ref = Any
+
+
+class KernelBlock:
+    """One block of a kernel: where it is, what it was given, and its buffers."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        heads: tuple[int, int],
+        operands: Any,
+        read: Sequence[Sequence[Ref]],
+        outputs: Sequence[Ref],
+        *,
+        kept: Sequence[Ref],
+        kept_ready: Ref,
+        ring: Sequence[Ref],
+        ready: Sequence[Ref],
+        free: Sequence[Ref],
+        weights: Ref | None,
+    ) -> None:
+        self.pairs, self.outputs, self.read = pairs, outputs, read
+        self.heads, self.key_heads = heads
+        (self.starts, self.counts), self.scale_ref, *self.arrays = operands
+        self.kept, self.kept_ready, self.weights = kept, kept_ready, weights
+        self.ring, self.ready, self.free = ring, ready, free
+        self.batch, self.head, self.number = (lax.axis_index(name) for name in ("batch", "head", "block"))
+        self.warpgroup = lax.axis_index("warpgroup")
+        self.first = pl.multiple_of(self.number * BLOCK + lax.rem(self.warpgroup, np.int32(2)) * ROWS, ROWS)
+        self.tile = ring[0].shape[1]
+
+    def at(self, ref: Ref, head: Any, heads: int) -> tuple[Any, Any]:
+        """Return where an array has this batch row, and a head that several may share."""
+        return (self.batch if ref.shape[0] > 1 else 0), lax.div(head, np.int32(heads // ref.shape[1]))
+
+    def count(self, which: int, heads: int) -> Any:
+        """Return the number of tiles that are FULL, 0, or that there are, 1."""
+        return self.counts[*self.at(self.counts, self.head, heads), self.number, which]
+
+    @property
+    def scale(self) -> Any:
+        return self.scale_ref[self.batch if self.scale_ref.shape[0] > 1 else 0]
+
+    def stream(self, total: Any, tile_at: Callable[[Any], Any], sources: Callable[[Any], list[Ref]]) -> None:
+        """Load tiles into the ring, each once its place is free."""
+
+        def step(turn: Any, none: Any) -> Any:
+            slot, start = lax.rem(turn, np.int32(STAGES)), pl.multiple_of(tile_at(turn), self.tile)
+            for source, ring, ready, free in zip(
+                sources(turn), self.ring, self.ready, self.free, strict=True
+            ):
+                pl.when(turn >= STAGES)(lambda free=free: gpu.barrier_wait(free.at[slot]))
+                gpu.copy_gmem_to_smem(source.at[pl.ds(start, self.tile)], ring.at[slot], ready.at[slot])
+            return none
+
+        lax.fori_loop(0, total, step, 0)
+        for slot in range(STAGES):
+            for free in self.free:
+                pl.when(slot < total)(lambda last=free.at[slot]: gpu.barrier_wait(last))
+
+    def load_kept(self, *sources: Ref) -> list[Ref]:
+        """Load this warpgroup's rows of some arrays, which stay."""
+        for source, buffer in zip(sources, self.kept, strict=True):
+            rows = source.at[pl.ds(self.first, ROWS)]
+            gpu.copy_gmem_to_smem(rows, buffer.at[self.warpgroup], self.kept_ready.at[self.warpgroup])
+        gpu.barrier_wait(self.kept_ready.at[self.warpgroup])
+        return [buffer.at[self.warpgroup] for buffer in self.kept]
+
+    def vector(self, ref: Ref, start: Any, length: int, axis: int, head: Any) -> Array:
+        """Read one number per row, axis 0, or per column, axis 1, of a tile."""
+        part = ref.at[*self.at(ref, head, self.heads), pl.ds(start, length)]
+        return gpu.load(part, layout=gpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
+
+    def finish(self, scores: Array, start: Any, head: Any, masked: bool, across: bool = False) -> Finished:
+        """Finish a tile of scaled products: score function, then mask; `across`, keys by queries."""
+        pairs, shape = self.pairs, (scores.shape[0], scores.shape[1])
+        places = {ROW: (self.first, 0), COLUMN: (start, 1)}
+        if across:
+            places = {COLUMN: (self.first, 0), ROW: (start, 1)}
+
+        def run(program: PairProgram, which: int, *tiles: Array) -> Array:
+            def read(number: int, kind: str) -> Array:
+                ref = self.read[which][number]
+                if kind == HEAD:
+                    return ref[*self.at(ref, head, self.heads), 0]
+                first, axis = places[kind]
+                return self.vector(ref, first, shape[axis], axis, head)
+
+            return program.run(read, shape, *tiles, across=across)
+
+        kept = run(pairs.keep, 0) if masked and pairs.keep is not None else None
+        raw = scores
+        if pairs.apply is not None:
+            raw = scores if kept is None else jnp.where(kept, scores, 0.0)
+            scores = run(pairs.apply, 1, raw)
+        if kept is not None:
+            scores = jnp.where(kept, scores, -jnp.inf)
+
+        def pull(change: Array) -> Array:
+            return change if pairs.pull is None else run(pairs.pull, 2, raw, change)
+
+        return Finished(scores, pull)
+
+    def factor(self, tile: Array) -> Any:
+        """Return a tile of registers as a product takes it."""
+        tile = tile.astype(jnp.bfloat16)
+        if self.weights is None:
+            return tile
+        self.weights.at[self.warpgroup][...] = tile
+        gpu.commit_smem()
+        return self.weights.at[self.warpgroup]
+
+    def ring_at(self, turn: Any) -> tuple[list[Ref], list[Ref], list[Ref]]:
+        """Return the buffers of a turn, and the barriers that tell that they are ready, and free."""
+        slot = lax.rem(turn, np.int32(STAGES))
+        buffers, ready, free = ([one.at[slot] for one in them] for them in (self.ring, self.ready, self.free))
+        return buffers, ready, free
+
+    def divide_work(self, compute: Callable[[], None], load: Callable[[], None]) -> None:
+        """Let two warpgroups compute, and the third load for both."""
+
+        @pl.when(self.warpgroup < 2)
+        def _compute() -> None:
+            gpu.set_max_registers(_COMPUTING, action="increase")
+            compute()
+
+        @pl.when(self.warpgroup == 2)
+        def _load() -> None:
+            gpu.set_max_registers(_LOADING, action="decrease")
+            load()
+
+
+class Finished(NamedTuple):
+    scores: Array
+    pull: Callable[[Array], Array]  # from the cotangent of the scores to that of the products
+
+
+def multiply(a: Any, b: Any) -> Array:
+    """Multiply tiles, a by b, into registers."""
+
+    def into(sums: Ref) -> Array:
+        gpu.wgmma(sums, a, b)
+        return sums[...]
+
+    return pl.run_scoped(into, gpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
+
+
+def fill(shape: tuple[int, ...], value: float) -> Array:
+    layout = gpu.Layout.WGMMA if len(shape) == 2 else gpu.Layout.WGMMA.reduce(1)
+    return gpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def spread(vector: Array, like: Array, axis: int = 0) -> Array:
+    return lax.broadcast_in_dim(vector, like.shape, (axis,))
+
+
+def visit(full: Any, kept: Any, step: Callable[..., Any], carry: Any) -> Any:
+    """Visit FULL tiles, which need no mask, then the others."""
+    for first, end, masked in ((0, full, False), (full, kept, True)):
+        carry = lax.fori_loop(
+            first, end, lambda turn, carry, masked=masked: step(turn, carry, masked=masked), carry
+        )
+    return carry

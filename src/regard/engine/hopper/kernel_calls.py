@@ -1,0 +1,308 @@
+"""Calls in tiles whose forward and backward passes are the kernel's; all other derivatives are of tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.call.problem import Problem
+from regard.engine.flash import passes, preparation
+from regard.engine.flash.operands import PARAMETER, Context, Operands, Results
+from regard.engine.flash.primitives import Leaves, Spec
+from regard.engine.flash.sparsity import TileLists
+from regard.engine.flash.tile_calls import TileSpec
+from regard.engine.flash.tiles import Blocking, TileConfig, TileView
+from regard.engine.hopper.pair_programs import Lists, PairFunction, PairProgram, Pairs, Side
+from regard.scores.cells import Block, Bucket
+
+BLOCK, ROWS = 128, 64  # rows of a block and keys of a tile; queries of a tile that the gradient of keys reads
+FORWARD, BACKWARD = Blocking(BLOCK, BLOCK), Blocking(ROWS, BLOCK)
+LANES = 64  # widths are padded to a multiple
+
+
+def prepare(problem: Problem) -> tuple[Operands, Context, TileConfig]:
+    """Return what the kernel is made for."""
+    return preparation.prepare(problem, FORWARD, BACKWARD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec(TileSpec):
+    """The static parameters of a call of the kernel."""
+
+    interpret: ClassVar[bool] = False
+
+    @staticmethod
+    def prepare(
+        problem: Problem, forward: Blocking, backward: Blocking
+    ) -> tuple[Operands, Context, TileConfig]:
+        inputs, context, config = preparation.prepare(problem, forward, backward)
+        own = dataclasses.replace(prepare(problem)[1], backward_mask=None)
+        return inputs, dataclasses.replace(context, kernel=own), config
+
+    def batched(
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]]
+    ) -> Callable[..., list[Array]]:
+        in_tiles = TileSpec(**vars(self))
+        if name in ("forward", "backward"):
+            return partial(self._run, name, function, in_tiles)
+        return in_tiles.batched(name, function)
+
+    def _run(
+        self,
+        name: str,
+        function: Callable[[Spec, Leaves], list[Array]],
+        in_tiles: TileSpec,
+        *operands: Array,
+    ) -> list[Array]:
+        """Compute by the kernel what it gives, and in tiles the other gradients."""
+        own = tuple(one for one in self.shapes if one[0] in ("query", "key", "value"))
+        rest = tuple(one for one in self.shapes if one not in own)
+        found: dict[str, Array] = {}
+        if own or not rest:
+            kernel, tiles = (dataclasses.replace(spec, shapes=own) for spec in (self, in_tiles))
+            results = function(kernel, operands)
+            inputs = Operands.from_named(dict(zip(self.present, operands, strict=False)))
+            context = jax.tree.unflatten(self.context, operands[len(self.laid_out(name)) :])
+            results = _unless_poisoned(
+                inputs, context, results, lambda: tiles.batched(name, function)(*operands)
+            )
+            found = dict(zip(kernel.result_names(name), results, strict=True))
+        if rest:
+            tiles = dataclasses.replace(in_tiles, shapes=rest)
+            results = tiles.batched(name, function)(*operands)
+            found |= dict(zip(tiles.result_names(name), results, strict=True))
+        return [found[result] for result in self.result_names(name)]
+
+    def compute(self, name: str, inputs: Operands, context: Context, *given: Any, reversible: bool) -> Any:
+        del reversible  # what is itself differentiated is computed in tiles
+        forward, backward = (
+            block.fit(self.config.num_queries, self.config.num_keys, 1) for block in (FORWARD, BACKWARD)
+        )
+        config = dataclasses.replace(self.config, forward=forward, backward=backward)
+        assert context.kernel is not None
+        call = _Call(inputs, context.kernel, config, self.interpret)
+        return call.forward() if name == "forward" else call.backward(*given)
+
+
+class InterpretedSpec(KernelSpec):
+    """The same, interpreted on a CPU."""
+
+    interpret: ClassVar[bool] = True
+
+
+def _is_clean(inputs: Operands, context: Context) -> Array | None:
+    """Tell whether keys and values are finite; None where no mask leaves out any."""
+    if context.forward_mask is None:
+        return None
+    return jnp.isfinite(inputs.key).all() & jnp.isfinite(inputs.value).all()
+
+
+def _unless_poisoned(
+    inputs: Operands, context: Context, found: list[Array], in_tiles: Callable[[], list[Array]]
+) -> list[Array]:
+    """Take what is not finite from the tiles, where a key or value is NaN or inf, which the kernel omits."""
+    clean = _is_clean(inputs, context)
+    if clean is None:
+        return found
+
+    def join() -> list[Array]:
+        pairs = zip(found, in_tiles(), strict=True)
+        return [jnp.where(jnp.isfinite(tiled), own, tiled) for own, tiled in pairs]
+
+    return jax.lax.cond(clean, lambda: found, join)
+
+
+class _Call:
+    """One call, in arrays as the kernel takes them."""
+
+    def __init__(self, inputs: Operands, context: Context, config: TileConfig, interpret: bool) -> None:
+        from regard.engine.hopper.launches import Launch
+
+        self.inputs, self.context, self.config = inputs, context, config
+        self.clean = _is_clean(inputs, context)
+        self.batch, self.rows = config.rows[:-2], _whole(config.num_queries, BLOCK)
+        self.columns = _whole(config.num_keys, BLOCK)
+        pairs = trace_pairs(inputs, context, config)
+        heads, key_heads = config.rows[-2], config.leading[-1]
+        self.launch = Launch(math.prod(self.batch), heads, key_heads, pairs, interpret)
+        self.scale = _lay(inputs.scale, config, 2)[:, 0, 0, 0]
+
+    def forward(self) -> Results:
+        arrays = self._rows(self.inputs.query), *self._keys()
+        found = self.launch.forward(self._lists(self.context.by_query), self.scale, *arrays)
+        length, width = self.config.num_queries, self.config.value_width
+        output, log_total, peak = (
+            one[:, :, :length].reshape((*self.config.rows, *one.shape[3:])) for one in found
+        )
+        return Results(output[..., :width], log_total, peak=peak)
+
+    def backward(
+        self, results: Results, cotangents: Results, shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, Array]:
+        alive = results.peak != -jnp.inf
+        delta = jnp.sum(cotangents.output * results.output, -1) - cotangents.log_total
+        query, cotangent = (
+            self._rows(jnp.where(alive[..., None], one, 0)) for one in (self.inputs.query, cotangents.output)
+        )
+        vectors = [
+            _lay(one, self.config, 1, (self.rows,), fill)
+            for one, fill in (
+                (jnp.where(alive, results.peak, jnp.inf), jnp.inf),
+                (results.log_total, 0),
+                (jnp.where(alive, delta, 0), 0),
+            )
+        ]
+        operands = (self.scale, query, *self._keys(), cotangent, *vectors)
+        found: dict[str, Array] = {}
+        if "query" in shapes:
+            found["query"] = self.launch.query_gradient(self._lists(self.context.by_query), *operands)
+        if "key" in shapes or "value" in shapes:
+            lists = self._lists(self.context.by_key)
+            found["key"], found["value"] = self.launch.key_gradients(lists, *operands)
+        return {name: self._gradient(found[name], shape) for name, shape in shapes.items()}
+
+    def _gradient(self, found: Array, shape: tuple[int, ...]) -> Array:
+        found = found[:, :, : shape[-2], : shape[-1]]
+        return passes.sum_to(found.reshape((*self.batch, *found.shape[1:])), shape)
+
+    def _rows(self, array: Array) -> Array:
+        return _lay(array.astype(jnp.bfloat16), self.config, 2, (self.rows, _whole(array.shape[-1], LANES)))
+
+    def _keys(self) -> list[Array]:
+        def lay(array: Array) -> Array:
+            array = array if self.clean is None else jnp.where(jnp.isfinite(array), array, 0)
+            return _lay(array, self.config, 2, (self.columns, _whole(array.shape[-1], LANES)))
+
+        return [lay(array) for array in (self.inputs.key, self.inputs.value)]
+
+    def _lists(self, lists: TileLists) -> Lists:
+        full = lists.full
+        # A tile that is longer than the keys holds some that are nobody's.
+        if lists is self.context.by_query and self.config.num_keys < BLOCK:
+            full = full * 0
+        if self.clean is not None:
+            full = jnp.where(self.clean, full, 0)
+        counts = jnp.stack([full, lists.kept], -1)
+        return Lists(_lay(lists.starts, self.config, 2), _lay(counts, self.config, 2))
+
+
+def _lay(
+    array: Array, config: TileConfig, trailing: int, whole: tuple[int, ...] = (), fill: float = 0
+) -> Array:
+    """Reshape (*batch, heads, ...) to (batch | 1, heads, ...), and fill its last axes up."""
+    full = config.leading[:-1]
+    missing = len(full) + 1 + trailing - array.ndim
+    array = array.reshape((*(1,) * missing, *array.shape))
+    batch, rest = array.shape[: len(full)], array.shape[len(full) :]
+    if math.prod(batch) > 1:
+        array = jnp.broadcast_to(array, (*full, *rest))
+    array = array.reshape((-1, *rest))
+    more = [(0, long - size) for size, long in zip(rest[1:], whole, strict=True)] if whole else []
+    return jnp.pad(array, [(0, 0), (0, 0), *more], constant_values=fill) if whole else array
+
+
+def _whole(length: int, unit: int) -> int:
+    return -(-length // unit) * unit
+
+
+@dataclass(frozen=True)
+class _Picked:
+    """Rows or columns by their indices, of which those beyond the end stand for the last."""
+
+    members: Array
+    size: int
+
+    def take(self, data: Array, axis: int) -> Array:
+        return jnp.take(data, self.members, axis, mode="clip")
+
+
+@dataclass(frozen=True)
+class _PickedView(TileView):
+    """A tile of given rows and columns."""
+
+    picked: tuple[Any, Any] = (None, None)
+
+    @property
+    def row_span(self) -> Any:
+        return self.picked[0]
+
+    @property
+    def column_span(self) -> Any:
+        return self.picked[1]
+
+
+@dataclass(frozen=True)
+class _Cells(Block):
+    """Cells whose distances are looked up by comparisons alone."""
+
+    def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
+        table = self._take_heads(table, 1) if table.shape[1] > 1 else table
+        with jax.ensure_compile_time_eval():
+            distances = np.arange(-reach - 1, reach + 2, dtype=np.int32)
+            buckets = np.asarray(bucket(jnp.asarray(distances)))
+        distance = self.key_position - self.query_position
+        entry = table[buckets[0], 0]
+        for number in np.flatnonzero(np.diff(buckets)) + 1:
+            entry = jnp.where(distance >= distances[number], table[buckets[number], 0], entry)
+        return scores + entry
+
+
+def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs:
+    """Trace the mask and the score of a call; raise `UnpairedError` where one is no arithmetic on pairs."""
+    heads, batch = config.rows[-2], config.rows[:-2]
+    blocking = Blocking(config.forward.queries, config.forward.keys)
+    # Every query head has tiles of its own here.
+    of_head = dataclasses.replace(config, leading=(*batch, heads), group=1, forward=blocking)
+    sides = (
+        Side(blocking.queries, _whole(config.num_queries, BLOCK)),
+        Side(blocking.keys, _whole(config.num_keys, BLOCK)),
+    )
+    mask, offsets, named = context.forward_mask, context.offsets, inputs.named()
+    finite = _lay(jnp.isfinite(inputs.key).all(-1), config, 1)
+
+    def view_of(number: Array, head: Array, rows: Array, columns: Array) -> TileView:
+        leading: list[Any] = []
+        for size in reversed(batch):
+            leading.insert(0, number % np.int32(size))
+            number = number // np.int32(size)
+        picked = _Picked(rows, blocking.queries), _Picked(columns, blocking.keys)
+        return _PickedView(of_head, blocking, (*leading, head), 0, 0, picked)
+
+    def keep(number: Array, head: Array, rows: Array, columns: Array) -> Array:
+        own = (columns < config.num_keys)[None]
+        if mask is None:
+            return own
+        here = (number if len(finite) > 1 else 0), head // np.int32(heads // finite.shape[1])
+        own &= finite[*here][jnp.minimum(columns, config.num_keys - 1)]
+        return view_of(number, head, rows, columns).keep(mask, offsets) & own
+
+    def apply(number: Array, head: Array, rows: Array, columns: Array, raw: Array) -> Array:
+        assert context.scoring is not None
+        assert context.numbers is not None
+        view = view_of(number, head, rows, columns)
+        cells = _Cells(**vars(view.pairs(offsets, context.numbers)))
+        parameters = [view.parameter(array) for name, array in named.items() if name.startswith(PARAMETER)]
+        return context.scoring.join(tuple(parameters)).apply(raw, cells)
+
+    def pull(number: Array, head: Array, rows: Array, columns: Array, raw: Array, change: Array) -> Array:
+        return jax.vjp(lambda raw: apply(number, head, rows, columns, raw), raw)[1](change)[0]
+
+    def trace(function: PairFunction, tiles: int) -> PairProgram:
+        return PairProgram(function, *sides, (math.prod(batch), heads), tiles)
+
+    masked, scored = mask is not None or config.num_keys % BLOCK, context.scoring is not None
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return Pairs(
+            trace(keep, 0) if masked else None,
+            trace(apply, 1) if scored else None,
+            trace(pull, 2) if scored else None,
+        )

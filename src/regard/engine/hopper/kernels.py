@@ -1,0 +1,165 @@
+"""Attention for Hopper GPUs in Pallas Mosaic: forward, gradient of queries, gradient of keys and values.
+
+A block is 128 rows of one head, or keys of a group, against the tiles of its list, which hold work; those
+that the mask keeps as a whole come first, and are computed without it. Nothing is added up in an order that
+depends on time.
+
+Reference: Shah et al., "FlashAttention-3", 2024, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from regard.axes import Array
+from regard.engine.hopper.blocks import ROWS, KernelBlock, Ref, fill, gpu, multiply, spread, visit
+
+
+def attend(block: KernelBlock) -> None:
+    query, key, value = block.arrays
+    head, heads = block.head, block.heads
+    full, kept = (block.count(which, heads) for which in (0, 1))
+    list_at = block.at(block.starts, head, heads)
+
+    def start_of(turn: Any) -> Any:
+        return block.starts[*list_at, block.number, turn]
+
+    def compute() -> None:
+        (rows,) = block.load_kept(query.at[*block.at(query, head, heads)])
+
+        def step(turn: Any, carry: Any, masked: bool) -> Any:
+            weighted, total, peak = carry
+            (keys, values), ready, free = block.ring_at(turn)
+            gpu.barrier_wait(ready[0])
+            scores = multiply(rows, keys.T) * block.scale
+            gpu.barrier_arrive(free[0])
+            start = pl.multiple_of(start_of(turn), block.tile)
+            scores = block.finish(scores, start, head, masked).scores
+            new_peak = jnp.maximum(peak, scores.max(axis=1))
+            base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
+            shrink, weights = jnp.exp(peak - base), jnp.exp(scores - spread(base, scores))
+            gpu.barrier_wait(ready[1])
+            part = multiply(block.factor(weights), values)
+            gpu.barrier_arrive(free[1])
+            return weighted * spread(shrink, weighted) + part, total * shrink + weights.sum(axis=1), new_peak
+
+        empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
+        weighted, total, peak = visit(full, kept, step, empty)
+        total = jnp.where(peak == -jnp.inf, 1.0, total)
+        rows_at = block.batch, head, pl.ds(block.first, ROWS)
+        for ref, found in zip(
+            block.outputs, (weighted / spread(total, weighted), jnp.log(total), peak), strict=True
+        ):
+            ref.at[*rows_at][...] = found
+
+    def load() -> None:
+        sources = [one.at[*block.at(one, head, heads)] for one in (key, value)]
+        block.stream(kept, start_of, lambda turn: sources)
+
+    block.divide_work(compute, load)
+
+
+def pull_queries(block: KernelBlock) -> None:
+    query, key, value, cotangent, *vectors = block.arrays
+    head, heads = block.head, block.heads
+    full, kept = (block.count(which, heads) for which in (0, 1))
+    list_at = block.at(block.starts, head, heads)
+
+    def start_of(turn: Any) -> Any:
+        return block.starts[*list_at, block.number, turn]
+
+    def compute() -> None:
+        rows, pulled = block.load_kept(*(one.at[*block.at(one, head, heads)] for one in (query, cotangent)))
+        base, log_total, delta = (block.vector(one, block.first, ROWS, 0, head) for one in vectors)
+
+        def gather(sums: Ref) -> Array:
+            def step(turn: Any, none: Any, masked: bool) -> Any:
+                (keys, values), ready, free = block.ring_at(turn)
+                gpu.barrier_wait(ready[0])
+                scores = multiply(rows, keys.T) * block.scale
+                start = pl.multiple_of(start_of(turn), block.tile)
+                scores, pull = block.finish(scores, start, head, masked)
+                weights = jnp.exp(scores - spread(base, scores) - spread(log_total, scores))
+                gpu.barrier_wait(ready[1])
+                change = multiply(pulled, values.T)
+                gpu.barrier_arrive(free[1])
+                change = pull(weights * (change - spread(delta, change)))
+                gpu.wgmma(sums, block.factor(change), keys)
+                gpu.wgmma_wait(0)
+                gpu.barrier_arrive(free[0])
+                return none
+
+            visit(full, kept, step, 0)
+            return sums[...]
+
+        found = pl.run_scoped(gather, gpu.ACC((ROWS, query.shape[3]), jnp.float32)) * block.scale
+        block.outputs[0].at[block.batch, head, pl.ds(block.first, ROWS)][...] = found
+
+    def load() -> None:
+        sources = [one.at[*block.at(one, head, heads)] for one in (key, value)]
+        block.stream(kept, start_of, lambda turn: sources)
+
+    block.divide_work(compute, load)
+
+
+def pull_keys(block: KernelBlock) -> None:
+    query, key, value, cotangent, *vectors = block.arrays
+    heads, key_heads = block.heads, block.key_heads
+    group = np.int32(heads // key_heads)
+    full, kept = (block.count(which, key_heads) for which in (0, 1))
+    list_at = block.at(block.starts, block.head, key_heads)
+
+    def compute() -> None:
+        keys, values = block.load_kept(
+            *(one.at[*block.at(one, block.head, key_heads)] for one in (key, value))
+        )
+
+        def gather(key_sums: Ref, value_sums: Ref) -> tuple[Array, Array]:
+            def add_head(member: Any, none: Any) -> Any:
+                head = block.head * group + member
+
+                def step(number: Any, none: Any, masked: bool) -> Any:
+                    (rows, pulled), ready, free = block.ring_at(member * kept + number)
+                    start = pl.multiple_of(block.starts[*list_at, block.number, number], block.tile)
+                    base, log_total, delta = (block.vector(one, start, ROWS, 1, head) for one in vectors)
+                    gpu.barrier_wait(ready[0])
+                    scores = multiply(keys, rows.T) * block.scale
+                    scores, pull = block.finish(scores, start, head, masked, across=True)
+                    weights = jnp.exp(scores - spread(base, scores, 1) - spread(log_total, scores, 1))
+                    gpu.barrier_wait(ready[1])
+                    gpu.wgmma(value_sums, block.factor(weights), pulled)
+                    gpu.wgmma_wait(0)
+                    change = multiply(values, pulled.T)
+                    gpu.barrier_arrive(free[1])
+                    change = pull(weights * (change - spread(delta, change, 1)))
+                    gpu.wgmma(key_sums, block.factor(change), rows)
+                    gpu.wgmma_wait(0)
+                    gpu.barrier_arrive(free[0])
+                    return none
+
+                return visit(full, kept, step, none)
+
+            lax.fori_loop(0, group, add_head, 0)
+            return key_sums[...], value_sums[...]
+
+        sums = [gpu.ACC((ROWS, array.shape[3]), jnp.float32) for array in (key, value)]
+        key_sum, value_sum = pl.run_scoped(gather, *sums)
+        rows_at = block.batch, block.head, pl.ds(block.first, ROWS)
+        for ref, found in zip(block.outputs, (key_sum * block.scale, value_sum), strict=True):
+            ref.at[*rows_at][...] = found
+
+    def load() -> None:
+        def sources(turn: Any) -> list[Ref]:
+            head = block.head * group + lax.div(turn, kept)
+            return [one.at[*block.at(one, head, heads)] for one in (query, cotangent)]
+
+        block.stream(
+            kept * group, lambda turn: block.starts[*list_at, block.number, lax.rem(turn, kept)], sources
+        )
+
+    block.divide_work(compute, load)

@@ -1,0 +1,117 @@
+"""Launches of the kernels, on a GPU or interpreted.
+
+Arrays are (batch | 1, heads | any divisor, length, width), lengths and widths whole tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.axes import Array
+from regard.engine.hopper import kernels
+from regard.engine.hopper.blocks import BLOCK, ROWS, STAGES, KernelBlock, Ref, gpu
+from regard.engine.hopper.pair_programs import Lists, Pairs
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call of the kernels."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    pairs: Pairs
+    interpret: bool
+
+    def forward(
+        self, lists: Lists, scale: Array, query: Array, key: Array, value: Array
+    ) -> tuple[Array, Array, Array]:
+        """Compute the output, and of each row the log of its sum and its peak, which that is relative to."""
+        rows = (self.batch, self.heads, query.shape[2])
+        shapes = [(*rows, value.shape[3]), rows, rows]
+        buffers = self._buffers((query,), (key, value), BLOCK)
+        return self._run(
+            kernels.attend, shapes, self.heads, rows[2], buffers, lists, scale, query, key, value
+        )
+
+    def query_gradient(
+        self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
+    ) -> Array:
+        """Compute the gradient of queries; the rest is that of the output, then base, log total and delta."""
+        shape = (self.batch, self.heads, *query.shape[2:])
+        buffers = self._buffers((query, rest[0]), (key, value), BLOCK)
+        operands = (lists, scale, query, key, value, *rest)
+        return self._run(kernels.pull_queries, [shape], self.heads, shape[2], buffers, *operands)[0]
+
+    def key_gradients(
+        self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
+    ) -> tuple[Array, Array]:
+        """Compute the gradients of keys and values, likewise, one for each group of heads."""
+        shapes = [(self.batch, self.key_heads, *array.shape[2:]) for array in (key, value)]
+        buffers = self._buffers((key, value), (query, rest[0]), ROWS)
+        operands = (lists, scale, query, key, value, *rest)
+        return self._run(kernels.pull_keys, shapes, self.key_heads, key.shape[2], buffers, *operands)
+
+    def _buffers(self, kept: Sequence[Array], streamed: Sequence[Array], tile: int) -> dict[str, Any]:
+        """Return buffers for rows of a block, and for the tiles that it reads."""
+
+        def buffer(*shape: int) -> Any:
+            layout = (gpu.TilingTransform((8, 64)), gpu.SwizzleTransform(128))
+            return gpu.SMEM(shape, jnp.bfloat16, transforms=layout)
+
+        return {
+            "kept": [buffer(2, ROWS, array.shape[3]) for array in kept],
+            "kept_ready": gpu.Barrier(num_barriers=2, num_arrivals=len(kept)),
+            "ring": [buffer(STAGES, tile, array.shape[3]) for array in streamed],
+            "ready": [gpu.Barrier(num_barriers=STAGES) for _ in streamed],
+            "free": [gpu.Barrier(num_barriers=STAGES, num_arrivals=2) for _ in streamed],
+            # The interpreter multiplies no registers.
+            "weights": buffer(2, ROWS, tile) if self.interpret else None,
+        }
+
+    def _run(
+        self,
+        body: Callable[[KernelBlock], None],
+        shapes: Sequence[tuple[int, ...]],
+        heads: int,
+        length: int,
+        buffers: dict[str, Any],
+        *operands: Any,
+    ) -> Any:
+        leaves, structure = jax.tree.flatten((operands, self.pairs.operands()))
+
+        def kernel(*refs: Ref, **buffers: Any) -> None:
+            sizes = (self.heads, self.key_heads)
+            given, read = jax.tree.unflatten(structure, refs[: len(leaves)])
+            body(KernelBlock(self.pairs, sizes, given, read, refs[len(leaves) :], **buffers))
+
+        def launch(*leaves: Array) -> list[Array]:
+            return gpu.kernel(
+                kernel,
+                out_type=[jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes],
+                scratch_types=buffers,
+                grid=(heads, length // BLOCK, self.batch),
+                grid_names=("head", "block", "batch"),
+                num_threads=3,
+                thread_name="warpgroup",
+                compiler_params=gpu.CompilerParams(approx_math=True),
+                interpret=gpu.InterpretGPUParams(detect_races=True) if self.interpret else False,
+            )(*leaves)
+
+        if not self.interpret:
+            return launch(*leaves)
+        # The interpreter has effects in order, which derivatives and loops around the call do not allow.
+        compiled = jax.jit(launch)
+        results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+
+        def call(*leaves: Any) -> list[np.ndarray]:
+            with jax.enable_x64(False):  # whichever thread calls back
+                return jax.tree.map(np.asarray, compiled(*map(np.asarray, leaves)))
+
+        return jax.pure_callback(call, results, *leaves)

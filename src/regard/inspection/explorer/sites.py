@@ -1,0 +1,166 @@
+"""Sites behind an address with a secret: a page, and numbers of its traces."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from regard.inspection.explorer.pages import fill_page
+from regard.inspection.explorer.shell import load_shell
+from regard.inspection.explorer.tiles import Tiles
+
+LARGEST_NUMBER = 2**31 - 1
+# How many numbers follow each kind of data.
+ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7}
+NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
+Answer = tuple[bytes, dict[str, str]]
+
+
+class RefusalError(Exception):
+    """An answer other than what was asked for."""
+
+    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None):
+        super().__init__(reason)
+        self.status, self.reason, self.headers = status, reason, headers or {}
+
+
+class Site(ABC):
+    """A site behind a secret address."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.is_open = True
+        self._forming, self._formed = 0, threading.Condition()
+
+    @abstractmethod
+    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
+        """Return the body of what lies at a path behind the secret, and its headers, or raise a refusal."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing is being formed; return whether that is so."""
+        with self._formed:
+            return self._formed.wait_for(lambda: not self._forming, seconds)
+
+    def answer(self, target: str, is_waited: Callable[[], bool]) -> Answer:
+        """Return the body and its headers, or raise a refusal; what nobody waits for is given up."""
+        path, _, query = target.partition("?")
+        secret, _, rest = path.removeprefix("/").partition("/")
+        if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
+            raise RefusalError(
+                HTTPStatus.NOT_FOUND, "there is nothing here; open the whole address that was printed"
+            )
+        if path.endswith(self.token):
+            there = {"Location": f"/{self.token}/"}
+            raise RefusalError(HTTPStatus.PERMANENT_REDIRECT, "the address ends with a slash", there)
+        with self._formed:
+            self._forming += 1
+        try:
+            return self.read(rest, query, lambda: self.is_open and is_waited())
+        finally:
+            with self._formed:
+                self._forming -= 1
+                self._formed.notify_all()
+
+
+class Explorer:
+    """The page of one trace or two, its chunks and its tiles.
+
+    Args:
+        traces: to be shown; the second is compared with the first.
+        framed: whether pages of the same server may show it in a frame.
+        options: as in `pages.write`, but compare.
+    """
+
+    def __init__(self, traces: Sequence[Any], framed: bool = False, **options: Any):
+        # Statistics alone are no finer on a server: such a page carries all there is.
+        finer = any(call.problem is not None for one in traces for call in one.calls)
+        first, *others = traces
+        shown = {**options, "compare": others[0] if others else None}
+        payload, self._page = fill_page(first, max_mb=None, served=finer, **shown)
+        around = "'self'" if framed else "'none'"
+        policy = load_shell().policy("'self'" if finer else "'none'") + f"; frame-ancestors {around}"
+        self._headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}
+        if framed:
+            self._headers["X-Frame-Options"] = "SAMEORIGIN"
+        self._chunks, self._tiles = payload.chunks, Tiles(traces)
+
+    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
+        """Return the page at an empty path, or numbers; raises as `Site.read`."""
+        if not path:
+            return self._page, self._headers
+        kind, *words = path.split("/")
+        data = {"Content-Type": "application/octet-stream", "Content-Security-Policy": NO_CONTENT_POLICY}
+        if kind == "chunk" and len(words) == 1:
+            if words[0] not in self._chunks:
+                raise RefusalError(HTTPStatus.NOT_FOUND, "there is no such chunk")
+            return self._chunks[words[0]], data
+        if kind not in ROUTES:
+            raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing of this kind")
+        numbers = _read_numbers(kind, words)
+        channel = _read_channel(query) if kind == "tile" else ""
+        try:
+            array = self._form(kind, numbers, channel, is_wanted)
+        except (LookupError, ValueError) as error:
+            raise RefusalError(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
+        return np.ascontiguousarray(array, "<f4").tobytes(), data
+
+    def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
+        trace, call, head, *rest = numbers
+        if kind == "tile":
+            names = ("query_block", "key_block", "row", "column")
+            chosen = dict(zip(names, rest, strict=True))
+            return self._tiles.tile(trace, call, head, **chosen, channel=channel, is_wanted=is_wanted)
+        if kind == "split":
+            return self._tiles.split(trace, call, head, (rest[0], rest[1]), (rest[2], rest[3]), is_wanted)
+        form = self._tiles.row if kind == "row" else self._tiles.column
+        return form(trace, call, head, rest[0], is_wanted)
+
+
+class ExplorerSite(Site):
+    """An explorer alone."""
+
+    def __init__(self, explorer: Explorer):
+        super().__init__()
+        self._explorer = explorer
+
+    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
+        """Return what the explorer answers."""
+        return self._explorer.read(path, query, is_wanted)
+
+
+def check_port(port: int) -> None:
+    """Raise a ValueError for what is no port, before anything is computed."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port: expected a number in 0..65535, got {port}")
+
+
+def _read_numbers(kind: str, words: list[str]) -> list[int]:
+    if len(words) != ROUTES[kind]:
+        raise RefusalError(
+            HTTPStatus.BAD_REQUEST, f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}"
+        )
+    # Ten digits at most: longer ones are not worth turning into numbers.
+    numbers = [int(word) if re.fullmatch(r"[0-9]{1,10}", word) else LARGEST_NUMBER + 1 for word in words]
+    if max(numbers) > LARGEST_NUMBER:
+        raise RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
+    if kind == "tile" and 0 in numbers[3:5]:
+        raise RefusalError(HTTPStatus.BAD_REQUEST, "tile: expected blocks of at least one row and one key")
+    return numbers
+
+
+def _read_channel(query: str) -> str:
+    given = parse_qsl(query, keep_blank_values=True)
+    if given not in ([], [("channel", "mass")], [("channel", "max")]):
+        raise RefusalError(
+            HTTPStatus.BAD_REQUEST, "tile: expected channel=mass or channel=max and nothing else"
+        )
+    return given[0][1] if given else "mass"

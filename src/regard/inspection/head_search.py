@@ -1,0 +1,130 @@
+"""Search of heads by what they read: weights averaged over the pairs that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard import readouts
+
+_CELLS = 1 << 22  # of all heads, formed at once
+_AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too
+
+
+@dataclass(frozen=True)
+class FoundHead:
+    """A head, and how much weight it gives to what was asked for.
+
+    Example:
+        >>> from regard import inspection
+        >>> inspection.FoundHead(call=1, head=2, weight=0.5, pairs=7).pairs
+        7
+    """
+
+    call: int
+    """Number of the call in the trace."""
+    head: int
+    """The head."""
+    weight: float
+    """Mean over the pairs; the label's share where a label alone was asked for."""
+    pairs: int
+    """The number of pairs, or of the queries that the label stands on."""
+
+
+def find_heads(
+    trace: Any,
+    query: str | Sequence[str] | None = None,
+    key: str | Sequence[str] | None = None,
+    *,
+    offset: int | None = None,
+    label: str | None = None,
+) -> list[FoundHead]:
+    """Find the heads that read chosen keys from chosen queries, the largest mean weight first.
+
+    weight_h = sum_{ts in P} p_hts / |P|,  P: queries t and keys s that match and that may attend
+
+    Args:
+        trace: of `capture` or `load`, with queries and keys.
+        query: texts of tokens, one or several, of which the query's must be one; white space around it and
+            the case do not count. None matches every token.
+        key: likewise, of the key's token.
+        offset: by how many positions the query is after the key; 1 is the token before. None: any.
+        label: a label of `readouts.LABELS` that a head must have.
+
+    Returns:
+        The heads that have such pairs.
+
+    Raises:
+        ValueError: nothing asked for; a label that does not exist; queries and keys that are not kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import attend, inspection, masks
+        >>> x = jnp.eye(3)[None]
+        >>> with inspection.capture(tokens=["a", "b", "A"]) as trace:
+        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
+        >>> (found,) = inspection.find_heads(trace, key="a")
+        >>> found.call, found.head, round(found.weight, 3), found.pairs
+        (0, 0, 0.542, 4)
+    """
+    if all(one is None for one in (query, key, offset, label)):
+        raise ValueError("query: expected a query, a key, an offset or a label to look for, got none of them")
+    if label is not None and label not in readouts.LABELS:
+        raise ValueError(f"label: expected one of {', '.join(readouts.LABELS)}, got {label!r}")
+    found: list[FoundHead] = []
+    for number, call in enumerate(trace.calls):
+        named = None if label is None else _read_labels(call, label)
+        if query is None and key is None and offset is None:
+            found += [FoundHead(number, head, *known) for head, known in (named or {}).items()]
+            continue
+        sums, pairs = _sum_pairs(call, query, key, offset)
+        found += [
+            FoundHead(number, head, float(sums[head] / pairs[head]), int(pairs[head]))
+            for head in range(call.heads)
+            if pairs[head] and (named is None or head in named)
+        ]
+    return sorted(found, key=lambda one: (-one.weight, one.call, one.head))
+
+
+def _sum_pairs(call: Any, query: Any, key: Any, offset: int | None) -> tuple[np.ndarray, np.ndarray]:
+    rows = _match(query, call.query_tokens, call.rows, call.query_offset)
+    columns = _match(key, call.key_tokens, call.keys, call.key_offset)
+    sums, pairs = np.zeros(call.heads), np.zeros(call.heads, np.int64)
+    wide = len(columns) if offset is None else 256
+    step = max(1, min(256, _CELLS // max(1, wide * call.heads)))
+    for start in range(0, len(rows), step):
+        own, keys = rows[start : start + step], columns
+        if offset is not None:
+            keys = np.intersect1d(keys, own + call.query_offset - call.key_offset - offset)
+        if not len(keys):
+            continue
+        wanted = call.permit(own, keys)
+        if offset is not None:
+            away = own[:, None] + call.query_offset - keys - call.key_offset
+            wanted = wanted & (away == offset)
+        weights = call.window(rows=own, columns=keys).astype(np.float64)
+        sums += np.where(wanted, weights, 0).sum((1, 2))
+        pairs += wanted.sum((1, 2))
+    return sums, pairs
+
+
+def _match(wanted: str | Sequence[str] | None, tokens: Any, size: int, offset: int) -> np.ndarray:
+    if wanted is None:
+        return np.arange(size)
+    texts = [wanted] if isinstance(wanted, str) else wanted
+    names = {_fold(text) for text in texts}
+    known = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
+    shift = offset if len(known) > size and 0 < offset < len(known) else 0
+    return np.asarray([n for n, text in enumerate(known[shift : shift + size]) if _fold(text) in names], int)
+
+
+def _fold(text: str) -> str:
+    return (text.strip(_AROUND) or text).lower()
+
+
+def _read_labels(call: Any, name: str) -> dict[int, tuple[float, int]]:
+    found = readouts.label(call.readout()).items()
+    return {head: (one.value, one.rows) for (head,), labels in found for one in labels if one.name == name}

@@ -1,0 +1,109 @@
+"""Padded calls: one program per padded length serves texts of any length, and the padding is not seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard import masks
+from regard.inspection.tokens import Tokens
+from regard.inspection.traces.calls import Call, read_indices
+from regard.readouts import Readout
+
+SHORTEST = 64
+_OF_BLOCKS = ("block_mass", "block_max", "block_rows")
+_OF_KEYS = ("key_mass", "key_max")
+_OF_HEADS = ("distance_mass", "trust")
+
+
+def pad_length(count: int, most: int | None = None) -> int:
+    """Return the length that so many tokens are padded to: a power of two, or the most there may be.
+
+    Example:
+        >>> from regard.inspection.traces.padded import pad_length
+        >>> [pad_length(count, 150) for count in (3, 64, 65, 130)]
+        [64, 64, 128, 150]
+    """
+    length = max(SHORTEST, 1 << (max(count, 1) - 1).bit_length())
+    return length if most is None else min(length, most)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PaddedCall(Call):
+    """The first rows and keys of a call; what it computes has the shapes of the whole one.
+
+    In its readouts, `first` and `local` are those of the padded length.
+    """
+
+    whole: Any = None
+    """The call with padding, whose rows attend to nothing."""
+
+    @classmethod
+    def cut(cls, call: Call, count: int, tokens: Tokens) -> PaddedCall:
+        """Cut self-attention to so many rows and keys."""
+        assert call.problem is not None
+        real = np.arange(call.rows) < count
+        # Rows and keys of padding have numbers that nobody else has.
+        padding = masks.segments(np.where(real, 0, 1), np.where(real, 0, 2))
+        mask = padding if call.mask is None else call.mask & padding
+        problem = dataclasses.replace(call.problem, mask=mask)
+        padded = tokens.part(0, call.rows)
+        whole = dataclasses.replace(call, problem=problem, query_tokens=padded, key_tokens=padded)
+        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(Call)}
+        own = {"rows": count, "keys": count, "problem": problem, "_found": {}}
+        own |= {name: fields[name][:, :count] for name in ("lse", "max_score")}
+        if call.value_norms is not None:
+            own["value_norms"] = call.value_norms[:, :count]
+        return cls(**{**fields, **own}, whole=whole)
+
+    def window(
+        self,
+        rows: slice | Sequence[int] | None = None,
+        columns: slice | Sequence[int] | None = None,
+        heads: Sequence[int] | slice | None = None,
+    ) -> np.ndarray:
+        """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
+        chosen = [read_indices(index, size) for index, size in ((rows, self.rows), (columns, self.keys))]
+        for name, index, size in zip(("rows", "columns"), chosen, (self.rows, self.keys), strict=True):
+            if any(not 0 <= one < size for one in index):
+                raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
+        return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
+
+    def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+        """Return which queries and keys may attend, as `window` forms weights."""
+        return self.whole.permit(*map(_fill, (rows, columns)))[:, : len(rows), : len(columns)]
+
+    def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
+        found = self._found.get((*sizes, heads))
+        if found is None:
+            whole = self.whole.readout(*sizes, heads)
+            found = self._found[(*sizes, heads)] = _cut(whole, self.rows, self.keys)
+        return found
+
+
+def _fill(index: Sequence[int]) -> list[int]:
+    """Repeat the last of some numbers up to the next power of two."""
+    return [*index, *list(index[-1:]) * (pad_length(len(index)) - len(index))]
+
+
+def _cut(whole: Readout, rows: int, keys: int) -> Readout:
+    """Return the readout of the first rows and keys: the others hold nothing, and were not counted."""
+    blocks = -(-rows // whole.query_block), -(-keys // whole.key_block)
+    cut: dict[str, Any] = {}
+    for field in dataclasses.fields(whole):
+        value = getattr(whole, field.name)
+        if not hasattr(value, "ndim"):
+            continue
+        array = np.asarray(value)
+        if field.name in _OF_BLOCKS:
+            array = array[:, : blocks[0]] if array.ndim == 2 else array[:, : blocks[0], : blocks[1]]
+        elif field.name in _OF_KEYS:
+            array = array[:, :keys]
+        elif field.name not in _OF_HEADS:
+            array = array[:, :rows]
+        cut[field.name] = array
+    return dataclasses.replace(whole, **cut)

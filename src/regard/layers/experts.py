@@ -1,0 +1,195 @@
+"""A mixture of experts (MoE) as the feed-forward branch of a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+
+from regard.axes import Array, ArrayLike, Hidden
+from regard.engine.call.problem import accumulation_dtype
+from regard.layers.dropout import build_dropout, check_rngs
+from regard.layers.feed_forward import activate, check_activation
+from regard.layers.multi_head import check_features, check_sizes
+
+
+class Experts(nnx.Module):
+    """Feed-forward branch of which every token passes the `experts_per_token` experts that score highest.
+
+    scores = x Wr + br
+    chosen = the experts of the largest scores;  p = softmax(scores over the chosen)
+    output = sum over e in chosen of p_e FeedForward_e(x)
+
+    Without `normalize_chosen`, p is the softmax over all experts, and those not chosen are left out of the
+    sum alone. No token is dropped, however many choose one expert: choices are sorted by expert into tiles of
+    the mean number of tokens to an expert, so that at most about twice the rows needed are computed, and
+    weights of experts that no token chose are not read. One program serves every way that tokens are sent.
+
+    Args:
+        d_model: width M of input and output.
+        d_ff: width F in between, of one expert.
+        num_experts: how many there are.
+        experts_per_token: how many each token passes.
+        normalize_chosen: whether the weights of the chosen sum to 1.
+        use_bias: whether the router and the maps of the experts have biases.
+        activation, gated, gate_limit, dropout_rate: as in `FeedForward`.
+        dtype, param_dtype, kernel_init, bias_init, precision, rngs: as in `MultiHeadAttention`.
+
+    Raises:
+        ValueError: as `FeedForward`; more experts per token than there are.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.layers import Experts
+        >>> layer = Experts(3, 7, num_experts=5, experts_per_token=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 11, 3))).shape, layer.widen.kernels.shape
+        ((2, 11, 3), (5, 3, 7))
+
+    Reference: Shazeer et al., "Outrageously Large Neural Networks", 2017, section 2, without its noise;
+    Gale et al., "MegaBlocks", 2023, section 4, for tiles in place of a capacity.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        num_experts: int,
+        experts_per_token: int = 1,
+        normalize_chosen: bool = True,
+        activation: str = "gelu_tanh",
+        gated: bool = False,
+        gate_limit: float | None = None,
+        dropout_rate: float = 0.0,
+        use_bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(batch_axis=0),  # noqa: B008 (a pure function)
+        bias_init: Any = nnx.initializers.zeros_init(),  # noqa: B008
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        sizes = {"num_experts": num_experts, "experts_per_token": experts_per_token}
+        check_sizes({"d_model": d_model, "d_ff": d_ff, **sizes})
+        check_experts(num_experts, experts_per_token)
+        check_activation(activation, gated, gate_limit)
+        check_rngs(rngs)
+        self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
+        self.num_experts, self.experts_per_token = num_experts, experts_per_token
+        self.normalize_chosen = normalize_chosen
+        shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
+        shared |= {"bias_init": bias_init, "rngs": rngs}
+        self.router = nnx.Linear(d_model, num_experts, **shared)
+        shared |= {"kernel_init": kernel_init}
+        self.gate = _ExpertLinear(num_experts, d_model, d_ff, **shared) if gated else None
+        self.widen = _ExpertLinear(num_experts, d_model, d_ff, **shared)
+        self.narrow = _ExpertLinear(num_experts, d_ff, d_model, **shared)
+        self.dropout = build_dropout(dropout_rate, rngs)
+
+    def __call__(self, x: ArrayLike) -> Hidden:
+        """Apply the branch to every position.
+
+        Args:
+            x: `(*B, T, M)`.
+
+        Returns:
+            Array of x's shape.
+
+        Raises:
+            ValueError: an input of the wrong rank or width.
+        """
+        x = check_features("x", x, self.d_model)
+        tokens = x.reshape((-1, self.d_model))
+        if not len(tokens):
+            return x
+        weights, chosen = self.route(tokens)
+        experts, places, size = _lay_tiles(chosen.reshape(-1), self.num_experts)
+        # Every token once for each of its choices. Places are unique, so that no gradient is a race of sums.
+        rows = jnp.broadcast_to(tokens[:, None], (*chosen.shape, self.d_model)).reshape(-1, self.d_model)
+        tiles = jnp.zeros((len(experts) * size, self.d_model), x.dtype)
+        tiles = tiles.at[places].set(rows, unique_indices=True).reshape(-1, size, self.d_model)
+        gate = None if self.gate is None else self.gate(tiles, experts)
+        hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
+        found = self.narrow(self.dropout(hidden), experts).reshape(-1, self.d_model)
+        found = found.at[places].get(unique_indices=True).reshape((*chosen.shape, self.d_model))
+        mixed = jnp.einsum("nk,nkm->nm", weights.astype(found.dtype), found, precision=self.widen.precision)
+        return mixed.reshape(x.shape)
+
+    def route(self, tokens: Array) -> tuple[Array, Array]:
+        """Return the weights of the chosen experts of each token, `(N, k)`, and their numbers."""
+        scores = self.router(tokens)
+        scores = scores.astype(accumulation_dtype(scores))
+        best, chosen = jax.lax.top_k(scores, self.experts_per_token)
+        if self.normalize_chosen:
+            return jax.nn.softmax(best), chosen
+        return jnp.take_along_axis(jax.nn.softmax(scores), chosen, axis=-1), chosen
+
+
+def check_experts(num_experts: int, experts_per_token: int) -> None:
+    """Check for no more experts per token than there are."""
+    if experts_per_token > num_experts:
+        raise ValueError(
+            f"experts_per_token: expected at most num_experts = {num_experts}, got {experts_per_token}"
+        )
+
+
+class _ExpertLinear(nnx.Module):
+    """A linear map for each expert."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        width: int,
+        out_width: int,
+        *,
+        use_bias: bool,
+        dtype: Any,
+        param_dtype: Any,
+        precision: Any,
+        kernel_init: Any,
+        bias_init: Any,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype, self.precision = dtype, precision
+        self.kernels = nnx.Param(kernel_init(rngs.params(), (num_experts, width, out_width), param_dtype))
+        biases = bias_init(rngs.params(), (num_experts, out_width), param_dtype) if use_bias else None
+        self.biases = None if biases is None else nnx.Param(biases)
+
+    def __call__(self, tiles: Array, experts: Array) -> Array:
+        """Map every tile by its expert."""
+        given = (tiles, self.kernels[...], None if self.biases is None else self.biases[...])
+        tiles, kernels, biases = promote_dtype(given, dtype=self.dtype)
+
+        def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
+            return jnp.einsum("cti,cio->cto", tiles, kernels[experts], precision=self.precision)
+
+        # The kernels of all tiles, up to twice those of the layer, are taken again in the backward pass.
+        out = jax.checkpoint(multiply, prevent_cse=False)(tiles, kernels, experts)
+        return out if biases is None else out + biases[experts][:, None]
+
+
+def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array, int]:
+    """Divide choices into tiles of one expert each.
+
+    Args:
+        chosen: the expert of every choice, `(R,)`.
+        num_experts: how many there are.
+
+    Returns:
+        The expert of every tile; the place of every choice in the rows of all tiles; the rows of a tile.
+    """
+    num_rows = len(chosen)
+    size = -(-num_rows // num_experts)
+    # Each of the experts that are chosen leaves at most size - 1 rows of its last tile empty.
+    num_tiles = (num_rows + min(num_experts, num_rows) * (size - 1)) // size
+    counts = jnp.bincount(chosen, length=num_experts)
+    ends = jnp.cumsum(-(-counts // size))
+    ranks = jnp.argsort(jnp.argsort(chosen)) - (jnp.cumsum(counts) - counts)[chosen]
+    places = (ends + counts // -size)[chosen] * size + ranks
+    experts = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=ends.dtype), side="right")
+    # Tiles beyond the last are empty, whatever their expert.
+    return jnp.minimum(experts, num_experts - 1), places, size

@@ -1,0 +1,229 @@
+"""Multi-head latent attention (MLA): keys and values of all heads are remembered as one short vector."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard.attention import attend
+from regard.axes import Array, ArrayLike, Float
+from regard.cache import KVCache
+from regard.engine.call.hooks import called_by
+from regard.layers.dropout import check_rngs
+from regard.layers.heads import merge_heads, place_mask, split_heads
+from regard.layers.multi_head import check_features, check_sizes, unpack
+from regard.layers.residual import EPSILON, build_norm
+from regard.masks import Mask
+from regard.positions import Rotary
+
+
+class LatentAttention(nnx.Module):
+    """Self-attention whose heads read keys and values off one latent vector per token.
+
+    latent, turned = split(x Wl);  latent = norm(latent)
+    key_h = concat(latent Wk_h, rotary(turned)),  value_h = latent Wv_h
+    query_h = concat(query, rotary(query)) of x Wq_h, or of norm(x Wd) Wq_h with `query_latent_dim`
+    output = concat(attend(query_h, key_h, value_h)) Wo
+
+    With a cache, only latent and turned key are kept, `latent_dim + rotary_dim` numbers per token whatever
+    the number of heads, and neither keys nor values are made of them: as (q Wk^T) latent = q (latent Wk),
+    Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
+
+    Args:
+        d_model: width M of input and output.
+        num_heads: H.
+        latent_dim: width of the latent vector.
+        head_dim: width of the part of queries and keys that is not turned.
+        rotary_dim: width of the part that is; its keys are those of all heads.
+        value_dim: width of a head's values. None means `head_dim`.
+        query_latent_dim: width of a latent vector of the queries. None means that they have none.
+        rotary: how that part is turned; None means `Rotary(interleaved=True)`, as DeepSeek stores it.
+        scale: what scores are multiplied by. None means 1/sqrt(head_dim + rotary_dim).
+        use_bias: whether the maps from the input, and the one to the output, have biases; those from latent
+            vectors have none.
+        norm_epsilon: of the latent vectors' norms.
+        dtype, param_dtype, kernel_init, precision, rngs: as in `MultiHeadAttention`.
+
+    Raises:
+        ValueError: sizes below 1, an odd `rotary_dim`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import masks
+        >>> from regard.layers import LatentAttention
+        >>> layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))
+        >>> cache = layer.start_cache(batch=2, capacity=7)
+        >>> out, seen = layer(jnp.ones((2, 3, 6)), mask=masks.causal(), cache=cache)
+        >>> out.shape, seen["cache"].value.shape, seen["cache"].key.shape
+        ((2, 3, 6), (2, 1, 7, 5), (2, 1, 7, 2))
+
+    Reference: DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1 and appendix C.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        latent_dim: int,
+        head_dim: int,
+        rotary_dim: int,
+        value_dim: int | None = None,
+        query_latent_dim: int | None = None,
+        rotary: Rotary | None = None,
+        scale: float | None = None,
+        use_bias: bool = False,
+        norm_epsilon: float = EPSILON,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(),  # noqa: B008 (a pure function)
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        sizes = {"d_model": d_model, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
+        sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim, "query_latent_dim": query_latent_dim}
+        check_sizes(sizes)
+        if rotary_dim % 2:
+            raise ValueError(f"rotary_dim: expected an even number, as pairs are turned; got {rotary_dim}")
+        check_rngs(rngs)
+        self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
+        self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim or head_dim
+        self.rotary = Rotary(interleaved=True) if rotary is None else rotary
+        self.scale = (head_dim + rotary_dim) ** -0.5 if scale is None else scale
+        self.precision = precision
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        linear = functools.partial(nnx.Linear, kernel_init=kernel_init, precision=precision, **shared)
+        norm = functools.partial(build_norm, kind="rms", epsilon=norm_epsilon, **shared)
+        width = num_heads * (head_dim + rotary_dim)
+        if query_latent_dim is None:
+            self.query_latent = self.query_norm = None
+            self.query_projection = linear(d_model, width, use_bias=False)
+        else:
+            self.query_latent = linear(d_model, query_latent_dim, use_bias=use_bias)
+            self.query_norm = norm(query_latent_dim)
+            self.query_projection = linear(query_latent_dim, width, use_bias=False)
+        self.latent = linear(d_model, latent_dim + rotary_dim, use_bias=use_bias)
+        self.latent_norm = norm(latent_dim)
+        self.expansion = linear(latent_dim, num_heads * (head_dim + self.value_dim), use_bias=False)
+        self.output_projection = linear(num_heads * self.value_dim, d_model, use_bias=use_bias)
+
+    def start_cache(self, batch: int, capacity: int, *, window: int | None = None) -> KVCache:
+        """Make room for `capacity` tokens: `value` holds their latent vectors, `key` their turned keys.
+
+        Args:
+            batch, capacity, window: as in `KVCache.create`.
+
+        Returns:
+            An empty cache in the dtype of the parameters.
+        """
+        widths = (self.rotary_dim, self.latent_dim)
+        return KVCache.create(batch, 1, capacity, *widths, dtype=self.latent.kernel.dtype, window=window)
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        mask: Mask | ArrayLike | None = None,
+        positions: ArrayLike | None = None,
+        cache: KVCache | None = None,
+        counts: ArrayLike | None = None,
+        aux: tuple[str, ...] = (),
+    ) -> Any:
+        """Attend from x to itself, or to the tokens of a cache with those of x behind them.
+
+        Args:
+            x: `(*B, T, M)`; with a cache `(batch, T, M)`.
+            mask: who may attend to whom, as in `MultiHeadAttention`.
+            positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1, or behind the cache.
+            cache, counts: as in `MultiHeadAttention`; the cache is one of `start_cache`.
+            aux: names as in `attend`.
+
+        Returns:
+            Array of x's shape; with `aux` or a cache, also a dict that holds the longer one as "cache".
+
+        Raises:
+            ValueError: an input of the wrong rank or width, positions beside a cache, a cache of another
+                layer.
+        """
+        x = check_features("x", x, self.d_model)
+        if cache is not None:
+            self._check_cache(cache, x, positions)
+        rank, leading = x.ndim, x.shape[:-2]
+        x = jax.lax.broadcast_to_rank(x, 3)
+        row = jnp.arange(x.shape[-2], dtype=jnp.int32)
+        place = row if positions is None else positions
+        if cache is not None:
+            place = cache.lengths[:, None] + row[None]
+        query, turned_query = self._query(x, place)
+        latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
+        latent, turned = (
+            self.latent_norm(latent)[..., None, :, :],
+            self.rotary(turned[..., None, :, :], place),
+        )
+        kernel = self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
+        options = {"scale": self.scale, "aux": aux, "precision": self.precision}
+        num_keys = x.shape[-2] if cache is None else cache.slots
+        options["mask"] = place_mask(mask, leading, x.shape[-2], num_keys)
+        with called_by(self, "self"):
+            if cache is None:
+                key, value = self._expand(latent, turned)
+                query = jnp.concatenate([query, turned_query], axis=-1)
+                if positions is not None:
+                    options |= {"query_positions": positions, "key_positions": positions}
+                out, seen = unpack(attend(query, key, value, **options), aux)
+            else:
+                cache = cache.append(turned, latent, counts)
+                query = self._multiply("bhtn,rhn->bhtr", query, kernel[..., : self.head_dim])
+                query = jnp.concatenate([query, turned_query.astype(query.dtype)], axis=-1)
+                stored: Any = (cache.value, cache.key)
+                read = dataclasses.replace(cache, key=jnp.concatenate(stored, axis=-1))
+                out, seen = unpack(read.attend(query, counts=counts, **options), aux)
+                out = self._multiply("bhtr,rhv->bhtv", out, kernel[..., self.head_dim :])
+        out = self.output_projection(merge_heads(out))
+        if rank == 2:
+            out, seen = jax.tree.map(lambda array: array[0], (out, seen))
+        if cache is not None:
+            return out, {**seen, "cache": cache}
+        return (out, seen) if aux else out
+
+    def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
+        """Raise unless the cache is this layer's, and x what may be appended to it."""
+        key, value = cache.key, cache.value
+        is_plain = isinstance(key, jax.Array) and isinstance(value, jax.Array)
+        widths = (*key.shape[1::2], value.shape[-1]) if is_plain else ()
+        if widths != (1, self.rotary_dim, self.latent_dim):
+            raise ValueError(
+                f"cache: expected one key head of width {self.rotary_dim} with values of {self.latent_dim},"
+                f" as arrays, got {cache!r}; make it with the layer's start_cache"
+            )
+        if positions is not None or x.shape[:-2] != (cache.batch,):
+            raise ValueError(
+                f"cache: expected x ({cache.batch}, T, {self.d_model}) without positions, got {x.shape}"
+                f"{'' if positions is None else ' with positions'}"
+            )
+
+    def _query(self, x: Array, place: ArrayLike) -> tuple[Array, Array]:
+        """Return both parts of the queries of all heads."""
+        if self.query_latent is not None and self.query_norm is not None:
+            x = self.query_norm(self.query_latent(x))
+        heads = split_heads(self.query_projection(x), self.num_heads)
+        plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
+        return plain, self.rotary(turned, place)
+
+    def _expand(
+        self, latent: Float[Array, "*B 1 S R"], turned: Float[Array, "*B 1 S P"]
+    ) -> tuple[Float[Array, "*B H S D"], Float[Array, "*B H S E"]]:
+        """Return the keys and values of all heads."""
+        heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
+        key, value = jnp.split(heads, [self.head_dim], axis=-1)
+        turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
+        return jnp.concatenate([key, turned.astype(key.dtype)], axis=-1), value
+
+    def _multiply(self, axes: str, features: Array, kernel: Array) -> Array:
+        return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)

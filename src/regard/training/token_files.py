@@ -1,0 +1,269 @@
+"""Files of tokens in the user's cache: text is tokenised once, and read from there in any order.
+
+They are read by position, not mapped into memory, where the pages of a long training would pile up.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from filelock import FileLock
+from jaxtyping import Int
+
+from regard.engine.flash.tuning import cache_file
+from regard.training.corpora import Documents, list_files, measure_overlap, read_manual
+from regard.training.vocabularies import ByteVocabulary
+
+FORMAT = 1
+RECORD, SIDES = "record.json", ("training", "held_out")
+ENCODED_AT_ONCE = 2**21  # characters, which BPE encodes on all cores
+Report = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Tokens on disk.
+
+    Attributes:
+        path: where they are.
+        dtype: the smallest one that holds the vocabulary.
+        count: how many there are.
+    """
+
+    path: Path
+    dtype: np.dtype
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, start: int = 0, stop: int | None = None) -> Int[np.ndarray, " N"]:
+        """Read the tokens of a range, by default all; the file stays open, so that it may be deleted."""
+        stop = self.count if stop is None else min(stop, self.count)
+        self._file.seek(start * self.dtype.itemsize)
+        data = self._file.read((stop - start) * self.dtype.itemsize)
+        return np.frombuffer(data, self.dtype).astype(np.int32)
+
+    @functools.cached_property
+    def _file(self) -> BinaryIO:
+        file = self.path.open("rb", buffering=0)
+        weakref.finalize(self, file.close)
+        return file
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a corpus, and what is known of them.
+
+    Attributes:
+        training: those to train on.
+        held_out: those that are held out.
+        facts: numbers of both sides, by which a changed corpus is known.
+        overlap: the part of the held-out text that stands in training documents too.
+        skipped: files that are no text.
+    """
+
+    training: TokenFile
+    held_out: TokenFile
+    facts: dict[str, Any]
+    overlap: float
+    skipped: list[str]
+
+
+def open_tokens(
+    files: Sequence[str],
+    split: Sequence[float],
+    vocabulary: ByteVocabulary,
+    find: Callable[[], tuple[Documents, Documents]],
+    report: Report,
+) -> Tokens:
+    """Return the tokens of a corpus, from the cache where nothing has changed.
+
+    Args:
+        files: where the documents are found; none means Python's manual.
+        split: settings by which they are cut and divided.
+        vocabulary: the tokens.
+        find: returns training and held-out documents.
+        report: is told how far writing the tokens is.
+
+    Raises:
+        ValueError: as `keep`, and where files changed while they were read.
+    """
+    text, inputs = vocabulary.to_json(), _digest_inputs(files)
+    tokenizer = None if text is None else _digest(text)
+    key = {
+        "files": [str(Path(file).absolute()) for file in files],
+        "split": list(split),
+        "tokenizer": tokenizer,
+    }
+    dtype = np.min_scalar_type(vocabulary.size - 1)
+
+    def make(folder: Path) -> dict[str, Any]:
+        sides = find()
+        total, done = sum(documents.num_bytes for documents in sides), 0
+        size = describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
+        most = "" if text is None else "at most "
+        what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
+
+        def add(more: int) -> None:
+            nonlocal done
+            done += more
+            report(what, done, total)
+
+        add(0)
+        written = [
+            write_tokens(folder / name, vocabulary, documents, add)
+            for name, documents in zip(SIDES, sides, strict=True)
+        ]
+        if _digest_inputs(files) != inputs:
+            raise ValueError("files: they changed while they were read; give the same command again")
+        facts = {
+            "documents": [len(documents) for documents in sides],
+            "bytes": [documents.num_bytes for documents in sides],
+            "tokens": [count for count, _ in written],
+            "sha256": [digest for _, digest in written],
+            "tokenizer": tokenizer,
+        }
+        overlap = measure_overlap(*sides)
+        return {"facts": facts, "overlap": overlap, "skipped": list(sides[0].skipped)}
+
+    folder, record = keep(key, inputs, make)
+    training, held_out = (
+        TokenFile(folder / name, dtype, count)
+        for name, count in zip(SIDES, record["facts"]["tokens"], strict=True)
+    )
+    return Tokens(training, held_out, **record)
+
+
+def describe_size(size: int) -> str:
+    """Describe a number of bytes.
+
+    Example:
+        >>> describe_size(1_234_567), describe_size(2_000_000_000)
+        ('1.2 MB', '2.0 GB')
+    """
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+
+
+def keep(
+    key: Mapping[str, Any], inputs: str, make: Callable[[Path], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the cache for a key, and its record, made anew where its inputs have changed.
+
+    A folder is made under another name, by one process at a time, and appears whole or not at all.
+
+    Args:
+        key: what is kept, JSON values.
+        inputs: the digest of what it is made from.
+        make: writes files into an empty folder, and returns a record of them, JSON values.
+
+    Raises:
+        ValueError: when the system refuses to write.
+    """
+    name = _digest(json.dumps([FORMAT, dict(key)]))[:20]
+    folder = cache_file().parent / "tokens" / name
+    draft = folder.with_suffix(".draft")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            record = _read_record(folder, inputs)
+            if record is None:
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir()
+                try:
+                    record = make(draft)
+                    sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
+                    body = json.dumps({"inputs": inputs, "sizes": sizes, "record": record})
+                    _write(draft / RECORD, body.encode())
+                    shutil.rmtree(folder, ignore_errors=True)
+                    draft.rename(folder)
+                finally:
+                    shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ValueError(
+            f"the tokens of the text cannot be kept in {folder.parent} ({error.strerror or error}); "
+            "make room there, or name another folder in XDG_CACHE_HOME"
+        ) from error
+    return folder, record
+
+
+def write_tokens(
+    path: Path, vocabulary: ByteVocabulary, documents: Documents, report: Callable[[int], None]
+) -> tuple[int, str]:
+    """Write documents as one stream of tokens: a mark, a document, a mark, a document, ..., a mark.
+
+    `report` is told, now and then, how many more bytes were encoded. Returns the number of tokens and, of
+    them as int32, the SHA-256.
+    """
+    mark, dtype = np.array([vocabulary.mark], np.int32), np.min_scalar_type(vocabulary.size - 1)
+    digest, count = hashlib.sha256(), 0
+    waiting: list[tuple[str, bool]] = []
+    size = 0
+
+    with path.open("wb", buffering=2**20) as file:
+
+        def put(tokens: np.ndarray) -> None:
+            nonlocal count
+            digest.update(tokens.tobytes())
+            file.write(tokens.astype(dtype).tobytes())
+            count += len(tokens)
+
+        def encode() -> None:
+            nonlocal size
+            for (_, is_end), tokens in zip(
+                waiting, vocabulary.encode_all([text for text, _ in waiting]), strict=True
+            ):
+                put(tokens)
+                if is_end:
+                    put(mark)
+            report(sum(len(text.encode()) for text, _ in waiting))
+            waiting.clear()
+            size = 0
+
+        put(mark)
+        for text, is_end in documents.read():
+            waiting.append((text, is_end))
+            size += len(text)
+            if size >= ENCODED_AT_ONCE:
+                encode()
+        encode()
+        file.flush()
+        os.fsync(file.fileno())
+    return count, digest.hexdigest()
+
+
+def _digest_inputs(files: Sequence[str]) -> str:
+    """Return a digest that changes with the files, by their names, sizes and times, or with the manual."""
+    if not files:
+        return _digest(json.dumps(read_manual()))
+    listed = [(str(path), path.stat()) for path, _ in list_files(files)]
+    return _digest(json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in listed]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_record(folder: Path, inputs: str) -> dict[str, Any] | None:
+    """Read the record of a folder; None where there is none, one of other inputs, or a file cut short."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in found["sizes"]}
+        return found["record"] if (found["inputs"], found["sizes"]) == (inputs, sizes) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
