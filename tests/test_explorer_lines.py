@@ -47,12 +47,13 @@ def state(visit):
     return visit.evaluate("__regard.state()")
 
 
-def painted(visit):
-    """How many pixels of the canvas between the columns have a colour."""
-    return visit.evaluate(
+def painted(visit, least, end=2**31):
+    """Wait until that many pixels of the canvas between the columns have a colour, fewer than `end`; their count."""
+    return visit.until(
         "(() => { const c = document.querySelector('.lines-figure canvas');"
         " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
-        " let n = 0; for (let at = 3; at < data.length; at += 4) n += data[at] > 8; return n; })()"
+        " let n = 0; for (let at = 3; at < data.length; at += 4) n += data[at] > 8;"
+        f" return n >= {least} && n < {end} && n; }})()"
     )
 
 
@@ -68,7 +69,7 @@ def test_a_token_shows_its_row_in_all_heads(open_page, cases):
         for said, weight in zip(row.split("\t")[1:], weights[:, key], strict=True):
             found = float(said.strip("< ").replace("\u2212", "-"))
             assert weight <= 1.05 * found if "<" in said else abs(found - weight) <= 0.055 * weight
-    assert painted(visit) > 500
+    painted(visit, 500)
     # The products of the pair add up to its score.
     said = visit.evaluate("document.querySelector('.lines-products').innerText")
     score = cases[0].query[0, 30] @ cases[0].key[0, 12] / np.sqrt(5)
@@ -84,7 +85,7 @@ def test_a_token_shows_its_row_in_all_heads(open_page, cases):
 
 def test_queries_are_walked_and_kept_by_keyboard_and_heads_by_buttons(open_page):
     visit = open_page("#tab=lines&sel=0.0,0.2")
-    whole = painted(visit)
+    whole = painted(visit, 500)
     visit.page.locator(".lines-column").first.focus()
     visit.press("ArrowDown", "ArrowDown", "End")
     assert (state(visit)["row"], state(visit)["direction"]) == (N - 1, "out")
@@ -92,7 +93,7 @@ def test_queries_are_walked_and_kept_by_keyboard_and_heads_by_buttons(open_page)
     assert visit.evaluate("(id) => document.getElementById(id).ariaPosInSet", active) == str(N)
     visit.press("Enter", "ArrowUp", "ArrowUp", " ")
     assert state(visit)["asked"] == f"{N - 1},{N - 3}"
-    assert 0 < painted(visit) < whole
+    painted(visit, 1, whole)
     visit.press("ArrowRight", "Home")
     assert (state(visit)["key"], state(visit)["direction"]) == (0, "in")
     visit.press("]")  # the keys of the page still work
@@ -124,12 +125,11 @@ def test_the_head_view_fits_a_narrow_page_and_is_printed(open_page, scheme):
     assert wide <= 0
     assert not visit.probe("unreachable")
     assert not visit.probe("faint")
-    before = painted(visit)
-    assert before > 200
+    painted(visit, 200)
     visit.page.emulate_media(media="print")
     visit.evaluate("dispatchEvent(new Event('beforeprint'))")
     visit.settle()
-    assert painted(visit) > 200
+    painted(visit, 200)
     assert visit.page.locator(".lines-figure").bounding_box()["height"] >= 200
     assert not visit.page.get_by_label("Add a head").is_visible()
 
