@@ -27,13 +27,14 @@ profile.mkdir(parents=True, exist_ok=True)
 import os, subprocess
 
 def run_command(line):
+    colours = ("FORCE_COLOR", "CLICOLOR_FORCE")
+    plain = {name: value for name, value in os.environ.items() if name not in colours}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(line, shell=True, text=True, env=plain, **pipes)
     print(done.stdout, end="")
     if done.returncode:
         raise RuntimeError(f"{line} ended with {done.returncode}")
 
-plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
 get_ipython().system = run_command
 """
 )
