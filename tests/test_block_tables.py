@@ -22,8 +22,9 @@ from test_tiled import assert_close, compiled, draw
 T, S, SIZE = 47, 61, (7, 11)
 ROWS, COLUMNS = 7, 6
 PIECES = (Blocking(5, 7, blocks=3, pieces=2), Blocking(7, 5, blocks=2, pieces=3))
-# Where the sizes divide the call, no row is moved back, and pieces that do not exist lie beyond the end.
-EVEN = (Blocking(2, 2, blocks=3, pieces=4), Blocking(2, 2, blocks=2, pieces=4))
+# Where the sizes divide the call, no row is moved back, and pieces that do not exist lie beyond the end; so do
+# blocks, of which there are 6, forward.
+EVEN = (Blocking(2, 2, blocks=4, pieces=4), Blocking(2, 2, blocks=2, pieces=4))
 
 
 def spell_out(table, size, queries, keys):
@@ -77,7 +78,7 @@ def test_values_and_gradients_are_those_of_the_pairs_spelled_out(name):
 
 
 def test_pieces_beyond_the_end_count_nothing_where_sizes_divide_the_call():
-    """Gradients once counted the last rows for each piece that a list lacked."""
+    """Gradients once counted the last rows for each piece that a list lacked; such blocks overwrote them."""
     arrays, (cotangent,) = draw((2, 12, 3), (2, 12, 3), (2, 12, 5)), draw((2, 12, 5))
     table = table_of(rows=6, columns=6, seed=1)
     truth = oracle.batched(*arrays, keep=spell_out(table, (2, 2), 12, 12), cotangent=cotangent)

@@ -407,6 +407,13 @@ def test_many_queries_and_watchers_get_arrays():
         assert all(isinstance(call.problem.key, jax.Array) for call in seen)
 
 
+@pytest.mark.parametrize("kind", ["int8", "paged"])
+def test_blocks_are_read_where_integers_have_64_bits(kind, x64):
+    arrays = [x[:, :, :1] for x in draw()]
+    cache = KINDS[kind]().append(*arrays[1:])
+    assert_as_exact(cache.attend(arrays[0]), stored(kind, arrays), np.ones((B, 1, 1, 1), bool))
+
+
 @pytest.mark.parametrize("kind", mostly_slow(["contiguous", "int8", "paged"], "int8"))
 def test_a_layer_decodes_with_any_cache(kind):
     layer = MultiHeadAttention(H * D, H, num_key_heads=K, rngs=nnx.Rngs(0))

@@ -120,6 +120,13 @@ def test_merged_blocks_visit_what_any_of_them_visits(mask, tune, monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
+def test_steps_of_no_tiles_run_without_jit(tune):
+    query, key, value = draw((1, 9, D), (1, 9, D), (1, 9, E))
+    with jax.disable_jit():
+        output = attend(query, key, value, mask=masks.causal(), backend="tiled")
+    np.testing.assert_allclose(output, attend(query, key, value, mask=masks.causal()), rtol=1e-5, atol=1e-6)
+
+
 def test_what_memory_does_not_hold_is_looped_over(tune, x64):
     tune(TIGHT)
     problem = canonicalize(

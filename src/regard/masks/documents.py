@@ -140,7 +140,8 @@ class Documents(Stored):
         code = same_value_kind(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
         return tile_kind(
-            empty=none_inside | (code == TileKind.EMPTY), full=all_inside & (code == TileKind.FULL)
+            empty=none_inside | (code == jnp.int8(TileKind.EMPTY)),
+            full=all_inside & (code == jnp.int8(TileKind.FULL)),
         )
 
     def check_positions(self, query: Offset, key: Offset) -> None:

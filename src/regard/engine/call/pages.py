@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.call.stores import Store, zeros
+from regard.engine.call.stores import Store, at, zeros
 from regard.records import record
 
 
@@ -41,7 +41,7 @@ class Pages(Store):
         def add(row: Array, first: Array, page: Array, scores: Array) -> Array:
             asked = jax.lax.dynamic_index_in_dim(query, row, keepdims=False)
             found = jnp.einsum("krd,ksd->krs", asked, page, precision=precision)
-            return jax.lax.dynamic_update_slice(scores, found[None], (row, 0, 0, first))
+            return jax.lax.dynamic_update_slice(scores, found[None], at(row, 0, 0, first))
 
         return self._read(add, zeros((*query.shape[:-1], self.shape[-2]), query, self), query.dtype)
 
@@ -49,9 +49,9 @@ class Pages(Store):
         size = self.pages.shape[2]
 
         def add(row: Array, first: Array, page: Array, total: Array) -> Array:
-            part = jax.lax.dynamic_slice(weights, (row, 0, 0, first), (1, *weights.shape[1:3], size))[0]
+            part = jax.lax.dynamic_slice(weights, at(row, 0, 0, first), (1, *weights.shape[1:3], size))[0]
             if self.used is not None:
-                used = jax.lax.dynamic_slice(self.used, (row, 0, first), (1, self.used.shape[1], size))[0]
+                used = jax.lax.dynamic_slice(self.used, at(row, 0, first), (1, self.used.shape[1], size))[0]
                 page = jnp.where(used[..., None], page, 0)
             found = jnp.einsum("krs,kse->kre", part, page, precision=precision)
             return total.at[row].add(found)

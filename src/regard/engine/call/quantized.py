@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.call.stores import Store, zeros
+from regard.engine.call.stores import Store, at, zeros
 from regard.records import record
 
 # Numbers that are converted to float at a time, 256 KiB: products find them in the cache of a CPU core.
@@ -47,7 +47,7 @@ class Quantized(Store):
             row, first = blocks.row(step), blocks.first(step)
             asked = jax.lax.dynamic_index_in_dim(queries, row, keepdims=False)
             found = jnp.einsum("prd,psd->prs", asked, blocks.read(step, asked.dtype), precision=precision)
-            return jax.lax.dynamic_update_slice(scores, found[None], (row, 0, 0, first))
+            return jax.lax.dynamic_update_slice(scores, found[None], at(row, 0, 0, first))
 
         scores = zeros((*queries.shape[:3], blocks.length), query, self)
         scores = jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
@@ -60,7 +60,7 @@ class Quantized(Store):
         def mix_block(step: Array) -> Array:
             row, first = blocks.row(step), blocks.first(step)
             shape = (1, *scaled.shape[1:3], blocks.size)
-            part = jax.lax.dynamic_slice(scaled, (row, 0, 0, first), shape)[0]
+            part = jax.lax.dynamic_slice(scaled, at(row, 0, 0, first), shape)[0]
             if blocks.number * blocks.size != blocks.length:
                 own = first + jnp.arange(blocks.size, dtype=jnp.int32) >= step % blocks.number * blocks.size
                 part = jnp.where(own, part, 0)
@@ -130,5 +130,5 @@ class _Blocks(NamedTuple):
     def read(self, step: Array, dtype: Any) -> Array:
         """Convert one block, (P, size, width)."""
         _, heads, _, width = self.tokens.shape
-        starts = (self.row(step), 0, self.first(step), 0)
+        starts = at(self.row(step), 0, self.first(step), 0)
         return jax.lax.dynamic_slice(self.tokens, starts, (1, heads, self.size, width))[0].astype(dtype)

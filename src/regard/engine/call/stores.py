@@ -129,6 +129,11 @@ def as_array(stored: Any) -> Any:
     return stored.array() if isinstance(stored, Store) else stored
 
 
+def at(*places: Any) -> list[Array]:
+    """Return where a block begins, as int32 even where integers are int64 by default."""
+    return [jnp.asarray(place, jnp.int32) for place in places]
+
+
 def zeros(shape: tuple[int, ...], factor: Array, store: Store) -> Array:
     """Return zeros that vary over manual mesh axes as products with a store do, for a loop to carry."""
     never, found = jnp.zeros((), bool), jnp.zeros(shape, factor.dtype)

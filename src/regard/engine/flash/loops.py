@@ -173,6 +173,9 @@ class TileLoop:
         )
 
     def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+        if not count:  # without jit, a scan of no steps is refused
+            return vary(carry, self.varying)
+
         def step(carry: Carry, i: Any) -> tuple[Carry, None]:
             return body(i, carry), None
 

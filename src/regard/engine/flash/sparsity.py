@@ -79,14 +79,15 @@ def list_tiles(
     count = codes.shape[-1]
     if length % tile:
         codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))
-    rank, full = _rank(codes == TileKind.FULL)
-    partial_rank, partial = _rank(codes == TileKind.PARTIAL)
+    is_full, is_partial = (codes == jnp.int8(kind) for kind in (TileKind.FULL, TileKind.PARTIAL))
+    rank, full = _rank(is_full)
+    partial_rank, partial = _rank(is_partial)
     kept = full + partial
     # A tile goes to its rank in its list: sorting took three times as long on the CPU. Leading axes stay
     # apart, so that they stay divided.
-    place = jnp.where(codes == TileKind.FULL, rank, full[..., None] + partial_rank)
+    place = jnp.where(is_full, rank, full[..., None] + partial_rank)
     line = np.arange(codes.shape[-2], dtype=np.int32).reshape((*(1,) * (codes.ndim - 2), -1, 1)) * count
-    place = jnp.where(codes != TileKind.EMPTY, line + place, line.size * count)
+    place = jnp.where(is_full | is_partial, line + place, line.size * count)
     start = jnp.broadcast_to(jnp.arange(0, count * tile, tile, dtype=jnp.int32), codes.shape[-2:]).reshape(-1)
 
     def put(place: Array) -> Array:

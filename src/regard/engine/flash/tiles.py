@@ -138,7 +138,7 @@ class TileView:
     def _place(self, first: Any, block: int, length: int) -> Run:
         if jnp.ndim(first):
             return Pieces(jnp.minimum(first, length - block), block)
-        inside = length % block == 0 and not self.blocking.at_once
+        inside = length % block == 0 and not self.blocking.overruns
         return Span(first if inside else jnp.minimum(first, length - block), block)
 
     # Tiles out of arrays.
