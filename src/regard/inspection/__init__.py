@@ -2,7 +2,7 @@
 
 Start from `capture`, which watches a model run and gives a `Trace` of `Call`s: every head's statistics and,
 at any length, exact windows of its weights. `Trace.save` and `load` keep it in a file, `Trace.explore` writes
-a page to look around in. `find_heads` searches for heads by what they read. `observe` returns readouts from
+a page to look around in. `find_heads` searches for heads by what they read. `observe` returns statistics from
 inside `jit`; `intervene` changes calls while a model runs: heads switched off, or given what another run
 computed; `sweep_heads` and `attribute_heads` say what each head is worth. `figures` draws, with the extra
 `regard[look]`. Names load on first use.
