@@ -48,7 +48,7 @@ def state(visit):
 
 
 def painted(visit, least, end=2**31):
-    """Wait until that many pixels of the canvas between the columns have a colour, fewer than `end`; their count."""
+    """Wait until that many pixels of the canvas between the columns have a colour; return their count."""
     return visit.until(
         "(() => { const c = document.querySelector('.lines-figure canvas');"
         " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"

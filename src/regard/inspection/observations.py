@@ -63,8 +63,8 @@ def observe(
         fn: any function of arrays; what is no array among its arguments, such as a model, goes through.
         measure: names of statistics, which give a dict of each call, or a function of a call, as (problem,
             output), to a pytree of arrays: `problem.query`, `.key`, `.value` and what else `attend` was
-            given. Names are those of `attend(..., aux=)`, from the backend that runs, for little more than the
-            call alone; one that lacks a statistic, as cuDNN does all but lse, makes way for another.
+            given. Names are those of `attend(..., aux=)`, from the backend that runs, for little more than
+            the call alone; one that lacks a statistic, as cuDNN does all but lse, makes way for another.
             "readout" is the `Readout` of `readouts.read`, which visits all weights once more, with the
             backend's lse: a model runs about three times as long.
 
