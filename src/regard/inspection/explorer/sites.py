@@ -115,7 +115,8 @@ class Explorer:
 
     def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
         if kind == "rollout":
-            return self._tiles.rollout(*numbers, is_wanted)
+            trace, call, row = numbers
+            return self._tiles.rollout(trace, call, row, is_wanted)
         trace, call, head, *rest = numbers
         if kind == "tile":
             names = ("query_block", "key_block", "row", "column")
