@@ -49,19 +49,6 @@ def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
         inspection.weigh_values(aux["weights"], seen["value"], jnp.eye(5))
 
 
-def test_a_rollout_is_the_product_of_the_layers():
-    weights = RNG.dirichlet(np.ones(5), size=(3, 2, 4, 5))
-    found = inspection.roll_out(weights.astype(np.float32), residual=0.25)
-    for example in range(2):
-        wanted = np.eye(5)
-        for layer in weights[:, example].mean(1):
-            wanted = (0.25 * np.eye(5) + 0.75 * layer) @ wanted
-        np.testing.assert_allclose(found[example], wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"weights: expected shape \(L, \*B, H, T, T\), got \(5, 5\)"):
-        inspection.roll_out(np.eye(5))
-
-
 def test_the_last_layer_is_read_as_the_model_reads_it():
     config = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=3, vocab_size=13)
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3, 4, 5]])

@@ -102,6 +102,7 @@ PUBLISHED = {
     "regard.inspection.contribute": ("Elhage",),
     "regard.inspection.read_layers": ("nostalgebraist",),
     "regard.inspection.roll_out": ("Abnar",),
+    "regard.inspection.roll_out_row": ("Abnar",),
     "regard.inspection.weigh_values": ("Kobayashi",),
     "regard.inspection.attribute_heads": ("Nanda", "Syed", "Hanna"),
     "regard.inspection.sweep_heads": ("Michel", "Wang"),

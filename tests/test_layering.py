@@ -70,7 +70,7 @@ FOLDERS = {
     "training": "settings compilation corpora vocabularies token_files lazy_modules task accuracy"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
     " processes locks checkpoints runs sharding heads optimization programs history work loop",
-    "inspection": "words tokens contributions head_search"
+    "inspection": "words tokens contributions rollouts head_search"
     " figures.palette figures.canvas figures.cells figures.heatmaps"
     " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"

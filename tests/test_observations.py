@@ -42,17 +42,19 @@ def test_jit_loops_and_rematerialization_give_what_capture_sees(scanned, remat):
     model = build(scan_layers=scanned, remat=remat)
     graph, state = nnx.split(model)
     out, trace = inspection.record(model, X, example=1)
-    run = jax.jit(observe(jax.jit(lambda state, x: nnx.merge(graph, state)(x))))
+    run = jax.jit(observe(jax.jit(lambda state, x: nnx.merge(graph, state)(x)), ("readout", "entropy")))
     found, numbers = run(state, X)
     np.testing.assert_allclose(found, out, rtol=2e-5, atol=2e-5)
     if scanned:  # two kinds of layers take turns, twice
-        assert [readout.entropy.shape for readout in numbers] == [(2, 2, 3, 7)] * 2
+        assert [each["entropy"].shape for each in numbers] == [(2, 2, 3, 7)] * 2
         numbers = [
             jax.tree.map(lambda leaf, n=step: leaf[n], numbers[place]) for step in (0, 1) for place in (0, 1)
         ]
     assert len(numbers) == len(trace) == 4
-    for readout, call in zip(numbers, trace, strict=True):
-        same(readout, call, 1)
+    for each, call in zip(numbers, trace, strict=True):
+        same(each["readout"], call, 1)
+        assert np.asarray(each["readout"].trust).max() < 1e-5  # of weights by the backend's lse
+        np.testing.assert_allclose(each["entropy"], each["readout"].entropy, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -98,8 +100,9 @@ def test_branches_and_changes_are_seen():
         return jax.lax.cond(flag, *scaled, x)
 
     for flag, entropy in ((True, np.log(5)), (False, 0.005)):
-        _, (readout,) = observe(jax.jit(run))(x, jnp.array(flag))
-        np.testing.assert_allclose(readout.entropy, entropy, atol=2e-3)
+        _, (found,) = observe(jax.jit(run))(x, jnp.array(flag))
+        assert found.keys() == {"lse", "entropy", "max_score"}
+        np.testing.assert_allclose(found["entropy"], entropy, atol=2e-3)
     with intervene({0: Change(query=0.0)}):
         out, (readout, number) = observe(
             lambda x: attend(x, 9 * x, x) + attend(x, 9 * x, x), lambda problem, output: output.sum()
@@ -116,7 +119,8 @@ def test_branches_and_changes_are_seen():
 def test_many_prompts_have_a_mean_and_a_spread():
     model = build()
     graph, state = nnx.split(model)
-    _, (readout, *_) = jax.jit(observe(lambda state, x: nnx.merge(graph, state)(x)))(state, X)
+    run = jax.jit(observe(lambda state, x: nnx.merge(graph, state)(x), ["readout"]))
+    readout = run(state, X)[1][0]["readout"]
     found = readouts.spread(readout)
     each = np.asarray(readouts.average(readout)["entropy"])
     assert each.shape == (2, 3)
@@ -157,6 +161,6 @@ def test_names_ask_the_kernel_itself_in_loops_too():
             np.testing.assert_allclose(found[name][step], aux[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(kept, found["lse"], rtol=0, atol=0)
-    for wrong in ("lse", ("lse", "mean")):
+    for wrong in ("lse", ("lse", "mean"), ()):
         with pytest.raises(ValueError, match="measure: expected a function, or names among weights"):
             observe(run, wrong)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from javascript import NODE
-from regard.inspection.explorer.shell import STYLES, detach_module, load_shell, strip_comments
+from regard.inspection.explorer.shell import STYLES, detach_module, load_shell, shrink_script, shrink_style
 
-LARGEST = 113_500
+LARGEST = 108_500
 WEB = Path(str(resources.files("regard.inspection.explorer") / "web"))
 
 
@@ -85,18 +85,27 @@ def test_the_page_unpacks_what_was_packed(tmp_path):
     ]
 
 
-def test_comments_and_indentation_are_left_out_alone():
+def test_comments_and_white_space_are_left_out_alone():
     text = """/**
  * @param {number} a
  */
-  const url = "https://a//b";  // told
+  const url = "https://a//b  c";
   // nothing
 
-  const half = /** @type {number} */ (a) / 2;
+  const half = /** @type {number} */ (a) / 2 - -1;
+  if (half in [ 1 ]) return /[/"] {2}/u.test(x) ? `${ a } ${ b ? `c  ${'d  "'}` : "" }  e` : 'f  ';
+  class A {
+    #b = new Map();
+    async *c() {}
+  }
 """
-    assert strip_comments(text) == 'const url = "https://a//b";  // told\nconst half =  (a) / 2;'
-    assert strip_comments("/* a\n b */\n.a {\n  left: 0\n}\n") == ".a {left: 0}\n"
-    assert strip_comments("f(\n  1,\n)\n  .g;\nreturn\n") == "f(1,).g;return\n"
+    assert shrink_script(text) == (
+        """const url="https://a//b  c";const half=(a)/2- -1;if(half in[1])return/[/"] {2}/u.test(x)?"""
+        """`${ a } ${ b ? `c  ${'d  "'}` : "" }  e`:'f  ';class A{#b=new Map();async*c(){}}"""
+    )
+    assert shrink_style("/* a\n b */\n.a > .b,\n.c .d {\n  left: calc(1px + 2px);\n}\n") == (
+        ".a>.b,.c .d{left:calc(1px + 2px)}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,6 +120,14 @@ def test_comments_are_not_taken_for_what_is_in_strings(path):
         # What a string over several lines holds would lose its indentation: a line ends outside of one.
         odd = line.count("`") % 2 and not re.search(r"[$][{][^`]*`$|[$][{]$|^ *}[^`]*`", line)
         assert not odd, place
+
+
+@pytest.mark.parametrize("path", sorted(WEB.glob("*.js")), ids=lambda path: path.name)
+def test_strings_are_shipped_as_they_are_written(path):
+    text = re.sub(r"/\*.*?\*/|^\s*//.*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    shrunk = shrink_script(detach_module(text))
+    found = re.findall(r"""(?<=[(=,:\[?] )"[^"\\\n]* [^"\\\n]*"(?=[,;)\]])""", text)
+    assert all(literal in shrunk for literal in found)
 
 
 def test_modules_are_detached():

@@ -2,7 +2,7 @@
 
 Start from `capture`, which watches a model run and gives a `Trace` of `Call`s: every head's statistics and,
 at any length, exact windows of its weights. `Trace.save` and `load` keep it in a file, `Trace.explore` writes
-a page to look around in. `find_heads` searches for heads by what they read. `observe` returns readouts from
+a page to look around in. `find_heads` searches for heads by what they read. `observe` returns statistics from
 inside `jit`; `intervene` changes calls while a model runs: heads switched off, or given what another run
 computed; `sweep_heads` and `attribute_heads` say what each head is worth. `figures` draws, with the extra
 `regard[look]`. Names load on first use.
@@ -14,28 +14,30 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.inspection import explorer, figures
-    from regard.inspection.contributions import contribute, read_layers, roll_out, weigh_values
+    from regard.inspection.contributions import contribute, read_layers, weigh_values
     from regard.inspection.head_effects import attribute_heads, sweep_heads
     from regard.inspection.head_search import FoundHead, find_heads
     from regard.inspection.interventions import Change, intervene
     from regard.inspection.observations import observe
+    from regard.inspection.rollouts import roll_out, roll_out_row
     from regard.inspection.tokens import Tokens
     from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
 __all__ = ["Call", "Change", "FoundHead", "Tokens", "Trace"]
 __all__ += ["attribute_heads", "capture", "contribute", "explorer", "figures", "find_heads", "intervene"]
-__all__ += ["load", "observe", "read_layers", "record", "record_repeats", "roll_out", "sweep_heads"]
-__all__ += ["weigh_values"]
+__all__ += ["load", "observe", "read_layers", "record", "record_repeats", "roll_out"]
+__all__ += ["roll_out_row", "sweep_heads", "weigh_values"]
 
 __getattr__, __dir__ = defer(
     __name__,
     "look",
     __all__,
-    contributions="contribute read_layers roll_out weigh_values",
+    contributions="contribute read_layers weigh_values",
     head_effects="attribute_heads sweep_heads",
     head_search="FoundHead find_heads",
     interventions="Change intervene",
     observations="observe",
+    rollouts="roll_out roll_out_row",
     tokens="Tokens",
     traces="Call Trace capture load record record_repeats",
 )

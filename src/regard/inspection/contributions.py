@@ -90,41 +90,6 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     return added if direction is None else added @ jnp.asarray(direction)
 
 
-def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
-    """Multiply the layers' weights, averaged over heads, as if each passed its inputs on unchanged.
-
-    R_0 = I,  R_l = (residual I + (1 - residual) sum_h p_lh / H) R_{l-1}
-
-    Args:
-        weights: `(L, *B, H, T, T)`, of self-attention, first layer first.
-        residual: the share of the residual stream, in [0, 1].
-
-    Returns:
-        `(*B, T, T)`: how much of each position's input reaches each position's last output.
-
-    Raises:
-        ValueError: weights of another shape.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import inspection
-        >>> previous = jnp.array([[1.0, 0.0], [1.0, 0.0]])
-        >>> inspection.roll_out(jnp.stack([previous[None]] * 2)).tolist()
-        [[1.0, 0.0], [0.75, 0.25]]
-
-    Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
-    """
-    weights = jnp.asarray(weights)
-    if weights.ndim < 4 or weights.shape[-1] != weights.shape[-2]:
-        raise ValueError(f"weights: expected shape (L, *B, H, T, T), got {tuple(weights.shape)}")
-    mean = weights.mean(-3)
-    own = jnp.broadcast_to(jnp.eye(mean.shape[-1], dtype=mean.dtype), mean.shape[1:])
-    rolled = own
-    for layer in mean:
-        rolled = (residual * own + (1 - residual) * layer) @ rolled
-    return rolled
-
-
 def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
     """Predict tokens from the residual stream behind every layer, as if it were the last (logit lens).
 

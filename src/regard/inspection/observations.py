@@ -20,6 +20,7 @@ from regard.engine.call.problem import Problem
 from regard.inspection.traces.calls import options
 
 Measure = Callable[[Problem, Array], Any]
+STATISTICS = (*AUX, "readout")
 Found = list[tuple[Any, list[Any]]]  # of each call, the tree of its numbers and its leaves
 
 # The output of a call, as it is, with numbers that `_evaluate` takes out: so they stay where the output does.
@@ -46,7 +47,9 @@ ad.primitive_jvps[_tag] = _jvp
 batching.primitive_batchers[_tag] = _batch
 
 
-def observe(fn: Callable[..., Any], measure: Measure | Sequence[str] | None = None) -> Callable[..., Any]:
+def observe(
+    fn: Callable[..., Any], measure: Measure | Sequence[str] = ("lse", "entropy", "max_score")
+) -> Callable[..., Any]:
     """Return a function that gives fn's result and numbers of every call of `attend` that it made.
 
     result, numbers = observe(fn)(*args),  numbers = (measure(call_0), measure(call_1), ...)
@@ -58,10 +61,12 @@ def observe(fn: Callable[..., Any], measure: Measure | Sequence[str] | None = No
 
     Args:
         fn: any function of arrays; what is no array among its arguments, such as a model, goes through.
-        measure: a function of a call, as (problem, output), to a pytree of arrays: `problem.query`,
-            `.key`, `.value` and what else `attend` was given. Names of statistics, such as
-            ("entropy", "max_score"), mean the dict of these that `attend(..., aux=)` gives, for little more
-            than the call alone. None means `readouts.read`, which visits all weights once more.
+        measure: names of statistics, which give a dict of each call, or a function of a call, as (problem,
+            output), to a pytree of arrays: `problem.query`, `.key`, `.value` and what else `attend` was
+            given. Names are those of `attend(..., aux=)`, from the backend that runs, for little more than
+            the call alone; one that lacks a statistic, as cuDNN does all but lse, makes way for another.
+            "readout" is the `Readout` of `readouts.read`, which visits all weights once more, with the
+            backend's lse: a model runs about three times as long.
 
     Returns:
         A function of the same arguments, that returns a pair.
@@ -78,11 +83,12 @@ def observe(fn: Callable[..., Any], measure: Measure | Sequence[str] | None = No
         ... def run(x):
         ...     step = lambda x, _: (attend(x, x, x, mask=masks.causal()), None)
         ...     return jax.lax.scan(step, x, None, length=3)[0]
-        >>> out, (readout,) = inspection.observe(run)(jnp.eye(4))
-        >>> out.shape, readout.entropy.shape
+        >>> out, (found,) = inspection.observe(run)(jnp.eye(4))
+        >>> out.shape, found["entropy"].shape
         ((4, 4), (3, 4))
     """
-    names = () if measure is None or callable(measure) else _check_statistics(measure)
+    names = () if callable(measure) else _check_statistics(measure)
+    asked = tuple(dict.fromkeys("lse" if name == "readout" else name for name in names))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         key = object()  # tells this observation's tags from those of others
@@ -92,11 +98,11 @@ def observe(fn: Callable[..., Any], measure: Measure | Sequence[str] | None = No
                 if callable(measure):
                     found = measure(problem, output)
                 else:
-                    found = {name: extra[name] for name in names} if names else _read(problem, output)
+                    found = {name: extra[name] if name in extra else _read(problem, extra) for name in names}
                 numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(found))
                 return _tag.bind(output, *map(jnp.asarray, numbers), key=key, tree=tree)
 
-            more = tuple(name for name in names if name not in problem.aux)
+            more = tuple(name for name in asked if name not in problem.aux)
             return (dataclasses.replace(problem, aux=problem.aux + more) if more else problem), finish
 
         call, arrays = close_over(fn, args, kwargs)
@@ -126,15 +132,16 @@ def close_over(
 
 
 def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names; raise for what no backend knows."""
-    wrong = [names] if isinstance(names, str) else [name for name in names if name not in AUX]
-    if wrong:
-        raise ValueError(f"measure: expected a function, or names among {', '.join(AUX)}; got {names!r}")
+    """Return the names; raise for what is no statistic."""
+    if isinstance(names, str) or not names or not set(names) <= set(STATISTICS):
+        raise ValueError(
+            f"measure: expected a function, or names among {', '.join(STATISTICS)}; got {names!r}"
+        )
     return tuple(names)
 
 
-def _read(problem: Problem, output: Array) -> readouts.Readout:
-    return readouts.read(problem.query, problem.key, **options(problem))
+def _read(problem: Problem, extra: dict[str, Array]) -> readouts.Readout:
+    return readouts.read(problem.query, problem.key, lse=extra["lse"], **options(problem))
 
 
 def _evaluate(closed: Any, operands: Sequence[Any], key: object) -> tuple[list[Any], Found]:

@@ -17,6 +17,7 @@ from regard.inspection.explorer.budgets import Plan
 from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
+from regard.inspection.rollouts import find_below
 from regard.inspection.tokens import Tokens, number_sequence
 
 FORMAT, VERSION = "regard-page", 1
@@ -133,7 +134,7 @@ class Writer:
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
     ) -> dict[str, Any]:
         sequences: list[Tokens] = []
-        written = []
+        written, below = [], find_below(trace.calls)
         for index, record in enumerate(calls):
             call = record.call
             tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
@@ -141,7 +142,8 @@ class Writer:
             heads = [
                 record.head(head, plan, (index, head) in pinned, chunks.add) for head in range(call.heads)
             ]
-            written.append({**self._call(record, chunks), **about, "head": heads})
+            under = {} if below[index] is None else {"below": below[index]}
+            written.append({**self._call(record, chunks), **about, **under, "head": heads})
         return {
             "title": trace.title,
             "model": trace.model,

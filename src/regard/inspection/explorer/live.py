@@ -19,7 +19,7 @@ from regard.inspection.explorer.shell import (
     join_modules,
     load_shell,
     read_source,
-    strip_comments,
+    shrink_style,
     write_policy,
 )
 from regard.inspection.explorer.sites import (
@@ -174,7 +174,7 @@ def _fill_page(text: str, title: str) -> tuple[bytes, str]:
     script = f'(()=>{{"use strict";\n{join_modules("live.js")}}})();\n//# sourceURL=regard-live.js\n'
     parts = {
         "TITLE": escape(title),
-        "STYLE": load_shell().style + strip_comments(read_source("live.css")),
+        "STYLE": load_shell().style + shrink_style(read_source("live.css")),
         "SETTINGS": write_json({"text": text}),
         "SCRIPT": script,
     }

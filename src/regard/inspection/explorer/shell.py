@@ -70,9 +70,9 @@ def load_shell() -> Shell:
     """Join main.js and what it imports, each module after those that it needs; the files are read once."""
     # A function of its own: nothing of it is a name of the page.
     script = f'(()=>{{"use strict";\n{join_modules("main.js")}}})();\n//# sourceURL=regard-explorer.js\n'
-    style = "".join(strip_comments(read_source(name)) for name in STYLES)
-    boot = strip_comments(detach_module(read_source("boot.js")))
-    return Shell(strip_comments(read_source("page.html")), style, script, boot)
+    style = "".join(shrink_style(read_source(name)) for name in STYLES)
+    boot = shrink_script(detach_module(read_source("boot.js")))
+    return Shell(read_source("page.html"), style, script, boot)
 
 
 def read_source(name: str) -> str:
@@ -92,7 +92,7 @@ def join_modules(start: str) -> str:
             for needed in _IMPORT.findall(text):
                 join(needed)
             del modules[name]  # after what it needs
-            modules[name] = strip_comments(detach_module(text))
+            modules[name] = shrink_script(detach_module(text))
 
     join(start)
     return "".join(modules.values())
@@ -109,17 +109,51 @@ def detach_module(text: str) -> str:
     return re.sub(r"^export ", "", _IMPORT.sub("", text), flags=re.MULTILINE)
 
 
-def strip_comments(text: str) -> str:
-    """Leave out block comments, comments on lines of their own, indentation, and many ends of lines.
+def shrink_script(text: str) -> str:
+    """Leave out comments, and white space that JavaScript does not need; names stay as they are.
 
-    The JavaScript or CSS must have no `/*` in a string, no strings over several lines, and no comments after
-    code.
+    Every statement must end in a semicolon or a brace; no `/*` may stand in a string, no string over several
+    lines, and no comment after code.
 
     Example:
-        >>> from regard.inspection.explorer.shell import strip_comments
-        >>> strip_comments('/** Half. */\\n  const a = b / 2;\\n  // why\\n  f("// no");\\n')
-        'const a = b / 2;f("// no");'
+        >>> from regard.inspection.explorer.shell import shrink_script
+        >>> shrink_script('/** Half. */\n  const a = b / 2;\n  // why\n  f("// no", /a b/);\n')
+        'const a=b/2;f("// no",/a b/);'
     """
+    text = _strip_comments(text)
+    return _SPACE.sub(lambda found: found["kept"] or " " * bool(found["needed"]), text).strip()
+
+
+def shrink_style(text: str) -> str:
+    """Leave out comments, and white space that CSS does not need; no string may hold signs of CSS.
+
+    Example:
+        >>> from regard.inspection.explorer.shell import shrink_style
+        >>> shrink_style("/* no */\n.a > .b {\n  margin: 0 auto;\n}\n")
+        '.a>.b{margin:0 auto}'
+    """
+    text = re.sub(r"\s*([{};,>])\s*", r"\1", _strip_comments(text))
+    return text.replace(": ", ":").replace(";}", "}").strip()
+
+
+def _strip_comments(text: str) -> str:
+    """Leave out block comments, and others on lines of their own."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    text = re.sub(r"^(\s*//.*)?\s+", "", text, flags=re.MULTILINE)
-    return re.sub(r"\n(?=[})\].?:&|])|(?<=[{(\[,;:?&|])\n", "", text)
+    return re.sub(r"^\s*//.*\n", "", text, flags=re.MULTILINE)
+
+
+def _keep_literals() -> str:
+    """Return a pattern of strings, templates in templates, and regular expressions."""
+    string, template = r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", "(?!)"
+    for _ in range(4):
+        inner = rf'\$\{{(?:[^`"{{}}]|{string}|{template}|\{{[^{{}}]*\}})*\}}'
+        template = rf"`(?:\\.|[^`\\$]|\$(?!\{{)|{inner})*`"
+    # After a name, a number or a closing bracket, and one space, a slash divides.
+    starts = r"(?<=[^\s\w)\]] )|(?<=[(\[!])|(?<=return )"
+    return rf"{string}|{template}|(?:{starts})/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\[\n])+/"
+
+
+# White space between names, and between signs that would become another one, is needed.
+_SPACE = re.compile(
+    rf"(?P<kept>{_keep_literals()})|(?P<needed>(?<=[\w$])\s+(?=[\w$#])|(?<=\+)\s+(?=\+)|(?<=-)\s+(?=-))|\s+"
+)

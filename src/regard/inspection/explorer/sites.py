@@ -20,7 +20,7 @@ from regard.inspection.explorer.tiles import Tiles
 
 LARGEST_NUMBER = 2**31 - 1
 # How many numbers follow each kind of data.
-ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7}
+ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7, "rollout": 3}
 NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
 Answer = tuple[bytes, dict[str, str]]
 
@@ -114,6 +114,9 @@ class Explorer:
         return np.ascontiguousarray(array, "<f4").tobytes(), data
 
     def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
+        if kind == "rollout":
+            trace, call, row = numbers
+            return self._tiles.rollout(trace, call, row, is_wanted)
         trace, call, head, *rest = numbers
         if kind == "tile":
             names = ("query_block", "key_block", "row", "column")

@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.inspection.explorer.budgets import TOP_K
 from regard.inspection.explorer.position_curves import split_scores
+from regard.inspection.rollouts import roll_out_row
 
 SIDE = 256  # blocks of a tile along each axis
 CHANNELS = ("mass", "max")
@@ -130,6 +131,21 @@ class Tiles:
             return _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
 
         return self._keep(name, form, is_wanted, self._forming)
+
+    def rollout(self, trace: int, call: int, row: int, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
+        """Return what reaches a query through its layer and those below, float32 `(T,)`, as `roll_out_row`.
+
+        Raises:
+            LookupError: no such trace, call or row.
+            ValueError: as `roll_out_row`.
+        """
+        of = self._find(trace, call, 0)
+        _demand("row", row, of.rows)
+
+        def form() -> np.ndarray:
+            return _clean(roll_out_row(self._traces[trace], row, call))
+
+        return self._keep((trace, call, "rollout", row), form, is_wanted, self._sweeping)
 
     def split(
         self,

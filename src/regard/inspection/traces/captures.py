@@ -184,7 +184,7 @@ class _Watcher:
                 f"capture: expected calls of attend with values, got {self._traced} inside a trace, where"
                 " arrays have none; call the model itself, outside jax.jit, nnx.jit, jax.grad, jax.vmap,"
                 " jax.lax.scan and jax.checkpoint (nnx.remat); or use inspection.observe(fn), which returns"
-                " the readouts of a function from inside them"
+                " statistics of its calls from inside them"
             )
         if not self._calls:
             raise ValueError(

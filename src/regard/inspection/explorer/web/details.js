@@ -1,6 +1,7 @@
 import { button, element } from "./dom.js";
 import { displayToken, entropyOf, headName, keysHolding, largestIndices } from "./passages.js";
 import { nameToken, readChosen, sidesOf } from "./reader.js";
+import { rolledLayers, rolledWords } from "./rollout.js";
 import { formatNumber } from "./scales.js";
 
 const DETAILS_TOP = 10;
@@ -59,7 +60,8 @@ export function mountDetails(host, source, state) {
       table.hidden = numbers.hidden = true;
       note.textContent = `${out ? "Query" : "Key"} ${nameToken(asks, n)}: being computed …`;
     }, DETAILS_LATE);
-    const found = await readChosen(source, state);
+    const layers = rolledLayers(source, state),
+      found = await readChosen(source, state);
     clearTimeout(late);
     const exact = found?.exact ? found.values : null;
     const known = out && !exact ? await source.topKeys(t, c, h, n, DETAILS_TOP) : null;
@@ -72,18 +74,25 @@ export function mountDetails(host, source, state) {
     const sum = exact ? exact.reduce((total, one) => total + one, 0) : NaN;
     const empty = exact && sum === 0;
     const sink =
-      !out || !call.sinks ? NaN : exact ? (empty ? NaN : Math.max(0, 1 - sum)) : (stored?.sink_mass ?? NaN);
+      !out || layers || !call.sinks
+        ? NaN
+        : exact
+          ? empty
+            ? NaN
+            : Math.max(0, 1 - sum)
+          : (stored?.sink_mass ?? NaN);
     table.hidden = !top.length;
     numbers.hidden = false;
-    const one = state.selection.length > 1 ? `${headName(c, h)}, one of ${state.selection.length}: ` : "";
-    caption.textContent =
-      one + (out ? `Query ${nameToken(asks, n)} reads` : `Key ${nameToken(asks, n)} is read by`);
+    const one =
+      state.selection.length > 1 && !layers ? `${headName(c, h)}, one of ${state.selection.length}: ` : "";
+    const does = layers ? rolledWords(layers) : out ? "reads" : "is read by";
+    caption.textContent = `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)} ${does}`;
     head.replaceChildren(
       element(
         "tr",
         {},
-        ...[out ? "key" : "query", "token", "distance", "weight", out ? "sum" : ""].map((text) =>
-          element("th", { scope: "col" }, text),
+        ...[out ? "key" : "query", "token", "distance", layers ? "share" : "weight", out ? "sum" : ""].map(
+          (text) => element("th", { scope: "col" }, text),
         ),
       ),
     );
@@ -185,6 +194,6 @@ export function mountDetails(host, source, state) {
                   : `mean over ${found.blocked} ${out ? "queries" : "keys"}`
               }). ${how}`;
   };
-  state.on(["t", "c", "h", "row", "key", "direction"], draw);
+  state.on(["t", "c", "h", "row", "key", "direction", "rollout"], draw);
   draw();
 }

@@ -168,7 +168,7 @@ export function mountHeadSearch(host, source, state) {
     element(
       "section",
       { class: "lines-search", role: "search", "aria-label": "Heads by what they read" },
-      element("h3", { text: "Heads that" }),
+      element("h2", { text: "Heads that" }),
       element("div", { class: "lines-bar" }, key, query, offset, label),
       table,
       best,

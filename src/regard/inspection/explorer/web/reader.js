@@ -1,6 +1,7 @@
 import { button, clear, element, say } from "./dom.js";
 import { patchPane, textPane } from "./panes.js";
 import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { countLayers, rolledLayers, rolledWords, rollOut } from "./rollout.js";
 import { formatNumber } from "./scales.js";
 
 const READER_TOP = 16;
@@ -63,9 +64,14 @@ export function nameToken(side, n) {
  * @param {Source} source @param {State} state
  * @returns {Promise<{values: Float32Array, exact: boolean, bin: number, of: string, blocked: number}|null>}
  */
-export async function readChosen(source, { t, c, h, row, key, direction }) {
-  const out = direction === "out",
+export async function readChosen(source, state) {
+  const { t, c, h, row, key, direction } = state,
+    out = direction === "out",
     n = out ? row : key;
+  if (row !== null && rolledLayers(source, state)) {
+    const values = await rollOut(source, t, c, row);
+    return values && { values, exact: true, bin: 1, of: "rollout", blocked: 1 };
+  }
   const found = n === null ? null : await (out ? source.row(t, c, h, n) : source.column(t, c, h, n));
   if (!found) return null;
   const { exact, bin, of } = found,
@@ -122,6 +128,10 @@ const gapOf = ({ kind, tokens }) =>
 export function mountReader(host, source, state) {
   const outward = button("reads", { title: "Tint what the chosen token reads", press: () => turn("out") });
   const inward = button("is read by", { title: "Tint who reads the chosen token", press: () => turn("in") });
+  const down = button("rollout", {
+    title: "Tint what reaches the chosen token through this layer and those below, residual stream included",
+    press: () => turn("out", true),
+  });
   const arcs = element("input", { type: "checkbox", on: { change: () => refresh() } });
   arcs.checked = true;
   const arcsField = element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs"));
@@ -138,7 +148,13 @@ export function mountReader(host, source, state) {
   const bar = element(
     "div",
     { class: "reader-bar" },
-    element("span", { class: "reader-switch", role: "group", "aria-label": "Direction" }, outward, inward),
+    element(
+      "span",
+      { class: "reader-switch", role: "group", "aria-label": "Direction" },
+      outward,
+      inward,
+      down,
+    ),
     element(
       "span",
       { class: "reader-find" },
@@ -170,10 +186,10 @@ export function mountReader(host, source, state) {
     draws = 0;
 
   /** @param {Direction} direction */
-  const turn = (direction) => {
+  const turn = (direction, rollout = false) => {
     const from = direction === "out" ? state.key : state.row;
     const name = direction === "out" ? "row" : "key",
-      changes = /** @type {Record<string, any>} */ ({ direction });
+      changes = /** @type {Record<string, any>} */ ({ direction, rollout });
     if (sides?.same && state[name] === null && from !== null) {
       const here = sides[direction === "out" ? "query" : "key"],
         there = sides[direction === "out" ? "key" : "query"];
@@ -260,7 +276,10 @@ export function mountReader(host, source, state) {
     const { t, c, h, row, key, direction } = state,
       now = ++draws,
       out = direction === "out";
-    outward.setAttribute("aria-pressed", String(out));
+    const layers = rolledLayers(source, state);
+    down.hidden = !countLayers(source, t, c);
+    down.setAttribute("aria-pressed", String(layers > 0));
+    outward.setAttribute("aria-pressed", String(out && !layers));
     inward.setAttribute("aria-pressed", String(!out));
     const asks = out ? sides.query : sides.key,
       answers = out ? sides.key : sides.query,
@@ -300,7 +319,7 @@ export function mountReader(host, source, state) {
     panes.both?.show(whole);
     panes.query?.show(out ? asking : answering);
     panes.key?.show(out ? answering : asking);
-    const one = state.selection.length > 1 ? `${headName(c, h)}: ` : "";
+    const one = state.selection.length > 1 && !layers ? `${headName(c, h)}: ` : "";
     const name = n === null ? "" : `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
     const each = found?.of === "largest" ? ", largest of each" : "";
     const blocks = found?.exact === false ? `, in blocks of ${found.bin}${each}` : "";
@@ -309,7 +328,7 @@ export function mountReader(host, source, state) {
         ? "Choose a token to see what it reads and who reads it."
         : !found
           ? `${name}: nothing is known about its weights at this level.`
-          : `${name} ${out ? "reads" : "is read by"}; tint: root of the weight, full at ` +
+          : `${name} ${layers ? rolledWords(layers) : out ? "reads" : "is read by"}; tint: root of the ${layers ? "share" : "weight"}, full at ` +
             `${formatNumber(whole.largest)}${blocks}.`;
   };
 
@@ -384,7 +403,7 @@ export function mountReader(host, source, state) {
   state.addEventListener("next-edge", () => goEdge(1));
   state.addEventListener("previous-edge", () => goEdge(-1));
   state.addEventListener("recolour", refresh);
-  state.on(["t", "c", "h", "row", "key", "direction", "selection"], (_, changed) => {
+  state.on(["t", "c", "h", "row", "key", "direction", "rollout", "selection"], (_, changed) => {
     rebuild().then(() => {
       if (!changed.has("row") && !changed.has("key")) return;
       if (!host.contains(document.activeElement)) follow();

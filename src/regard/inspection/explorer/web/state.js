@@ -73,6 +73,7 @@ const STATE_FIELDS = {
   range: { hash: "range", clean: stateRangeOfColours },
   rowRank: { hash: "rank", clean: stateFlag },
   hideSink: { hash: "sink", clean: stateFlag },
+  rollout: { hash: "rollout", clean: stateFlag },
   aggregate: { hash: "agg", clean: stateOneOf(["mean", "max"]) },
   direction: { hash: "dir", clean: stateOneOf(["out", "in"]) },
   sort: { hash: "sort", clean: stateName },
@@ -117,6 +118,8 @@ export class State extends EventTarget {
   range = "all";
   rowRank = false;
   hideSink = false;
+  /** Whether words show what reaches the chosen query through all layers below, not what one head reads. */
+  rollout = false;
   /** @type {Aggregate} */
   aggregate = "mean";
   /** @type {Direction} */

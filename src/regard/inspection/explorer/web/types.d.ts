@@ -122,6 +122,8 @@ interface Call extends Shape {
   key_offset: number;
   query_sequence: number | null;
   key_sequence: number | null;
+  /** The self-attention whose outputs these are queries of; -1: none. Left out where a rollout makes no sense. */
+  below?: number;
   sinks?: boolean;
   mask_picture: string | null;
   /** Bits along the keys: pairs that may attend; null: all. */
