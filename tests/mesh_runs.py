@@ -190,5 +190,7 @@ def check_experts():
             divided = jax.jit(lambda state, x: run(deployment.gather(state), x)).lower(*given).compile()  # noqa: B023
         share = divided.cost_analysis()["flops"] / flops
         assert share < 1.3 / 8, f"each device computes its own tokens: {share}"
-        for one, other in zip(jax.tree.leaves(divided(*given)), jax.tree.leaves(whole(state, x)), strict=True):
+        for one, other in zip(
+            jax.tree.leaves(divided(*given)), jax.tree.leaves(whole(state, x)), strict=True
+        ):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

@@ -127,7 +127,9 @@ class Experts(nnx.Module):
         found = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
         found = jax.vmap(lambda found, places: found.at[places].get(unique_indices=True))(found, places)
         found = found.reshape((*chosen.shape, self.d_model))
-        mixed = jnp.einsum("gnk,gnkm->gnm", weights.astype(found.dtype), found, precision=self.widen.precision)
+        mixed = jnp.einsum(
+            "gnk,gnkm->gnm", weights.astype(found.dtype), found, precision=self.widen.precision
+        )
         return join(mixed)
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
