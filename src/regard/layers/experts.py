@@ -189,7 +189,7 @@ class _ExpertLinear(nnx.Module):
 def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Divide `(*B, T, M)` into tokens `(G, N, M)`, a group for each part that a device has of rows and
     positions; return what puts them together again, too."""
-    placement, shape = active(), (math.prod(x.shape[:-2]), *x.shape[-2:])
+    placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
     rows, positions, place = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
     parts = (rows, shape[0] // rows, positions, shape[1] // positions, shape[2])
 
