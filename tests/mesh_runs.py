@@ -168,7 +168,7 @@ def check_resumed(task, first, *others):
 
 
 def check_experts():
-    """A mixture of experts over a mesh: the output and gradients of one device, kernels divided by rule."""
+    """A mixture of experts over meshes: the output and gradients of one device, kernels divided by rule."""
     from flax import nnx
 
     from layer_oracle import randomize
@@ -176,12 +176,21 @@ def check_experts():
 
     options = {"num_experts": 6, "experts_per_token": 2, "gated": True}
     graph, state = nnx.split(randomize(Experts(24, 10, **options, rngs=nnx.Rngs(0))))
-    x = np.random.default_rng(0).normal(size=(4, 5, 24)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(4, 46, 24)).astype(np.float32)
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))
-    deployment = deploy("data=2,fsdp=2,tensor=2")
-    kernels = nnx.to_pure_dict(deployment.divide_state(state))["widen"]["kernels"]
-    assert tuple(kernels.spec) == (None, "fsdp", "tensor"), kernels.spec
-    rows = jax.sharding.NamedSharding(deployment.mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
-    divided = jax.jit(run)(jax.device_put(state, deployment.divide_state(state)), jax.device_put(x, rows))
-    for one, other in zip(jax.tree.leaves(divided), jax.tree.leaves(jax.jit(run)(state, x)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+    whole = jax.jit(run)
+    flops = whole.lower(state, x).compile().cost_analysis()["flops"]
+    for spec in ("data=2,fsdp=2,tensor=2", "data=4,sequence=2"):
+        deployment = deploy(spec)
+        places = deployment.divide_state(state)
+        kernels = nnx.to_pure_dict(places)["widen"]["kernels"]
+        assert tuple(kernels.spec) == ((None, "fsdp", "tensor") if "tensor" in spec else (None,) * 3)
+        given = (jax.device_put(state, places), jax.device_put(x, deployment.divide_batch(x.shape)))
+        with deployment.within():
+            divided = jax.jit(lambda state, x: run(deployment.gather(state), x)).lower(*given).compile()  # noqa: B023
+        share = divided.cost_analysis()["flops"] / flops
+        assert share < 1.3 / 8, f"each device computes its own tokens: {share}"
+        for one, other in zip(
+            jax.tree.leaves(divided(*given)), jax.tree.leaves(whole(state, x)), strict=True
+        ):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

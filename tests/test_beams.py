@@ -144,6 +144,16 @@ def test_a_prompts_beams_are_its_own(model):
 
 
 @pytest.mark.slow
+def test_a_search_goes_on_from_a_conversation(model):
+    written = generate(model, PROMPTS, max_tokens=3, capacity=48, return_cache=True)
+    more, settings = [[8, 2], [], [5]], {"num_beams": 3, "max_tokens": N, "stop_tokens": (1, 7)}
+    texts = [[*one, *row, *end] for one, row, end in zip(PROMPTS, written.rows(), more, strict=True)]
+    for _ in range(2):  # the cache stays as it is
+        found = beam_search(model, more, cache=written.cache, **settings)
+        assert found.rows() == beam_search(model, texts, **settings).rows()
+
+
+@pytest.mark.slow
 def test_an_encoder_decoders_memory_follows_its_beams():
     model, lengths = build_pair(), np.array([7, 3, 5])
     settings = {"num_beams": 3, "max_tokens": N, "start_token": START}

@@ -426,6 +426,20 @@ def test_a_conversation_remembers_what_a_penalty_applies_to(model):
     assert again.rows() == generate(model, texts, **options, rng=keys).rows()
 
 
+@pytest.mark.slow
+def test_a_conversation_goes_on_in_a_stream(model):
+    settings = {"max_tokens": 3, "stop_tokens": (1, 7), "return_cache": True}
+    first = stream(model, PROMPTS, capacity=48, **settings)
+    parts = [next(first)]
+    assert first.cache is None, "not before its end"
+    parts += first
+    written = generate(model, PROMPTS, capacity=48, **settings)
+    again = list(stream(model, [[8, 2], [], [5]], cache=first.cache, max_tokens=4))
+    expected = generate(model, [[8, 2], [], [5]], cache=written.cache, max_tokens=4).rows()
+    assert [[token for part in again for token in part[row]] for row in range(3)] == expected
+    assert stream(model, PROMPTS, max_tokens=1).cache is None
+
+
 def test_a_conversation_goes_on_under_jit(model):
     written = generate(model, SOURCE, max_tokens=2, capacity=30, return_cache=True)
     more = np.array([[1, 2], [3, 4], [5, 6]], np.int32)

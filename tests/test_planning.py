@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 
+from economy import mostly_slow
 from mask_expressions import expressions
 from mesh_cases import on_eight_devices
 from regard import masks, parallel, planning
@@ -428,9 +429,13 @@ def test_a_window_is_best_on_a_ring_and_everything_on_an_exchange():
 # Whole steps.
 
 TINY = TransformerConfig(d_model=12, num_heads=4, d_ff=40, num_layers=3, vocab_size=31, num_key_heads=2)
+EXPERTS = {"num_experts": 7, "experts_per_token": 2, "expert_width": 20, "gated": True}
+MIXED = dataclasses.replace(TINY, **EXPERTS, dense_layers=(0,))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b", "qwen3-30b-a3b", "gpt-oss-20b"]
+)
 def test_parameters_are_those_of_the_model(name):
     config = dataclasses.replace(PRESETS[name].config, num_layers=2)
     check_parameters(config)
@@ -439,30 +444,25 @@ def test_parameters_are_those_of_the_model(name):
 
 def check_parameters(config):
     leaves = jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param))
-    parts = planning.count_parameters(config)
-    blocks = config.num_layers * sum(parts[part] for part in ("attention", "feed_forward", "norms"))
-    assert blocks + parts["embedding"] + parts["head"] == sum(math.prod(leaf.shape) for leaf in leaves)
+    assert sum(planning.count_parameters(config).values()) == sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def test_experts_are_not_planned():
-    config = dataclasses.replace(TINY, num_experts=3)
-    options = {"length": 256, "batch": 4, "devices": 2, "chip": PLAIN}
-    with pytest.raises(ValueError, match="config: expected a decoder without experts, got num_experts=3"):
-        planning.plan_step(config, **options)
+def test_parameters_of_some_layers_with_experts_are_those_of_the_model():
+    check_parameters(dataclasses.replace(MIXED, first_norm=False, tied_output=True))
 
 
 def test_a_step_is_what_is_counted_by_hand():
     options = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL}
     step = planning.plan_step(TINY, devices=2, fixed={"data": 2}, **options)
     tokens, parts = 2 * 256, planning.count_parameters(TINY)
-    assert parts["attention"] == 2 * 12 * 12 + 2 * 12 * 6 + 12 + 2 * 6 + 12
-    assert parts["feed_forward"] == 2 * 12 * 40 + 40 + 12
-    block = parts["attention"] + parts["feed_forward"] + 4 * 12
-    assert step.parameters == 3 * block + 31 * 12 + 24 + 31 * 13
+    assert parts["attention"] == 3 * (2 * 12 * 12 + 2 * 12 * 6 + 12 + 2 * 6 + 12)
+    assert parts["feed_forward"] == 3 * (2 * 12 * 40 + 40 + 12)
+    blocks = parts["attention"] + parts["feed_forward"] + 3 * 4 * 12
+    assert step.parameters == blocks + 31 * 12 + 24 + 31 * 13
     assert step.held["optimizer"] == 2 * step.held["gradients"] == 8 * step.parameters / 2
     assert step.held["activations"] == 2 * tokens * 3 * (48 + 2 * 12 + 2 * 6 + 2 * 40)
     assert step.held["logits"] == 2 * 4 * tokens * 31
-    flops = 3 * 2 * tokens * (3 * (parts["attention"] + parts["feed_forward"]) + 12 * 31)
+    flops = 3 * 2 * tokens * (parts["attention"] + parts["feed_forward"] + 12 * 31)
     assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
     assert step.seconds_of["weights"] == pytest.approx(3 * 2 * step.parameters / 2 / 1e5)
     assert step.seconds_of["update"] == pytest.approx(2 * 16 * step.parameters / 2 / 1e6)
@@ -483,6 +483,65 @@ def test_a_step_is_what_is_counted_by_hand():
     again = planning.plan_step(config, devices=2, fixed={"data": 2}, **options)
     assert again.held["activations"] == 2 * tokens * (3 * 12 + 48 + 2 * 12 + 2 * 6 + 2 * 40)
     assert again.seconds > step.seconds
+
+
+def test_a_step_of_experts_is_what_is_counted_by_hand():
+    options = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL, "devices": 4}
+    step = planning.plan_step(MIXED, fixed={"data": 2, "heads": 2}, **options)
+    tokens, parts, one = 2 * 256, planning.count_parameters(MIXED), 3 * 12 * 20 + 2 * 20 + 12
+    assert parts["experts"] == 2 * 7 * one
+    # Tiles of the mean of 1,024 choices, 147; at most 146 rows of each of the seven last ones are empty.
+    rows = (1024 + 7 * 146) // 147 * 147
+    once = parts["attention"] + parts["feed_forward"] + parts["routers"]
+    flops = 3 * 2 * (tokens * (once + 12 * 31) + rows * 2 * one) / 2
+    assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
+    assert step.held["optimizer"] == 8 * step.parameters / 4
+    inside = tokens * (48 + (2 * 12 + 2 * 6) / 2)
+    routed = rows * (2 * 12 + 4 * 20 / 2) + 2 * tokens * 12
+    assert step.held["activations"] == 2 * (3 * inside + tokens * 4 * 40 / 2 + 2 * routed)
+    block = parts["attention"] / 3 + parts["norms"] / 3 + parts["routers"] / 2 + 7 * one
+    assert step.held["gathered"] == 2 * (2 * block + rows // 147 * 12 * 20) / 2
+    sent = 2 * 2 / 2 * 2 * 12 * (tokens + 2 * rows)
+    assert step.seconds_of["sums"] == pytest.approx(sent / 1e5)
+    again = planning.plan_step(
+        dataclasses.replace(MIXED, remat="full"), fixed={"data": 2, "heads": 2}, **options
+    )
+    assert again.held["activations"] == 2 * (3 * tokens * 12 + inside + routed)
+
+
+QWEN, GPT_OSS = (PRESETS[name].config for name in ("qwen3-30b-a3b", "gpt-oss-20b"))
+STEPS = [
+    (QWEN, {"length": 4096, "batch": 24, "chip": "h200"}, 8),
+    (MIXED, {"length": 1009, "batch": 3, "chip": "v5e", "assumptions": ALL}, 3),
+    (MIXED, {"length": 512, "batch": 8, "chip": "h100"}, 1),
+    (MIXED, {"length": "64k", "batch": 5, "chip": "b200"}, 40),
+    (GPT_OSS, {"length": 2048, "batch": 7, "chip": "v6e"}, 56),
+    (QWEN, {"length": 4096, "batch": 36, "chip": "v5p"}, 64),
+]
+
+
+@pytest.mark.parametrize("case", mostly_slow(range(len(STEPS)), 1))
+def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(case, monkeypatch):
+    config, options, count = STEPS[case]
+    searches = []
+    find = Search.find_best
+    monkeypatch.setattr(
+        Search, "find_best", lambda self, devices: searches.append(self) or find(self, devices)
+    )
+    config = dataclasses.replace(config, remat="full")
+    best, (search,) = planning.plan_step(config, devices=64, **options), searches
+    room = search.chip.memory_bytes * search.assumptions.memory_share
+    every = [
+        (search.total(search.weigh(one)), one)
+        for devices in range(1, 65)
+        for one in search.list(devices)
+        if search.peak(one) + search.beside(one).bytes <= room
+    ]
+    fastest = min(seconds for seconds, _ in every)
+    alike = [one for seconds, one in every if seconds <= 1.02 * fastest]
+    even = [one for one in alike if not (one.tokens or one.rows)]
+    assert best.seconds <= 1.02 * fastest
+    assert best.candidate.devices == count == min(one.devices for one in even or alike)
 
 
 def test_windows_of_a_step_are_weighed_each():

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from economy import mostly_slow
-from regard.models import Sampling, generate, speculation
+from regard.models import Sampling, generate, speculation, stream
 from regard.models.sampling import row_keys
-from test_generation import CONFIGS, PROMPTS, SOURCE, START, WARM, N, build, build_pair
+from test_generation import CONFIGS, GREEDY, PROMPTS, SOURCE, START, WARM, N, build, build_pair
 from test_sampling import adjust_plainly, softmax
 
 TINY, LONG, AHEAD = 5, 3, 2
@@ -207,12 +207,48 @@ def test_numbers_that_are_not_finite_end_rows_or_proposals():
 
 def test_drafts_that_cannot_propose_are_refused():
     model = build()
+    cache = generate(model, PROMPTS, max_tokens=1, return_cache=True).cache
     for settings, error, message in (
         ({"draft": build(vocab_size=TINY)}, ValueError, "draft: expected the model's vocabulary, 19 tokens"),
         ({"draft": build_pair()}, TypeError, "draft: expected a Decoder, as model is; got EncoderDecoder"),
         ({"draft_tokens": 0}, ValueError, "draft_tokens: expected an integer of at least 1, got 0"),
-        ({"return_cache": True}, ValueError, "return_cache: expected none with a draft.*leave out draft or"),
-        ({"cache": 3}, ValueError, "cache: expected none with a draft.*leave out draft or cache"),
+        ({"cache": cache}, ValueError, "cache: expected one of a call with a draft, whose own cache it has"),
     ):
         with pytest.raises(error, match=message):
             generate(model, PROMPTS, max_tokens=3, **{"draft": model, **settings})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_stream_with_a_draft_gives_the_same_tokens(sampling):
+    model = build()
+    settings = {"max_tokens": N, "draft": disturb(model, 0.1), "draft_tokens": 3, "stop_tokens": (1, 7)}
+    settings |= {"sampling": sampling, "rng": jax.random.key(7)}
+    whole = generate(model, PROMPTS, **settings)
+    for burst in (1, 5):
+        parts = list(stream(model, PROMPTS, burst=burst, **settings))
+        assert [[token for part in parts for token in part[row]] for row in range(3)] == whole.rows()
+        assert len(parts) > 2, "handed over on the way"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "windowed"])
+def test_a_conversation_goes_on_with_a_draft(name):
+    """Both read what is new alone: texts are those of the model, and no guess of itself is refused."""
+    model = build(**CONFIGS[name])
+    draft = disturb(model, 0.1)
+    for helper in (draft, model):
+        settings = {"max_tokens": N, "draft": helper, "draft_tokens": 3}
+        stops = (generate(model, PROMPTS, max_tokens=N).rows()[0][2],)
+        written = generate(model, PROMPTS, **settings, stop_tokens=stops, capacity=48, return_cache=True)
+        more = [[8, 2], [], [5, 5, 7]]
+        again = generate(model, more, **settings, cache=written.cache)
+        texts = [[*one, *row, *end] for one, row, end in zip(PROMPTS, written.rows(), more, strict=True)]
+        assert again.rows() == generate(model, texts, max_tokens=N).rows()
+    assert again.reads.tolist() == [1 + -(-(N - 1) // 4)] * 3
+    alone = generate(model, more, max_tokens=N, cache=written.cache, return_cache=True)
+    assert alone.rows() == again.rows()
+    assert alone.cache.draft is None
+    if name == "windowed":
+        with pytest.raises(ValueError, match="draft_tokens: expected at most 15, as many as windows"):
+            generate(model, more, **settings | {"max_tokens": 20, "draft_tokens": 16}, cache=written.cache)

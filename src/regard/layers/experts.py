@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +14,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 
 from regard.axes import Array, ArrayLike, Hidden
 from regard.engine.call.problem import accumulation_dtype
+from regard.engine.dispatch.placement import active
 from regard.layers.dropout import build_dropout, check_rngs
 from regard.layers.feed_forward import activate, check_activation
 from regard.layers.multi_head import check_features, check_sizes
@@ -103,30 +107,40 @@ class Experts(nnx.Module):
             ValueError: an input of the wrong rank or width.
         """
         x = check_features("x", x, self.d_model)
-        tokens = x.reshape((-1, self.d_model))
-        if not len(tokens):
+        if not x.size:
             return x
-        weights, chosen = self.route(tokens)
-        experts, places, size = _lay_tiles(chosen.reshape(-1), self.num_experts)
+        # Each group by itself: a device sorts and computes its own tokens.
+        groups, join = _group_tokens(x)
+        weights, chosen = self.route(groups)
+        lay = functools.partial(_lay_tiles, num_experts=self.num_experts)
+        experts, places = jax.vmap(lay)(chosen.reshape(len(chosen), -1))
+        size = count_tile_rows(chosen[0].size, self.num_experts)
         # Every token once for each of its choices. Places are unique, so that no gradient is a race of sums.
-        rows = jnp.broadcast_to(tokens[:, None], (*chosen.shape, self.d_model)).reshape(-1, self.d_model)
-        tiles = jnp.zeros((len(experts) * size, self.d_model), x.dtype)
-        tiles = tiles.at[places].set(rows, unique_indices=True).reshape(-1, size, self.d_model)
+        rows = jnp.repeat(groups, self.experts_per_token, axis=1)
+        tiles = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
+        tiles = jax.vmap(lambda tiles, places, rows: tiles.at[places].set(rows, unique_indices=True))(
+            tiles, places, rows
+        )
+        tiles = tiles.reshape((*experts.shape, size, self.d_model))
         gate = None if self.gate is None else self.gate(tiles, experts)
         hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
-        found = self.narrow(self.dropout(hidden), experts).reshape(-1, self.d_model)
-        found = found.at[places].get(unique_indices=True).reshape((*chosen.shape, self.d_model))
-        mixed = jnp.einsum("nk,nkm->nm", weights.astype(found.dtype), found, precision=self.widen.precision)
-        return mixed.reshape(x.shape)
+        found = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
+        found = jax.vmap(lambda found, places: found.at[places].get(unique_indices=True))(found, places)
+        found = found.reshape((*chosen.shape, self.d_model))
+        mixed = jnp.einsum(
+            "gnk,gnkm->gnm", weights.astype(found.dtype), found, precision=self.widen.precision
+        )
+        return join(mixed)
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
-        """Return the weights of the chosen experts of each token, `(N, k)`, and their numbers."""
+        """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
         scores = self.router(tokens)
         scores = scores.astype(accumulation_dtype(scores))
-        best, chosen = jax.lax.top_k(scores, self.experts_per_token)
-        if self.normalize_chosen:
-            return jax.nn.softmax(best), chosen
-        return jnp.take_along_axis(jax.nn.softmax(scores), chosen, axis=-1), chosen
+        # Not top_k, for which XLA gathers the scores of all devices on each.
+        chosen = jnp.argsort(scores, axis=-1, descending=True)[..., : self.experts_per_token]
+        shares = scores if self.normalize_chosen else jax.nn.softmax(scores)
+        weights = jnp.take_along_axis(shares, chosen, axis=-1)
+        return jax.nn.softmax(weights) if self.normalize_chosen else weights, chosen
 
 
 def check_experts(num_experts: int, experts_per_token: int) -> None:
@@ -165,14 +179,33 @@ class _ExpertLinear(nnx.Module):
         tiles, kernels, biases = promote_dtype(given, dtype=self.dtype)
 
         def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
-            return jnp.einsum("cti,cio->cto", tiles, kernels[experts], precision=self.precision)
+            return jnp.einsum("gcti,gcio->gcto", tiles, kernels[experts], precision=self.precision)
 
         # The kernels of all tiles, up to twice those of the layer, are taken again in the backward pass.
         out = jax.checkpoint(multiply, prevent_cse=False)(tiles, kernels, experts)
-        return out if biases is None else out + biases[experts][:, None]
+        return out if biases is None else out + biases[experts][:, :, None]
 
 
-def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array, int]:
+def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Divide `(*B, T, M)` into tokens `(G, N, M)`, a group for each part that a device has of rows and
+    positions; return what puts them together again, too."""
+    placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
+    rows, positions, place = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
+    parts = (rows, shape[0] // rows, positions, shape[1] // positions, shape[2])
+
+    def join(groups: Array) -> Array:
+        parted = place(groups).reshape((rows, positions, parts[1], parts[3], -1))
+        return parted.swapaxes(1, 2).reshape(x.shape)
+
+    return place(x.reshape(parts).swapaxes(1, 2).reshape((rows * positions, -1, shape[2]))), join
+
+
+def count_tile_rows(choices: int, num_experts: int) -> int:
+    """Return the rows of a tile: the mean number of choices of an expert."""
+    return -(-choices // num_experts)
+
+
+def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
     """Divide choices into tiles of one expert each.
 
     Args:
@@ -180,10 +213,10 @@ def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array, int]:
         num_experts: how many there are.
 
     Returns:
-        The expert of every tile; the place of every choice in the rows of all tiles; the rows of a tile.
+        The expert of every tile; the place of every choice in the rows of all tiles.
     """
     num_rows = len(chosen)
-    size = -(-num_rows // num_experts)
+    size = count_tile_rows(num_rows, num_experts)
     # Each of the experts that are chosen leaves at most size - 1 rows of its last tile empty.
     num_tiles = (num_rows + min(num_experts, num_rows) * (size - 1)) // size
     counts = jnp.bincount(chosen, length=num_experts)
@@ -192,4 +225,4 @@ def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array, int]:
     places = (ends + counts // -size)[chosen] * size + ranks
     experts = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=ends.dtype), side="right")
     # Tiles beyond the last are empty, whatever their expert.
-    return jnp.minimum(experts, num_experts - 1), places, size
+    return jnp.minimum(experts, num_experts - 1), places

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.models.decoder import Decoder
     from regard.models.encoder import Encoder
     from regard.models.encoder_decoder import EncoderDecoder
-    from regard.models.generation import generate, stream
+    from regard.models.generation import TextStream, generate, stream
     from regard.models.presets import PRESETS, Preset, preset
     from regard.models.prompts import TextCache
     from regard.models.sampling import Sampling
@@ -36,6 +36,7 @@ __all__ = [
     "Preset",
     "Sampling",
     "TextCache",
+    "TextStream",
     "TransformerConfig",
     "beam_search",
     "generate",
@@ -54,7 +55,7 @@ __getattr__, __dir__ = defer(
     decoder="Decoder",
     encoder="Encoder",
     encoder_decoder="EncoderDecoder",
-    generation="generate stream",
+    generation="TextStream generate stream",
     presets="PRESETS Preset preset",
     prompts="TextCache",
     sampling="Sampling",

@@ -16,7 +16,7 @@ from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
-from regard.models.prompts import Request, canonicalize, canonicalize_stop_tokens, vocabulary_size
+from regard.models.prompts import Request, TextCache, canonicalize, canonicalize_stop_tokens, vocabulary_size
 from regard.records import record
 
 
@@ -76,6 +76,8 @@ def beam_search(
     start_token: int | None = None,
     capacity: int | None = None,
     chunk: int | None = None,
+    padding: str = "right",
+    cache: TextCache | None = None,
 ) -> Beams:
     """Find likely texts: at every step, go on with the `num_beams` likeliest beginnings of each prompt.
 
@@ -88,7 +90,8 @@ def beam_search(
     exhaustive.
 
     Args:
-        model, prompts, lengths, start_token, capacity, chunk: as in `generate`.
+        model, prompts, lengths, start_token, capacity, chunk, padding, cache: as in `generate`. The cache
+            stays as it is: to go on with a text found, give it with the prompts and the same cache.
         num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
         max_tokens: tokens per text at most, at least 1.
         length_penalty: 0 compares log-probabilities of whole texts, which favours short ones; 1 those per
@@ -118,7 +121,8 @@ def beam_search(
         raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
-    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
+    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    request = canonicalize(model, prompts, *ask)
     stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
     return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
 

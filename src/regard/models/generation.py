@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -26,8 +26,10 @@ from regard.models.prompts import (
     vocabulary_size,
 )
 from regard.models.sampling import Sampling, row_keys
-from regard.models.speculation import speculate
+from regard.models.speculation import read_draft, speculate
 from regard.models.writing import Generated, Rules, Writing, mark_tokens, write_column
+
+State = tuple[Any, Writing]  # what was read, as the cache of the model or also that of the draft; the text
 
 
 def generate(
@@ -89,8 +91,8 @@ def generate(
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with
             these prompts, which may be empty. Nothing is read again.
-        return_cache: whether the result has a `cache`. Then `capacity` should be that of the whole
-            conversation.
+        return_cache: whether the result has a `cache`, of the draft, too. Then `capacity` should be that of
+            the whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
 
@@ -102,7 +104,7 @@ def generate(
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
             -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity below
             prompt and output; a temperature above 0 without `rng`; a cache of another number of rows, or
-            without room; a draft of another vocabulary, or one with a cache.
+            without room; a draft of another vocabulary, or one with a cache that no draft has read.
 
     Example:
         >>> import jax
@@ -118,24 +120,42 @@ def generate(
     Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, algorithm
     1; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
     """
-    ask: Any = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
-    burst = 1
-    if draft is not None:
-        _check_draft(model, draft, cache, return_cache)
-        burst += whole_number("draft_tokens", draft_tokens, 1)
-    request = canonicalize(model, prompts, *ask, burst=burst)
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=return_cache)
-    structure, arrays = split_model(model)
-    read, writing = _prefill(structure, arrays, request, rules)
-    if draft is not None:
-        proposer, weights = split_model(draft)
-        request = canonicalize(draft, prompts, *ask, burst=burst)
-        return speculate((structure, proposer), (arrays, weights), read, request, writing, rules).written
-    if request.max_tokens > 1:
-        read, writing = _decode(structure, arrays, read, writing, rules, np.int32(request.max_tokens))
-    if not return_cache:
-        return writing.written
-    return dataclasses.replace(writing.written, cache=TextCache(read, writing.newest, writing.seen))
+    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    choice = (sampling, stop_tokens, rng, pad_token, return_cache)
+    start, write = _canonicalize(model, prompts, ask, choice, draft, draft_tokens)
+    state = start()
+    if max_tokens > 1:
+        state = write(*state, np.int32(max_tokens))
+    written = state[1].written
+    return dataclasses.replace(written, cache=_keep(*state, draft)) if return_cache else written
+
+
+class TextStream(Iterator[list[list[int]]]):
+    """Tokens that `stream` hands over, as an iterator over lists with the new tokens of each row.
+
+    Attributes:
+        cache: the text read and written, once the last tokens have been handed over; None before, and
+            unless `return_cache`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.models import Decoder, TransformerConfig, stream
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> parts = stream(model, [[1, 2, 3]], max_tokens=5, capacity=16, return_cache=True)
+        >>> len([*parts]), [*stream(model, [[4]], max_tokens=1, cache=parts.cache)] != []
+        (5, True)
+    """
+
+    def __init__(self, parts: Generator[list[list[int]], None, TextCache | None]):
+        self._parts, self.cache = parts, None
+
+    def __next__(self) -> list[list[int]]:
+        try:
+            return next(self._parts)
+        except StopIteration as end:
+            self.cache = end.value or self.cache
+            raise
 
 
 def stream(
@@ -151,13 +171,20 @@ def stream(
     start_token: int | None = None,
     capacity: int | None = None,
     chunk: int | None = None,
-) -> Iterator[list[list[int]]]:
+    padding: str = "right",
+    cache: TextCache | None = None,
+    return_cache: bool = False,
+    draft: Decoder | EncoderDecoder | None = None,
+    draft_tokens: int = 4,
+) -> TextStream:
     """Write as `generate` does, and hand over tokens as they are made.
 
     Args:
-        burst: tokens per step; after the first token, which comes alone. More cost less per token.
-        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths, start_token, capacity, chunk: as in
-            `generate`, and with the same tokens.
+        burst: tokens per step; after the first token, which comes alone. More cost less per token. With a
+            draft, at least so many, as it may propose several.
+        return_cache: whether the iterator has a `cache` at its end.
+        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths, start_token, capacity, chunk,
+            padding, cache, draft, draft_tokens: as in `generate`, and with the same tokens.
 
     Returns:
         An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
@@ -175,30 +202,64 @@ def stream(
         [1, 2, 2]
     """
     burst = whole_number("burst", burst, 1)
-    request = canonicalize(model, prompts, lengths, max_tokens, start_token, capacity, chunk)
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, 0, keep=False)
-    return _stream(*split_model(model), request, rules, burst)
+    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    choice = (sampling, stop_tokens, rng, 0, return_cache)
+    start, write = _canonicalize(model, prompts, ask, choice, draft, draft_tokens)
+
+    def hand_over() -> Generator[list[list[int]], None, TextCache | None]:
+        state = start()
+        sent, ready = np.zeros(state[1].newest.shape, np.int32), 1
+        while True:
+            done, limit = state[1], min(ready + burst, max_tokens)
+            if ready < max_tokens:
+                # Begun before the last tokens are handed over. It does nothing where all rows have ended.
+                state = write(*state, np.int32(limit))
+            tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
+            yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
+            if ready == max_tokens or not alive.any():
+                return _keep(*state, draft) if return_cache else None
+            sent, ready = lengths, limit
+
+    return TextStream(hand_over())
 
 
-def _stream(
-    structure: Structure, arrays: list[Any], request: Request, rules: Rules, burst: int
-) -> Iterator[list[list[int]]]:
-    cache, writing = _prefill(structure, arrays, request, rules)
-    sent, ready = np.zeros(writing.newest.shape, np.int32), 1
-    while True:
-        done, limit = writing, min(ready + burst, request.max_tokens)
-        if ready < request.max_tokens:
-            # Begun before the last tokens are handed over. It does nothing where all rows have ended.
-            cache, writing = _decode(structure, arrays, cache, writing, rules, np.int32(limit))
-        tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
-        yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
-        if ready == request.max_tokens or not alive.any():
-            return
-        sent, ready = lengths, limit
+def _canonicalize(
+    model: Any, prompts: Any, ask: tuple[Any, ...], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
+) -> tuple[Callable[[], State], Callable[..., State]]:
+    """Check what is asked; return what reads the prompts and chooses the first tokens, and what writes on."""
+    burst = 1
+    if draft is not None:
+        _check_draft(model, draft, ask[5])
+        burst += whole_number("draft_tokens", draft_tokens, 1)
+    request = canonicalize(model, prompts, *ask, burst=burst)
+    sampling, stop_tokens, rng, pad_token, keep = choice
+    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=keep)
+    structure, arrays = split_model(model)
+    prefill = functools.partial(_prefill, structure, arrays, request, rules)
+    if draft is None:
+        return prefill, functools.partial(_decode, structure, arrays, rules)
+    proposer, weights = split_model(draft)
+    if request.cache is not None:
+        ask = (*ask[:5], dataclasses.replace(request.cache, model=request.cache.draft), ask[6])
+    proposal = canonicalize(draft, prompts, *ask, burst=burst)
+
+    def start() -> State:
+        read, writing = prefill()
+        reads = dataclasses.replace(writing.written, reads=jnp.ones_like(writing.written.lengths))
+        return (read, read_draft(proposer, weights, proposal)), dataclasses.replace(writing, written=reads)
+
+    models = (structure, proposer), (arrays, weights)
+    return start, functools.partial(speculate, *models, rules, most=request.burst)
+
+
+def _keep(cache: Any, writing: Writing, draft: Any) -> TextCache:
+    """Return the cache of a text for the next call."""
+    read, drafts = (cache, None) if draft is None else cache
+    return TextCache(read, writing.newest, writing.seen, drafts)
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> tuple[Any, Writing]:
+def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: Rules) -> State:
     """Read the prompts, and choose the first tokens."""
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
@@ -225,8 +286,8 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
 def _decode(
-    structure: Structure, arrays: list[Any], cache: Any, writing: Writing, rules: Rules, limit: Array
-) -> tuple[Any, Writing]:
+    structure: Structure, arrays: list[Any], rules: Rules, cache: Any, writing: Writing, limit: Array
+) -> State:
     """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
     model = merge_model(structure, arrays)
 
@@ -262,7 +323,7 @@ def _check_rules(
     return Rules(sampling, keys, stops, np.int32(pad_token), keep)
 
 
-def _check_draft(model: Any, draft: Any, cache: Any, return_cache: bool) -> None:
+def _check_draft(model: Any, draft: Any, cache: Any) -> None:
     """Raise for a draft that cannot propose tokens to the model."""
     expected, got = vocabulary_size(model), vocabulary_size(draft, "draft")
     if isinstance(model, Decoder) != isinstance(draft, Decoder):
@@ -272,8 +333,8 @@ def _check_draft(model: Any, draft: Any, cache: Any, return_cache: bool) -> None
             f"draft: expected the model's vocabulary, {expected} tokens, as it proposes some of them; got"
             f" {got}"
         )
-    if cache is not None or return_cache:
-        name = "return_cache" if cache is None else "cache"
+    if isinstance(cache, TextCache) and cache.draft is None:
         raise ValueError(
-            f"{name}: expected none with a draft, whose own cache is not kept; leave out draft or {name}"
+            "cache: expected one of a call with a draft, whose own cache it has, too; give the first call of"
+            " a conversation the draft, or leave it out"
         )

@@ -23,7 +23,7 @@ STRIDE = 16
 
 @record
 class TextCache:
-    """Text that `generate` has read and written, for the next call to go on with; a pytree, batch first.
+    """Text that `generate` or `stream` has read and written, for the next call; a pytree, batch first.
 
     Example:
         >>> from flax import nnx
@@ -43,6 +43,8 @@ class TextCache:
     """The last token of each row, which was written and not read yet."""
     seen: Any = None
     """Tokens that a repetition penalty applies to, `(batch, V)` booleans; None without one."""
+    draft: DecodingCache | None = None
+    """Keys and values of the draft, of the same text; None without one."""
 
 
 @record
@@ -110,6 +112,11 @@ def canonicalize(
                 f" {_room(cache)} places. Give capacity= to the first call of a conversation"
             )
         longest_chunk = min((layer.longest_chunk for layer in cache.model.layers), default=longest)
+        if min(burst, max_tokens) > longest_chunk:
+            raise ValueError(
+                f"draft_tokens: expected at most {longest_chunk - 1}, as many as windows of the cache have"
+                f" room for; got {burst - 1}"
+            )
         chunk = longest_chunk if chunk is None else min(chunk, longest_chunk)
     start, counts, chunk = _pad_to_chunks(start, counts, chunk)
     least = max(needed, chunk)

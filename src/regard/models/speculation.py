@@ -53,33 +53,38 @@ def residual(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float
     return jnp.where(jnp.any(rest > 0, axis=-1, keepdims=True), rest, target)
 
 
-@functools.partial(jax.jit, static_argnames="structures")
+@functools.partial(jax.jit, static_argnames="structure")
+def read_draft(structure: Structure, arrays: list[Any], request: Request) -> Any:
+    """Read the prompts into the draft's cache."""
+    return read_prompts(merge_model(structure, arrays), request)[1]
+
+
+@functools.partial(jax.jit, static_argnames=("structures", "most"), donate_argnames="caches")
 def speculate(
     structures: tuple[Structure, Structure],
     arrays: tuple[list[Any], list[Any]],
-    cache: Any,
-    request: Request,
-    writing: Writing,
     rules: Rules,
-) -> Writing:
-    """Write what the draft proposes and the model keeps, and one more token, until all rows have ended.
+    caches: tuple[Any, Any],
+    writing: Writing,
+    limit: Array,
+    *,
+    most: int,
+) -> tuple[tuple[Any, Any], Writing]:
+    """Write what the draft proposes and the model keeps, and one more token, again and again.
 
-    Structures and arrays are those of the model and of the draft; the request is the draft's, which has not
-    read the prompts yet.
+    Structures, arrays and caches are those of the model and of the draft. Every row that has not ended has
+    `limit` tokens at last, or up to `most` - 1 more, but no more than there is room for.
     """
     model, draft = map(merge_model, structures, arrays)
-    most = request.burst
+    max_tokens = writing.written.tokens.shape[1]
 
-    def count(writing: Writing) -> Array:
-        left = jnp.minimum(request.max_tokens - writing.written.lengths, most)
-        return jnp.where(writing.alive, left, jnp.zeros_like(left))
+    def is_open(carry: tuple[Any, Writing]) -> Array:
+        return jnp.any(carry[1].alive & (carry[1].written.lengths < limit))
 
-    def is_open(carry: tuple[Any, Any, Writing]) -> Array:
-        return jnp.any(count(carry[2]) > 0)
-
-    def advance(carry: tuple[Any, Any, Writing]) -> tuple[Any, Any, Writing]:
-        cache, drafts, writing = carry
-        counts, keys = count(writing), _split_keys(rules, writing, most)
+    def advance(carry: tuple[Any, Writing]) -> tuple[Any, Writing]:
+        (cache, drafts), writing = carry
+        left = jnp.minimum(max_tokens - writing.written.lengths, most)
+        counts, keys = jnp.where(writing.alive, left, jnp.zeros_like(left)), _split_keys(rules, writing, most)
         drafts, (proposed, law, seen) = _propose(draft, drafts, writing, counts, rules, keys, most)
         read = jnp.concatenate((writing.newest[:, None], proposed[:, :-1]), axis=1)
         hidden, cache = model.read(read, cache, counts)
@@ -87,11 +92,9 @@ def speculate(
         tokens, end = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
         done = _write(writing, tokens, logits, counts, end, rules)
         unread = counts - (done.written.lengths - writing.written.lengths)
-        return cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread), done
+        return (cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread)), done
 
-    reads = dataclasses.replace(writing.written, reads=jnp.ones_like(writing.written.lengths))
-    start = (cache, read_prompts(draft, request)[1], dataclasses.replace(writing, written=reads))
-    return jax.lax.while_loop(is_open, advance, start)[2]
+    return jax.lax.while_loop(is_open, advance, (caches, writing))
 
 
 def _split_keys(rules: Rules, writing: Writing, most: int) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -124,6 +126,19 @@ class MeshPlacement:
         options = {name: getattr(problem, name) for name in names}
         arrays = {name: options.pop(name) for name in ("query", "key", "value")} | {"bias": problem.bias}
         return self._run_part(arrays, options)
+
+    def divide_tokens(self, shape: tuple[int, int, int]) -> tuple[int, int, Callable[[Array], Array]]:
+        """Return the parts that rows and positions of `(B, T, M)` are divided into, and what places arrays
+        whose first axis has a part for each."""
+        if manual_axes() or self.explicit is not None:
+            return 1, 1, lambda array: array
+        along = [
+            axes if size % self._size(axes) == 0 else ()
+            for axes, size in zip((self.batch, self.axes), shape, strict=False)
+        ]
+        place = NamedSharding(self.mesh, PartitionSpec(tuple(itertools.chain(*along))))
+        rows, positions = map(self._size, along)
+        return rows, positions, lambda array: jax.lax.with_sharding_constraint(array, place)
 
     def _is_inside(self) -> bool:
         """Return whether the code around the call is that of one device."""

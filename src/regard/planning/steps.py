@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,28 +89,32 @@ def count_parameters(config: Any) -> dict[str, int]:
         config: the decoder's `TransformerConfig`.
 
     Returns:
-        Numbers of each block's `attention`, `feed_forward` and `norms`, of the `embedding` with all that
-        stands before and behind the blocks, and of the `head`.
-
-    Raises:
-        ValueError: a config with experts, whose parts are not counted.
+        Numbers of all blocks' `attention`, `feed_forward`, `experts`, `routers` and `norms`, of the
+        `embedding` with all that stands before and behind the blocks, and of the `head`.
 
     Example:
         >>> from regard.models import preset
         >>> from regard.planning import count_parameters
-        >>> gpt2 = preset("gpt2").config
-        >>> parts = count_parameters(gpt2)
-        >>> gpt2.num_layers * sum(parts[name] for name in ("attention", "feed_forward", "norms"))
-        85054464
-        >>> parts["embedding"] + parts["head"]
-        39385344
+        >>> parts = count_parameters(preset("qwen3-30b-a3b").config)
+        >>> sum(parts.values()), parts["experts"], parts["feed_forward"]
+        (30532122624, 28991029248, 0)
     """
-    if config.num_experts is not None:
-        raise ValueError(
-            f"config: expected a decoder without experts, got num_experts={config.num_experts}; their"
-            " products are not planned"
-        )
-    width, inner = config.d_model, config.d_ff
+    block, dense, sparse = _count_block(config), *_count_branches(config)
+    every, experts = config.num_layers, (config.num_experts or 0) * sparse
+    counts = {"feed_forward": dense, "experts": experts, "routers": sparse}
+    found = {name: counts.get(name, every) * count for name, count in block.items()}
+    width, norm, vocabulary = config.d_model, _count_norm(config), config.vocab_size or 0
+    found["norms"] -= (not config.first_norm and every > 0) * norm
+    embedding = vocabulary * width + (config.positions == "learned") * config.max_length * width
+    embedding += config.num_token_types * width + (config.embedding_norm + (config.norm != "post")) * norm
+    embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
+    head = 0 if config.tied_output else vocabulary * (width + config.head_bias)
+    return {**found, "embedding": embedding, "head": head}
+
+
+def _count_block(config: Any) -> dict[str, int]:
+    """Count the parameters of a block's parts; of `experts`, one."""
+    width, inner, bias = config.d_model, config.d_ff, config.feed_forward_bias
     queries = config.num_heads * config.head_width
     keys = (config.num_key_heads or config.num_heads) * config.head_width
     output_bias = config.attention_bias if config.output_bias is None else config.output_bias
@@ -116,19 +122,27 @@ def count_parameters(config: Any) -> dict[str, int]:
     attention += config.attention_bias * (queries + 2 * keys) + output_bias * width
     attention += config.query_key_norm * 2 * config.head_width + config.sinks * config.num_heads
     wide = 1 + config.gated
-    feed_forward = (wide + 1) * width * inner + config.feed_forward_bias * (wide * inner + width)
-    norm = width * (2 if config.norm_kind == "layer" else 1)
-    vocabulary = config.vocab_size or 0
-    embedding = vocabulary * width + (config.positions == "learned") * config.max_length * width
-    embedding += config.num_token_types * width + (config.embedding_norm + (config.norm != "post")) * norm
-    embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
+
+    def count_branch(inner: int) -> int:
+        return (wide + 1) * width * inner + bias * (wide * inner + width)
+
     return {
         "attention": attention,
-        "feed_forward": feed_forward,
-        "norms": norm * (4 if config.norm == "both" else 2),
-        "embedding": embedding,
-        "head": 0 if config.tied_output else vocabulary * (width + config.head_bias),
+        "feed_forward": count_branch(inner),
+        "experts": count_branch(config.expert_width or inner),
+        "routers": (width + bias) * (config.num_experts or 0),
+        "norms": _count_norm(config) * (4 if config.norm == "both" else 2),
     }
+
+
+def _count_norm(config: Any) -> int:
+    return config.d_model * (2 if config.norm_kind == "layer" else 1)
+
+
+def _count_branches(config: Any) -> tuple[int, int]:
+    """Return how many layers have one feed-forward branch for all tokens, and how many have experts."""
+    dense = config.num_layers if config.num_experts is None else len({*config.dense_layers})
+    return dense, config.num_layers - dense
 
 
 def plan_step(
@@ -148,6 +162,8 @@ def plan_step(
     Parameters, gradients and Adam's moments are float32 and divided over all devices; each layer's weights
     are gathered in bfloat16 when it is their turn, forward and back, and gradients summed. Computed is in
     bfloat16. With `config.remat`, only the stream between blocks is kept, and each block is run again.
+    Experts are gathered as all weights are, and their widths divided as heads; computed and kept are the
+    rows that `layers.Experts` lays for the tokens of a device, up to twice those that its tokens choose.
 
     Args:
         config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
@@ -159,7 +175,7 @@ def plan_step(
         The best mesh of at most so many devices, its bytes and its seconds, part by part.
 
     Raises:
-        ValueError: as in `plan`; a config without `vocab_size`, or with experts.
+        ValueError: as in `plan`; a config without `vocab_size`.
         MemoryTooSmallError: no mesh holds the step.
 
     Example:
@@ -216,19 +232,30 @@ class _Model:
     chip: Chip
     shares: Assumptions
 
-    @property
+    @functools.cached_property
     def parts(self) -> dict[str, int]:
         return count_parameters(self.config)
 
-    @property
-    def block(self) -> int:
-        """Parameters of a block."""
-        return sum(self.parts[name] for name in ("attention", "feed_forward", "norms"))
-
-    @property
+    @functools.cached_property
     def total(self) -> int:
         """Parameters of the model."""
-        return self.config.num_layers * self.block + self.parts["embedding"] + self.parts["head"]
+        return sum(self.parts.values())
+
+    @functools.cached_property
+    def branches(self) -> tuple[int, int]:
+        """The layers with one branch for all tokens, and those with experts."""
+        return _count_branches(self.config)
+
+    @functools.cached_property
+    def block(self) -> int:
+        """Parameters of the largest block."""
+        one, experts = _count_block(self.config), self.config.num_experts or 0
+        dense, sparse = self.branches
+        branches = (
+            (dense > 0) * one["feed_forward"],
+            (sparse > 0) * (one["routers"] + experts * one["experts"]),
+        )
+        return one["attention"] + one["norms"] + max(branches)
 
     def weigh(self, candidate: Candidate) -> Beside:
         """Return seconds and bytes beside attention."""
@@ -241,20 +268,37 @@ class _Model:
         rows = (self.sizes["batch"] + candidate.rows) / candidate.data
         return rows * (self.sizes["length"] + candidate.tokens) / (candidate.sequence * candidate.exchange)
 
+    def lay(self, tokens: float) -> tuple[int, int]:
+        """Return the tiles of a layer's experts, and the rows of a tile: as `layers.Experts` lays them."""
+        choices, experts = math.ceil(tokens * self.config.experts_per_token), self.config.num_experts or 1
+        size = -(-choices // experts)
+        return (choices + min(experts, choices) * (size - 1)) // size, size
+
     def hold(self, candidate: Candidate) -> dict[str, float]:
         """Return bytes per device."""
         config, tokens, heads = self.config, self.tokens(candidate), candidate.heads
         held = {name: size * self.total / candidate.devices for name, size in _STATE.items()}
         queries = config.num_heads * config.head_width
         keys = (config.num_key_heads or config.num_heads) * config.head_width
+        dense, sparse = self.branches
+        (tiles, size), inner = self.lay(tokens), config.expert_width or config.d_ff
         # The stream, its norm and the sum in each branch; queries, keys, values, output; before and after the
-        # activation, with the gate and their product.
-        inside = 4 * config.d_model + (2 * queries + 2 * keys + (2 + 2 * config.gated) * config.d_ff) / heads
-        kept = config.num_layers * (inside if config.remat is None else config.d_model)
-        kept += 0 if config.remat is None else inside
+        # activation, with the gate and their product. Rows of experts lie in tiles before and after, and
+        # each choice once more.
+        inside = tokens * (4 * config.d_model + (2 * queries + 2 * keys) / heads)
+        wide = (2 + 2 * config.gated) / heads
+        branch = tokens * wide * config.d_ff
+        routed = tiles * size * (2 * config.d_model + wide * inner)
+        routed += tokens * config.experts_per_token * config.d_model
+        if config.remat is None:
+            kept = config.num_layers * inside + dense * branch + sparse * routed
+        else:
+            kept = config.num_layers * tokens * config.d_model
+            kept += inside + max((dense > 0) * branch, (sparse > 0) * routed)
         logits = 2 * 4 * tokens * (config.vocab_size or 0) / heads  # float32, and their gradient
-        gathered = 2 * _SIZE * self.block / heads  # this layer's and the next one's
-        return held | {"gathered": gathered, "activations": _SIZE * tokens * kept, "logits": logits}
+        # This layer's and the next one's, and one map's of all tiles.
+        gathered = 2 * self.block + (sparse > 0) * tiles * config.d_model * inner
+        return held | {"gathered": _SIZE * gathered / heads, "activations": _SIZE * kept, "logits": logits}
 
     def time(self, candidate: Candidate) -> dict[str, float]:
         """Return seconds by part."""
@@ -262,14 +306,18 @@ class _Model:
         chip = chip.divide(candidate.devices) if chip.shared else chip
         tokens, heads, devices = self.tokens(candidate), candidate.heads, candidate.devices
         trips = 3 if config.remat is None else 4
-        multiplied = config.num_layers * (self.parts["attention"] + self.parts["feed_forward"])
-        flops = 2 * tokens * (trips * multiplied + 3 * config.d_model * (config.vocab_size or 0)) / heads
+        dense, sparse = self.branches
+        rows = sparse and math.prod(self.lay(tokens))
+        multiplied = tokens * sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
+        multiplied += rows * self.parts["experts"] / (config.num_experts or 1)
+        flops = 2 * (trips * multiplied + 3 * tokens * config.d_model * (config.vocab_size or 0)) / heads
         # Gathered forward and back (and again), and gradients summed into parts.
         line = Line(devices // heads, heads)
         moved = trips * _SIZE * self.total / heads * (line.size - 1) / line.size
         count = trips * config.num_layers * (line.size > 1)
-        # One sum after the feed-forward branch, forward and back; that after attention is counted there.
-        summed = 2 * 2 * (heads - 1) / heads * _SIZE * tokens * config.d_model * config.num_layers
+        # One sum after the feed-forward branch, forward and back, of all rows of experts; that after
+        # attention is counted there.
+        summed = 2 * 2 * (heads - 1) / heads * _SIZE * (dense * tokens + sparse * rows) * config.d_model
         along = Line(heads, 1)
         state = sum(_STATE.values()) * self.total / devices
         return {

@@ -1,5 +1,6 @@
 """Placements: calls run on one device, or as an enclosing context says, which programs depend on."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -14,6 +15,11 @@ class Placement(Protocol):
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         """Compute the output and what `problem.aux` names."""
+        ...
+
+    def divide_tokens(self, shape: tuple[int, int, int]) -> tuple[int, int, Callable[[Array], Array]]:
+        """Return the parts that rows and positions of `(B, T, M)` are divided into, and what places arrays
+        whose first axis has a part for each."""
         ...
 
 
