@@ -117,9 +117,10 @@ class Block:
         if base.size != 1 or (height, width) != (rows.size, columns.size):
             return near(scores)
         away = (base - (height - 1) > reach) | (base + (width - 1) < -reach)
-        # Far off it is one number for all cells of a head, which costs no pass over the scores.
+        # Far off it is one number for all cells of a head, which costs no pass over the scores. What does
+        # nothing is the first branch: as the second, XLA's CPU makes it a copy.
         entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
-        scores = jax.lax.cond(away.reshape(()), lambda scores: scores, near, scores)
+        scores = jax.lax.cond(~away.reshape(()), near, lambda scores: scores, scores)
         return scores + self.over_scores(jnp.where(away, entry, 0)[..., None])
 
 

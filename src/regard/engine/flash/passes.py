@@ -17,6 +17,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
@@ -235,7 +236,12 @@ def backward(
         def view_of(first: Any, start: Any = 0) -> TileView:
             return TileView(config, config.backward, leading, start, first)
 
-        tiles = loop.map_blocks(lambda first: inputs.read_keys(view_of(first)), first)
+        def read(first: Any) -> tuple[Array, Array, Array]:
+            key, value = inputs.read_keys(view_of(first))
+            # XLA's CPU multiplies bfloat16 as such only along the last axis of the left factor.
+            return key, value, jax.lax.optimization_barrier(jnp.swapaxes(key, -1, -2))
+
+        tiles = loop.map_blocks(read, first)
 
         def body(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
@@ -247,7 +253,7 @@ def backward(
             partial: Any, first: Any, tiles: Any, start: Any, key_grad: Any, value_grad: Any
         ) -> tuple[Any, Any, dict[str, Array]]:
             view = view_of(first, start)
-            key, value = tiles
+            key, value, key_across = tiles
             if reversible:
                 (key,) = zero_before_scoring(has_nonfinite, inputs, context, view, key, across=True)
             peak = view.row_vector(results.peak)
@@ -261,7 +267,7 @@ def backward(
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
-            key, value = zero_unattended(has_nonfinite, finished, view, -1, key, value)
+            (value,) = zero_unattended(has_nonfinite, finished, view, -1, value)
             logs = config.subtract(finished.scores, base[..., None, :])
             logs = logs - view.row_vector(results.log_total)[..., None, :]
             weights = exp(logs)
@@ -288,7 +294,10 @@ def backward(
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, config.precision)
                 if want_rows:
-                    found["query"] = product(key, change, config.precision, (-2, -2))
+                    (key_across,) = zero_unattended(
+                        has_nonfinite, finished, view, -1, key_across, key_axis=-1
+                    )
+                    found["query"] = product(key_across, change, config.precision)
             return key_grad, value_grad, found
 
         def add_tile(

@@ -24,7 +24,7 @@ from regard.masks.grid import is_concrete
 # products of few numbers run on one core. Measured on two (benchmarks/NOTES.md).
 _FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 1024: 1.25}
 _BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
-_PIECES = (2, 3, 4, 5, 6, 8, 10, 12)
+_PIECES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 _MOST_BLOCKS = 16
 _FEWEST_PAIRS = 1 << 21  # below, to choose takes a tenth of the call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays

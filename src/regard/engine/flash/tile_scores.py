@@ -67,15 +67,18 @@ def score_tile(
     def remove(scores: Array) -> Array:
         return jnp.where(turn(_keep(inputs, context, view, across=across)), scores, -jnp.inf)
 
+    def choose(chosen: Any, way: Any, scores: Array) -> Array:
+        # Of two branches, of which the first returns what it is given: else XLA's CPU copies the scores.
+        return jax.lax.cond(chosen, way, lambda scores: scores, scores)
+
     def remove_where_partial(scores: Array) -> Array:
         own = view.own_pieces(across=across)
-        if own is None and (not config.masked or partial is False):
+        if own is not None:  # of several pieces, some may hold what is another piece's, or nobody's
+            scores = choose(partial == 1, lambda scores: jnp.where(own, scores, -jnp.inf), scores)
+            return choose(partial == 2, remove, scores)
+        if not config.masked or partial is False:
             return scores
-        if own is None:
-            return remove(scores) if partial is True else jax.lax.cond(partial, remove, lambda s: s, scores)
-        # Of several pieces, of which some may hold what is another piece's, or nobody's.
-        ways = (lambda scores: scores, lambda scores: jnp.where(own, scores, -jnp.inf), remove)
-        return jax.lax.switch(partial, ways, scores)
+        return remove(scores) if partial is True else choose(partial, remove, scores)
 
     bias = None if inputs.bias is None else turn(view.cells(inputs.bias))
     remove_some = remove_where_partial if bias is None else remove
@@ -104,7 +107,12 @@ def _keep(inputs: Operands, context: Context, view: TileView, *, across: bool) -
 
 
 def zero_unattended(
-    has_nonfinite: Array | None, finished: TileScores, view: TileView, query_axis: int, *tiles: Array | None
+    has_nonfinite: Array | None,
+    finished: TileScores,
+    view: TileView,
+    query_axis: int,
+    *tiles: Array | None,
+    key_axis: int = -2,
 ) -> tuple[Any, ...]:
     """Zero keys or values of a tile that none of its queries, which lie on `query_axis`, may attend to.
 
@@ -115,7 +123,7 @@ def zero_unattended(
         return tiles
 
     def zero(*tiles: Array | None) -> tuple[Any, ...]:
-        asked = (finished.masked.max(query_axis) != -jnp.inf)[..., None]
+        asked = jnp.expand_dims(finished.masked.max(query_axis) != -jnp.inf, -3 - key_axis)
         return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
 
     return _if(has_nonfinite, view, zero, *tiles)

@@ -43,10 +43,12 @@ def finish_scores(
         return Finished(scores, scores, scores)
     masked = _remove(scores, keep)
     if bias is None and score.adds:
-        return Finished(score.apply(masked, cells), masked, masked)
+        scores = score.apply(masked, cells)
+        return Finished(scores, scores, masked)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
+    # Read from `masked`, as scores that are read no more are masked in place.
     kept = masked != -jnp.inf if callable(keep) else keep
-    raw = scores if kept is None else jnp.where(kept, scores, 0)
+    raw = scores if kept is None else jnp.where(kept, masked if callable(keep) else scores, 0)
     scores = score.apply(raw, cells)
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
     return Finished(_remove(scores, kept), masked, raw)
