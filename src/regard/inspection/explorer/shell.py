@@ -117,7 +117,7 @@ def shrink_script(text: str) -> str:
 
     Example:
         >>> from regard.inspection.explorer.shell import shrink_script
-        >>> shrink_script('/** Half. */\n  const a = b / 2;\n  // why\n  f("// no", /a b/);\n')
+        >>> shrink_script('/** Half. */\\n  const a = b / 2;\\n  // why\\n  f("// no", /a b/);\\n')
         'const a=b/2;f("// no",/a b/);'
     """
     text = _strip_comments(text)
@@ -129,7 +129,7 @@ def shrink_style(text: str) -> str:
 
     Example:
         >>> from regard.inspection.explorer.shell import shrink_style
-        >>> shrink_style("/* no */\n.a > .b {\n  margin: 0 auto;\n}\n")
+        >>> shrink_style("/* no */\\n.a > .b {\\n  margin: 0 auto;\\n}\\n")
         '.a>.b{margin:0 auto}'
     """
     text = re.sub(r"\s*([{};,>])\s*", r"\1", _strip_comments(text))

@@ -172,7 +172,8 @@ export function mountProfiles(host, source, state) {
   const draw = async () => {
     const mine = ++now,
       { t, c, h } = state;
-    if (!source.call(t, c)?.heads) return;
+    // Nobody sees folded curves, which take longer than the map.
+    if (!source.call(t, c)?.heads || state.fold.split(",").includes("profiles")) return;
     const chosen = [[c, h], ...state.selection.filter(([a, b]) => a !== c || b !== h)].slice(
       0,
       PROFILE_HEADS,
@@ -273,6 +274,6 @@ export function mountProfiles(host, source, state) {
       series: served ? ["90 %", "99 %"].map((name, n) => ({ name, dashed: n > 0, ...served[n] })) : [],
     });
   };
-  state.on(["t", "c", "h", "selection"], draw);
+  state.on(["t", "c", "h", "selection", "fold"], draw);
   draw();
 }
