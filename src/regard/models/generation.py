@@ -133,6 +133,9 @@ def generate(
 class TextStream(Iterator[list[list[int]]]):
     """Tokens that `stream` hands over, as an iterator over lists with the new tokens of each row.
 
+    Args:
+        parts: what makes them, and returns the cache or None.
+
     Attributes:
         cache: the text read and written, once the last tokens have been handed over; None before, and
             unless `return_cache`.
@@ -183,8 +186,8 @@ def stream(
         burst: tokens per step; after the first token, which comes alone. More cost less per token. With a
             draft, at least so many, as it may propose several.
         return_cache: whether the iterator has a `cache` at its end.
-        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths, start_token, capacity, chunk,
-            padding, cache, draft, draft_tokens: as in `generate`, and with the same tokens.
+        model, prompts, max_tokens, sampling, stop_tokens, rng, lengths: as in `generate`.
+        start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.
 
     Returns:
         An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
@@ -208,17 +211,17 @@ def stream(
 
     def hand_over() -> Generator[list[list[int]], None, TextCache | None]:
         state = start()
-        sent, ready = np.zeros(state[1].newest.shape, np.int32), 1
+        sent = np.zeros(state[1].newest.shape, np.int32)
         while True:
-            done, limit = state[1], min(ready + burst, max_tokens)
-            if ready < max_tokens:
+            done = state[1]
+            if max_tokens > 1:
                 # Begun before the last tokens are handed over. It does nothing where all rows have ended.
-                state = write(*state, np.int32(limit))
+                state = write(*state, np.int32(burst))
             tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
             yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
-            if ready == max_tokens or not alive.any():
+            if not (alive & (lengths < max_tokens)).any():
                 return _keep(*state, draft) if return_cache else None
-            sent, ready = lengths, limit
+            sent = lengths
 
     return TextStream(hand_over())
 
@@ -286,10 +289,11 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
 def _decode(
-    structure: Structure, arrays: list[Any], rules: Rules, cache: Any, writing: Writing, limit: Array
+    structure: Structure, arrays: list[Any], rules: Rules, cache: Any, writing: Writing, most: Array
 ) -> State:
-    """Read the newest token and choose the next, until `limit` columns are written or all rows have ended."""
+    """Read the newest token and choose the next, `most` times at most, until all rows have ended."""
     model = merge_model(structure, arrays)
+    limit = jnp.minimum(writing.step + most, writing.written.tokens.shape[1])
 
     def is_open(carry: tuple[Any, Writing]) -> Array:
         return (carry[1].step < limit) & jnp.any(carry[1].alive)

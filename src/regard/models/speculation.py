@@ -66,20 +66,21 @@ def speculate(
     rules: Rules,
     caches: tuple[Any, Any],
     writing: Writing,
-    limit: Array,
+    least: Array,
     *,
     most: int,
 ) -> tuple[tuple[Any, Any], Writing]:
     """Write what the draft proposes and the model keeps, and one more token, again and again.
 
-    Structures, arrays and caches are those of the model and of the draft. Every row that has not ended has
-    `limit` tokens at last, or up to `most` - 1 more, but no more than there is room for.
+    Structures, arrays and caches are those of the model and of the draft. Each row that does not end before
+    gets `least` tokens, or up to `most` - 1 more.
     """
     model, draft = map(merge_model, structures, arrays)
     max_tokens = writing.written.tokens.shape[1]
+    goal = jnp.minimum(writing.written.lengths + least, max_tokens)
 
     def is_open(carry: tuple[Any, Writing]) -> Array:
-        return jnp.any(carry[1].alive & (carry[1].written.lengths < limit))
+        return jnp.any(carry[1].alive & (carry[1].written.lengths < goal))
 
     def advance(carry: tuple[Any, Writing]) -> tuple[Any, Writing]:
         (cache, drafts), writing = carry
