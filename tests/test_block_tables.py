@@ -22,8 +22,8 @@ from test_tiled import assert_close, compiled, draw
 T, S, SIZE = 47, 61, (7, 11)
 ROWS, COLUMNS = 7, 6
 PIECES = (Blocking(5, 7, blocks=3, pieces=2), Blocking(7, 5, blocks=2, pieces=3))
-# Where the sizes divide the call, no row is moved back, and pieces that do not exist lie beyond the end; so do
-# blocks, of which there are 6, forward.
+# Where the sizes divide the call, no row is moved back, and pieces that do not exist lie beyond the end; so
+# do blocks, of which there are 6, forward.
 EVEN = (Blocking(2, 2, blocks=4, pieces=4), Blocking(2, 2, blocks=2, pieces=4))
 
 

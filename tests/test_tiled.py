@@ -666,6 +666,21 @@ def test_nothing_comes_of_nothing(queries, keys, batch):
     assert not any(np.asarray(grad).any() for grad in found[0])
 
 
+def test_nothing_comes_of_masks_of_nothing_and_of_blocks_of_keys_for_nobody():
+    tree, by_head = (
+        masks.tree(np.zeros((0, 2), np.int32) - 1),
+        masks.predicate(lambda head, query, key: key > head),
+    )
+    assert tree.dense(3).shape == (0, 3, 3)
+    assert by_head.number_leading((2,)).dense(0, 3, query_offset=0).shape[-2:] == (0, 3)
+    assert attend(*draw((0, 3, 5, 7), (0, 3, 128, 7), (0, 3, 128, 13)), backend="dense").shape == (
+        0,
+        3,
+        5,
+        13,
+    )
+
+
 # Bits.
 
 

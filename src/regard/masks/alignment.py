@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers
+from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers, whole_number
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
 
@@ -80,6 +80,8 @@ def place_mask(
     leading_axes: int | None = None,
 ) -> tuple[Offset, Offset, int]:
     """Return where the rows that a mask is evaluated at sit, and how many leading axes it has."""
+    for name, count in (("num_queries", num_queries), ("num_keys", num_keys)):
+        whole_number(name, count, 0)
     query = settle_positions("query", offsets[0], positions[0], num_queries)
     key = settle_positions("key", offsets[1], positions[1], num_keys)
     query = place_queries(num_queries, num_keys, query, mask.reads_positions, key)

@@ -36,6 +36,7 @@ def parse(text: str) -> Mask:
         The mask.
 
     Raises:
+        TypeError: what is no text.
         ValueError: text that is not such an expression, with the names that are known.
 
     Example:
@@ -43,6 +44,8 @@ def parse(text: str) -> Mask:
         >>> masks.parse("~causal() | chunked(4)")
         ~causal() | chunked(4)
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected the text of a mask, got {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

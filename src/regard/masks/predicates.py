@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -165,7 +166,7 @@ class Predicate(Mask):
             shape = np.broadcast_shapes(query.shape, key.shape)
             return self._evaluate(np.int32(0), np.int32(0), query, key, shape)
         shape = (query.shape[-2], key.shape[-1])
-        query, key = (one.reshape((-1, *one.shape[-2:])) for one in (query, key))
+        query, key = (one.reshape((math.prod(one.shape[:-2]), *one.shape[-2:])) for one in (query, key))
         batch, head = (
             jnp.zeros(1, jnp.int32) if one is None else jnp.asarray(one).reshape(-1)
             for one in (self.batch, self.head)

@@ -142,7 +142,9 @@ def _look_up(data: Array, index: Array, leading_axes: int) -> Array:
     if data.shape[-1] == 0:
         return jnp.zeros_like(index)
     data = spread(data, leading_axes + 1, trailing=1)
-    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*index.shape[:-2], -1))
+    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape(
+        (*index.shape[:-2], index.shape[-2] * index.shape[-1])
+    )
     shape = np.broadcast_shapes(data.shape[:-1], place.shape[:-1])
     found = jnp.take_along_axis(
         jnp.broadcast_to(data, (*shape, data.shape[-1])),

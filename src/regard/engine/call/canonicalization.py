@@ -186,7 +186,8 @@ def _check_rate(rate: Any, rng: Any) -> float:
         raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
     if rate:
         typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-        if not (typed and rng.ndim == 0) and not (np.ndim(rng) == 1 and rng.dtype == np.uint32):
+        raw = getattr(rng, "dtype", None) == np.uint32 and np.ndim(rng) == 1
+        if not (typed and rng.ndim == 0) and not raw:
             raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
     return rate
 
@@ -194,8 +195,11 @@ def _check_rate(rate: Any, rng: Any) -> float:
 def _check_aux(aux: Any) -> tuple[str, ...]:
     if isinstance(aux, str):
         raise TypeError(f"aux: expected a sequence of names, got the string {aux!r}; write aux=({aux!r},)")
-    aux = tuple(aux)
-    unknown = [name for name in aux if name not in AUX]
+    try:
+        aux = tuple(aux)
+    except TypeError:
+        raise TypeError(f"aux: expected a sequence of names, got {_describe(aux)}") from None
+    unknown = [name for name in aux if not isinstance(name, str) or name not in AUX]
     if unknown:
         raise ValueError(f"aux: expected names among {', '.join(AUX)}; got {', '.join(map(repr, unknown))}")
     return aux

@@ -92,12 +92,13 @@ class Whole(Store):
             return _product("...td,...sd->...ts", query, self.values, precision)
         scores = _product("...td,...sd->...ts", query[..., None, :, :], self._blocks(), precision)
         scores = scores.swapaxes(-3, -2)
-        return scores.reshape((*scores.shape[:-2], -1))
+        return scores.reshape((*scores.shape[:-2], self.shape[-2]))
 
     def mix(self, weights: Array, precision: Any) -> Array:
         if self.block == self.shape[-2]:
             return _product("...ts,...se->...te", weights, self.values, precision)
-        weights = weights.reshape((*weights.shape[:-1], -1, self.block)).swapaxes(-3, -2)
+        count = self.shape[-2] // self.block
+        weights = weights.reshape((*weights.shape[:-1], count, self.block)).swapaxes(-3, -2)
         return _product("...ts,...se->...te", weights, self._blocks(), precision).sum(-3)
 
     def zero_unless(self, used: Array) -> Whole:

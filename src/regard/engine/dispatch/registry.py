@@ -49,7 +49,7 @@ class Choice:
 def choose(problem: Problem, name: str | None = None) -> Choice:
     """Choose the named backend, or the fastest that serves; an error carries every refusal."""
     if name is not None:
-        if name not in BACKENDS:
+        if not isinstance(name, str) or name not in BACKENDS:
             nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise ValueError(f"backend: expected one of {', '.join(BACKENDS)} or None, got {name!r}{hint}")
