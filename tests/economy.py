@@ -4,7 +4,7 @@ import itertools
 
 import jax
 import pytest
-from jax._src import compiler, config
+from jax._src import compiler, config, core
 from jax._src.interpreters import mlir
 
 # For a process of several devices that does not call `save_work`: such programs may wait for one another for
@@ -33,16 +33,22 @@ _programs, _shared = itertools.count(), {}
 def save_work():
     """Let fifty programs share an MLIR context, and in it what simple primitives were lowered to.
 
-    JAX makes both anew for every program. And keep the programs of one device, in whatever process.
+    JAX makes both anew for every program. And keep the programs of one device, in whatever process. And say
+    of a tracer without its history that it has no sharding: Flax asks for every random number of a model.
     """
     jax.config.update("jax_enable_compilation_cache", True)
     mlir.make_ir_context = _share_context
     mlir.ModuleContext.__init__ = _share_rules
     compiler._get_cache_key = _name_program
+    core.Tracer.sharding = property(_refuse_sharding)
 
 
 def _name_program(*arguments, devices, **options):
     return _make_key(*arguments, devices=devices, **options) if devices.size == 1 else None
+
+
+def _refuse_sharding(tracer):
+    raise AttributeError("a tracer has no sharding")
 
 
 def _share_context():

@@ -94,8 +94,8 @@ def test_presets_have_the_published_size(name):
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(shapes, nnx.Param)))
 
     # Blocks but the first are alike, and building 48 of them takes long.
-    per_layer = count(2) - count(1)
-    assert count(1) + (chosen.config.num_layers - 1) * per_layer == round(MILLIONS[name] * 1e6)
+    one, two = count(1), count(2)
+    assert one + (chosen.config.num_layers - 1) * (two - one) == round(MILLIONS[name] * 1e6)
     assert PRESETS[name].source
 
 

@@ -78,6 +78,15 @@ def check_prepared(mask, offsets, block, sides):
     assert_tiles_hold(prepared, keep, *sides, query_offset=offsets[1], leading_axes=1)
 
 
+def test_a_prepared_mask_says_nothing_of_tiles_that_are_full_in_part_or_sit_elsewhere():
+    mask = masks.predicate(checkered)
+    prepared = mask.prepare(23, 19, query_offset=0, block=4)
+    keep = np.asarray(mask.dense(23, 19, query_offset=0))
+    assert (assert_tiles_hold(prepared, keep, 8, 8, query_offset=0) != TileKind.PARTIAL).any()
+    found = prepared.tiles(23, 19, query_block=4, key_block=4, query_offset=0, key_offset=1)
+    assert (found == TileKind.PARTIAL).all()
+
+
 @pytest.mark.slow
 def test_tiles_of_the_sides_that_were_looked_at_are_known_exactly():
     mask = masks.predicate(checkered)

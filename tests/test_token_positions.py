@@ -368,6 +368,14 @@ def test_a_ring_drops_what_one_device_drops(way):
 )
 @settings(max_examples=60)
 def test_kinds_of_tiles_hold_wherever_tokens_sit(mask, places, block):
+    check_tiles(mask, places, block)
+
+
+def test_the_kind_of_a_tile_is_that_of_tokens_in_no_order():
+    check_tiles(masks.causal(), ([3, 9, -2, 0, 4, 8, 1], [5, -1, 6, 2, 7, 0, 3]), (3, 2))
+
+
+def check_tiles(mask, places, block):
     where = {"query_positions": np.array(places[0]), "key_positions": np.array(places[1])}
     try:
         keep = np.asarray(mask.dense(7, **where))

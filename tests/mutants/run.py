@@ -118,42 +118,56 @@ def try_fault(fault: Fault) -> dict:
             break
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.*?)(?: - .*)?$", said, re.MULTILINE)
     by = failed[1] if failed else str(code)
-    return {"killed": code in (1, 2), "by": by, "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "killed": code in (1, 2),
+        "by": by,
+        "slow": marked != MARKED[0],
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 def write_report(faults: list[Fault], results: dict) -> None:
     """Write benchmarks/MUTANTS.md from the results of all faults."""
     survivors = [fault for fault in faults if not results[fault.name]["killed"]]
+    killed = [fault for fault in faults if results[fault.name]["killed"]]
+    late = [fault for fault in killed if results[fault.name]["slow"]]
+
+    def row(name: str, own: list[Fault], mark: str = "") -> str:
+        counts = [
+            len([fault for fault in kind if fault in own]) for kind in (faults, killed, late, survivors)
+        ]
+        quick = counts[1] - counts[2]
+        cells = [name, counts[0], f"{quick}, {quick / counts[0]:.1%}", *counts[2:]]
+        return "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |"
+
     lines = [
         "# Mutants",
         "",
-        "`make mutants` plants one fault at a time (tables in `tests/mutants/`) and runs the tests of",
-        "`make test` that can see it. Killed: at least one of them fails.",
+        "`make mutants` plants one fault at a time (tables in `tests/mutants/`) and runs the tests that can",
+        "see it: the cases of `make test`, and where all of these pass, the slow ones. Killed: one fails.",
         "",
-        "| table | faults | killed | survived |",
-        "|---|---|---|---|",
+        "| table | faults | killed by `make test` | by slow cases alone | survived |",
+        "|---|---|---|---|---|",
     ]
     for table in sorted({fault.table for fault in faults}):
-        own = [results[fault.name]["killed"] for fault in faults if fault.table == table]
-        lines.append(f"| {table} | {len(own)} | {sum(own)} | {len(own) - sum(own)} |")
-    killed = len(faults) - len(survivors)
+        lines.append(row(table, [fault for fault in faults if fault.table == table]))
     lines += [
-        f"| **all** | **{len(faults)}** | **{killed}, {killed / len(faults):.1%}** | **{len(survivors)}** |",
+        row("all", faults, "**"),
         "",
         "## Survivors",
         "",
         *(f"- `{fault.file}`: {fault.fault} {fault.unseen or '**No test sees it.**'}" for fault in survivors),
         *([] if survivors else ["None."]),
-        "",
-        "## Killed, and by what first",
-        "",
-        "| file | fault | test |",
-        "|---|---|---|",
     ]
-    for fault in faults:
-        if results[fault.name]["killed"]:
-            by = results[fault.name]["by"].replace("|", "\\|")
-            lines.append(f"| {fault.file} | {fault.fault.replace('|', chr(92) + '|')} | `{by}` |")
+    titles = {
+        "Killed by slow cases alone": late,
+        "Killed, and by what first": [f for f in killed if f not in late],
+    }
+    for title, kind in titles.items():
+        lines += ["", f"## {title}", "", "| file | fault | test |", "|---|---|---|"]
+        for fault in kind:
+            cells = (fault.file, fault.fault, f"`{results[fault.name]['by']}`")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     REPORT.write_text("\n".join(lines) + "\n")
 
 
