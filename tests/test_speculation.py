@@ -122,7 +122,7 @@ def find_truth(target, prompt, settings):
 def test_the_law_of_the_texts_is_that_of_the_model(name):
     settings, prompt, draws = SETTINGS[name], (1, 2), 20_000
     model = build(vocab_size=TINY)
-    draft = disturb(model, 0.2)
+    draft = disturb(model, 1.0)
     target, proposals = logits_after(model), logits_after(draft)
     truth = find_truth(target, prompt, settings)
     np.testing.assert_allclose(find_law(target, proposals, prompt, settings), truth, atol=1e-6)
