@@ -150,7 +150,8 @@ def test_dropout_leaves_the_sink_alone(backend):
         query, key, ones, sinks=sinks, dropout_rate=rate, rng=jax.random.key(0), aux=("lse",), backend=backend
     )
     (dropped, aux), (kept, bare) = run(0.5), run(0.0)
-    np.testing.assert_array_equal(aux["lse"], bare["lse"])
+    # Programs of their own, which may sum in another order.
+    np.testing.assert_allclose(aux["lse"], bare["lse"], rtol=5e-7)
     assert (np.asarray(kept) < 1).all()
     assert not np.allclose(dropped, kept)
 
