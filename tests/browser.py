@@ -55,12 +55,15 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the page has had two frames and the work they started."""
-        self.evaluate(
-            """async () => {
-              for (let n = 0; n < 2; n += 1) await new Promise(requestAnimationFrame);
-              await new Promise((done) => setTimeout(done, 20));
-            }"""
-        )
+        drawn = """() => new Promise((done) => {
+          setTimeout(done, 15_000, false);
+          requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20, true)));
+        })"""
+        for _ in range(4):
+            if self.evaluate(drawn):
+                return
+            self.page.bring_to_front()  # a browser draws no frames of a tab that it takes for hidden
+        raise AssertionError("the page drew no frame in 60 s")
 
     def until(self, expression: str, seconds: float = 10.0) -> Any:
         """Wait until an expression is true; what was found then."""
@@ -128,8 +131,13 @@ class Browser:
         """Wait for the explorer of a page or frame: its script is inflated as the page loads."""
         frame.evaluate(
             """async () => {
-              while (!window.__regard) await new Promise((next) => setTimeout(next, 10));
-              await window.__regard.ready;
+              const end = Date.now() + 60_000;
+              while (!window.__regard) {
+                if (Date.now() > end) throw new Error("no explorer was there in 60 s");
+                await new Promise((next) => setTimeout(next, 10));
+              }
+              const late = (_, refuse) => setTimeout(() => refuse(new Error("not ready in 60 s")), 60_000);
+              await Promise.race([window.__regard.ready, new Promise(late)]);
             }"""
         )
 

@@ -1,6 +1,7 @@
 """What tests of `parallel` run in a process of their own, which has eight devices; not a test by itself."""
 
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -68,11 +69,13 @@ def serve():
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         failure = None
+        faulthandler.dump_traceback_later(600, exit=True)  # what waits for ever fails, and says where it stands
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             try:
                 exec(json.loads(line), {"__name__": "__main__"})
             except Exception:
                 failure = traceback.format_exc()
+        faulthandler.cancel_dump_traceback_later()
         print(json.dumps([printed.getvalue(), failure]), file=answers, flush=True)
 
 

@@ -667,9 +667,12 @@ def test_weights_are_placed_as_asked(tmp_path):
 
 @pytest.mark.slow
 def test_no_second_copy_in_memory(tmp_path):
-    """While 64 MB are loaded as half of that, the peak grows by the model and little more."""
+    """While 64 MB are loaded as half of that, the peak grows by the model and little more.
+
+    Pages of the mapped file count on some kernels: they are in the peak before.
+    """
     script = f"""
-import json, resource, sys
+import json, mmap, resource
 import jax.numpy as jnp, numpy as np
 from regard.interop import huggingface
 from regard.interop.families.llama import Llama
@@ -688,7 +691,9 @@ open(folder + "/config.json", "w").write(json.dumps(settings))
 write_weights(folder + "/model.safetensors", name_tensors(Llama.weights, shapes, zeros, settings))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 jnp.zeros(3).block_until_ready()
-before = peak()
+with open(folder + "/model.safetensors") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+    np.frombuffer(pages, np.uint8).max()
+    before = peak()
 model = huggingface.load(folder, dtype=jnp.bfloat16).model
 total = sum(leaf[...].nbytes for leaf in parameter_paths(model).values())
 print(total, peak() - before)
@@ -696,7 +701,7 @@ print(total, peak() - before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     total, grown = map(int, done.stdout.split())
     assert 30e6 < total < 70e6
-    assert grown < 1.5 * total, "the whole float32 file would be 2 times the model"
+    assert grown < 1.75 * total, "the whole float32 file would be 2 times the model"
 
 
 @pytest.mark.slow
