@@ -244,6 +244,31 @@ def test_a_mistake_elsewhere_is_told_what_is_wrong(name, monkeypatch):
         make()
 
 
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+def test_a_function_that_closes_over_explicit_axes_is_told_which_array(backend):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    query, key, value = (jax.device_put(one, place) for one in (Q, K, V + 1))
+    table = jax.device_put(np.tri(5, 11, 3, dtype=bool), place)
+
+    def attend_by(table):
+        mask = masks.predicate(lambda query, key: jnp.asarray(table)[query, key])
+        score = scores.modifier(
+            lambda score, batch, head, query, key: score * jnp.asarray(table)[query, key].astype(score.dtype)
+        )
+        for options in ({"mask": mask}, {"score": score}):
+            yield lambda options=options: attend(
+                query, key, value, query_offset=0, backend=backend, **options
+            )
+
+    for name, call in zip(("predicate", "modifier"), attend_by(table), strict=True):
+        message = rf"{name}: expected fn to close over arrays without explicit .* got table; .*numpy\.asarray"
+        with pytest.raises(ValueError, match=message):
+            call()
+    for call in attend_by(np.asarray(table)):
+        np.testing.assert_array_equal(call(), V[:, :, :5] + 1)
+
+
 class Foreign:
     """An array of another library: its dtype is not NumPy's."""
 
