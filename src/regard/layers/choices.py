@@ -51,6 +51,15 @@ def check_kind(name: str, value: Any, *kinds: type, hint: str = "") -> None:
         raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
 
 
+def check_counts(counts: Any, cache: Any) -> None:
+    """Raise where tokens are counted that no cache is to hold."""
+    if counts is not None and cache is None:
+        raise ValueError(
+            "counts: expected None without a cache, which alone leaves tokens out; hide padding by"
+            " mask=masks.lengths(counts)"
+        )
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str], error: type[Exception] = ValueError) -> None:
     """Raise an error that lists the choices and names the nearest, unless the value is one of them."""
     known = [*choices]

@@ -14,7 +14,7 @@ from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_kind, check_options
+from regard.layers.choices import check_counts, check_kind, check_options
 from regard.layers.heads import merge_heads, place_mask, split_heads
 from regard.layers.multi_head import check_features, unpack
 from regard.layers.residual import EPSILON, build_norm
@@ -152,6 +152,7 @@ class LatentAttention(nnx.Module):
                 layer.
         """
         x = check_features("x", x, self.d_model)
+        check_counts(counts, cache)
         if cache is not None:
             self._check_cache(cache, x, positions)
         rank, leading = x.ndim, x.shape[:-2]

@@ -15,7 +15,7 @@ from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_kind, check_options
+from regard.layers.choices import check_counts, check_kind, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
@@ -206,6 +206,7 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError("key: expected an array where value is given, got None; pass key=")
         kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
+        check_counts(counts, cache)
         if cache is not None:
             check_kind("cache", cache, KVCache, PagedKVCache)
             more = (key, query_offset, query_positions, key_positions)
