@@ -158,7 +158,7 @@ WRONG = [
     ),
     (lambda: sdpa(x, x, x, jnp.ones((5, 7), bool)), ValueError, r"attn_mask: expected .*\(2, 6, 5, 5\)"),
     (lambda: sdpa(x, x, x, jnp.ones((2, 5, 5))), ValueError, r"attn_mask: .*attn_mask\[:, None\]"),
-    (lambda: sdpa(x, x, x, dropout_p=1.0), ValueError, r"dropout_p: expected a number in \[0, 1\), got 1"),
+    (lambda: sdpa(x, x, x, dropout_p=1.0), ValueError, r"dropout_p: expected a rate in \[0, 1\), got 1"),
     (lambda: sdpa(x, x, x, dropout_p=0.1), ValueError, "rng: expected a random key because dropout_p = 0.1"),
     (lambda: sdpa(x.astype(int), x, x), TypeError, "query: expected a floating-point array"),
 ]

@@ -89,10 +89,10 @@ WRONG = {
     "bias shape": (ValueError, r"bias: expected an array that broadcasts .* got shape \(11, 5\)", {"bias": array(11, 5)}),
     "scale": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\)", {"scale": array(3)}),
     "scale true": (ValueError, r"scale: expected one number or None for 1/sqrt\(D\), got True", {"scale": True}),
-    "rate one": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
-    "rate negative": (ValueError, r"dropout_rate: expected a number in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
-    "rate nan": (ValueError, r"dropout_rate: expected a number in \[0, 1\)", {"dropout_rate": float("nan")}),
-    "rate text": (TypeError, "dropout_rate: expected a number", {"dropout_rate": "half"}),
+    "rate one": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
+    "rate negative": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
+    "rate nan": (ValueError, r"dropout_rate: expected a rate in \[0, 1\)", {"dropout_rate": float("nan")}),
+    "rate text": (TypeError, "dropout_rate: expected a rate in", {"dropout_rate": "half"}),
     "no rng": (ValueError, r"rng: expected a random key because dropout_rate = 0\.5, got None", {"dropout_rate": 0.5}),
     "many rngs": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0), 3)}),
     "rng number": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": 0}),
@@ -101,6 +101,15 @@ WRONG = {
     "rng list": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": [0, 1]}),
     "backends": (ValueError, r"backend: expected one of .* or None, got \['dense'\]", {"backend": ["dense"]}),
     "aux name": (ValueError, "aux: expected names among weights, scores, .*; got 'weight'", {"aux": ("weight",)}),
+    "ragged query": (TypeError, "query: expected a floating-point array, got list .*; lists within a list must be of one length", {"query": [[1.0], [2.0, 3.0]]}),
+    "ragged mask": (TypeError, "mask: expected an array, got list .*must be of one length", {"mask": [[1], [0, 1]]}),
+    "ragged rows": (TypeError, "rows: expected an array, got list", {"rows": [[1], [0, 1]], "aux": ("weights",)}),
+    "a mask for an offset": (TypeError, "query_offset: expected an array, got Causal", {"query_offset": masks.causal()}),
+    "a bias beyond int32": (TypeError, "bias: expected a floating-point array, got int", {"bias": 2**40}),
+    "an object for the scale": (TypeError, r"scale: expected one number or None for 1/sqrt\(D\), got object", {"scale": object()}),
+    "a key for the scale": (ValueError, r"scale: expected one number .* dtype key<fry>", {"scale": jax.random.key(0)}),
+    "precision of another name": (ValueError, "precision: expected None, a name such as 'highest', .* got 'unknown'", {"precision": "unknown"}),
+    "precision without hash": (ValueError, r"precision: .* got \[\]", {"precision": []}),
     "backend": (ValueError, "backend: expected one of .*tiled, dense.*did you mean 'dense'", {"backend": "dens"}),
 }  # fmt: skip
 
@@ -191,8 +200,19 @@ MISTAKES = {
     "a modifier of six": (TypeError, r"fn: expected fn\(score, batch, head, query_position, key_position\), got ", lambda: scores.modifier(lambda s, b, h, q, k, more: s)),
     "positions of another name": (ValueError, r"positions: .* got 'rope' \(did you mean rotary\?\)", lambda: models.TransformerConfig(**SIZES, positions="rope")),
     "an activation of another name": (ValueError, r"activation: .* got 'swish' \(did you mean silu\?\)", lambda: layers.FeedForward(6, 11, activation="swish", rngs=nnx.Rngs(0))),
-    "a seed for a model": (TypeError, r"rngs: expected random streams, got int; pass nnx\.Rngs\(7\)", lambda: models.Decoder(CONFIG, rngs=7)),
+    "a seed for a model": (TypeError, r"rngs: expected Rngs, got int; pass nnx\.Rngs\(7\)", lambda: models.Decoder(CONFIG, rngs=7)),
     "a seed for a layer": (TypeError, r"rngs: .* got int; pass nnx\.Rngs\(0\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=0)),
+    "a shape to compute with": (TypeError, "bias: expected an array, got a shape; explain takes shapes", lambda: attend(Q, K, V, bias=jax.ShapeDtypeStruct((5, 11), "float32"))),
+    "a dtype of another name": (TypeError, "param_dtype: expected a floating-point dtype, got real", lambda: layers.FeedForward(6, 11, param_dtype="real", rngs=nnx.Rngs(0))),
+    "a dtype of a cache": (TypeError, "dtype: expected a floating-point dtype or int8, got real", lambda: KVCache.create(2, 3, 5, 7, dtype="real")),
+    "precision of a layer": (ValueError, "precision: expected None, .* got 'best'", lambda: layers.FeedForward(6, 11, precision="best", rngs=nnx.Rngs(0))),
+    "a word for a flag": (TypeError, "use_bias: expected True or False, .* got 'no'", lambda: layers.MultiHeadAttention(6, 3, use_bias="no", rngs=nnx.Rngs(0))),
+    "half a width": (TypeError, "d_ff: expected an integer known before tracing, got 7.5", lambda: layers.FeedForward(6, 7.5, rngs=nnx.Rngs(0))),
+    "a word for options": (TypeError, "attention: expected Mapping or None, got str", lambda: layers.EncoderBlock(6, 3, 11, attention="full", rngs=nnx.Rngs(0))),
+    "text for a layer": (TypeError, "x: expected a floating-point array, got str", lambda: layers.FeedForward(6, 11, rngs=nnx.Rngs(0))("x")),
+    "an array for a cache": (TypeError, "cache: expected KVCache or PagedKVCache, got ndarray", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], cache=EVEN)),
+    "counts without a cache": (ValueError, r"counts: expected None without a cache.*mask=masks\.lengths\(counts\)", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], counts=[5, 3])),
+    "ragged tokens of a cache": (TypeError, "key: expected an array, got list", lambda: KVCache.create(2, 3, 5, 7).append([[1], [2, 3]], V)),
     "a key for a layer": (TypeError, r"rngs: .*pass nnx\.Rngs\(0\)", lambda: layers.FeedForward(6, 11, rngs=jax.random.key(0))),
     "nothing to capture": (ValueError, r"query: expected at least one example .*leading axes \(0, 3\)", lambda: capture_nothing(0, 3, 5, 7)),
     "negative weights": (ValueError, r"weights\[1\]: expected numbers of at least 0, got -1\.0", lambda: trace_of(EVEN, EVEN - (np.arange(11) == 3) * (1 + EVEN))),
@@ -223,6 +243,31 @@ def test_a_mistake_elsewhere_is_told_what_is_wrong(name, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users have it
     with pytest.raises(kind, match=f"(?s){message}"):
         make()
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+def test_a_function_that_closes_over_explicit_axes_is_told_which_array(backend):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    query, key, value = (jax.device_put(one, place) for one in (Q, K, V + 1))
+    table = jax.device_put(np.tri(5, 11, 3, dtype=bool), place)
+
+    def attend_by(table):
+        mask = masks.predicate(lambda query, key: jnp.asarray(table)[query, key])
+        score = scores.modifier(
+            lambda score, batch, head, query, key: score * jnp.asarray(table)[query, key].astype(score.dtype)
+        )
+        for options in ({"mask": mask}, {"score": score}):
+            yield lambda options=options: attend(
+                query, key, value, query_offset=0, backend=backend, **options
+            )
+
+    for name, call in zip(("predicate", "modifier"), attend_by(table), strict=True):
+        message = rf"{name}: expected fn to close over arrays without explicit .* got table; .*numpy\.asarray"
+        with pytest.raises(ValueError, match=message):
+            call()
+    for call in attend_by(np.asarray(table)):
+        np.testing.assert_array_equal(call(), V[:, :, :5] + 1)
 
 
 class Foreign:

@@ -118,7 +118,7 @@ def test_dtype_is_what_is_computed_in():
     ("options", "message"),
     [
         ({"experts_per_token": 14}, "experts_per_token: expected at most num_experts = 13, got 14"),
-        ({"num_experts": 0}, "num_experts: expected at least 1, got 0"),
+        ({"num_experts": 0}, "num_experts: expected an integer of at least 1, got 0"),
         ({"activation": "swish"}, "did you mean silu"),
         ({"gate_limit": 7.0}, "gate_limit: expected None, or a number above 0 with gated=True"),
     ],

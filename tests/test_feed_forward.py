@@ -95,7 +95,7 @@ def test_wrong_shapes_name_the_argument(shape):
 
 
 def test_sizes_below_one_are_refused():
-    with pytest.raises(ValueError, match=r"d_ff: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"d_ff: expected an integer of at least 1, got 0"):
         FeedForward(M, 0, rngs=nnx.Rngs(0))
 
 

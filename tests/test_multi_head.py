@@ -274,10 +274,10 @@ def test_heads_divide_the_width_unless_told_otherwise():
     layer = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
     assert layer.head_dim == 4
     assert layer(jnp.ones((B, T, 12))).shape == (B, T, 12)
-    with pytest.raises(ValueError, match=r"num_heads: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_heads: expected an integer of at least 1, got 0"):
         MultiHeadAttention(12, 0, rngs=nnx.Rngs(0))
     for name in ("num_key_heads", "head_dim", "memory_width"):
-        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got 0"):
             MultiHeadAttention(12, 3, **{name: 0}, rngs=nnx.Rngs(0))
 
 

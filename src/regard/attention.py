@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import jax
 
 from regard.axes import ArrayLike
-from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.canonicalization import canonicalize, check_values
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
 from regard.engine.call.hooks import report, rewritten
 from regard.engine.call.options import Options, spell_out
@@ -104,7 +104,9 @@ def attend(
     grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
     Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
-    return run_problem(canonicalize(query, key, value, **options), backend)
+    problem = canonicalize(query, key, value, **options)
+    check_values(problem)
+    return run_problem(problem, backend)
 
 
 def run_problem(problem: Problem, backend: str | None) -> Any:

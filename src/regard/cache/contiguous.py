@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
-from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.cache.rows import Chunk, Rows, check_room
+from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
-from regard.masks.data import whole_number
+from regard.masks.data import read_array, whole_number
 from regard.masks.grid import is_concrete
 from regard.records import record
 
@@ -221,7 +222,7 @@ class KVCache(Rows):
         """
         keep = jnp.zeros(self.batch, jnp.int32)
         if rows is not None:
-            chosen = jnp.asarray(rows)
+            chosen = jnp.asarray(read_array("rows", rows))
             if chosen.dtype != bool:
                 raise TypeError(
                     f"rows: expected booleans, True = empty this row, got {chosen.dtype}; for row numbers"
@@ -259,9 +260,10 @@ class KVCache(Rows):
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return zeros to store in: an array, or int8 numbers and their scales."""
-    if jax.dtypes.canonicalize_dtype(dtype) == np.int8:
+    found = float_dtype("dtype", dtype, "int8")
+    if found == np.int8:
         return Quantized(jnp.zeros(shape, np.int8), jnp.zeros((*shape[:-1], 1), np.float32))
-    return jnp.zeros(shape, float_dtype(dtype, "a floating-point dtype or int8"))
+    return jnp.zeros(shape, found)
 
 
 @jax.jit

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
-from regard.cache.rows import Chunk, Rows, check_room, float_dtype
+from regard.cache.rows import Chunk, Rows, check_room
+from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.pages import Pages
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
@@ -99,7 +100,7 @@ class PagedKVCache(Rows):
         rows, heads, width, value_width, pages, size, most = (
             whole_number(name, number, 1) for name, number in sizes.items()
         )
-        dtype = float_dtype(dtype)
+        dtype = float_dtype("dtype", dtype)
         key, value = (jnp.zeros((pages, heads, size, one), dtype) for one in (width, value_width))
         table = jnp.full((rows, most), -1, jnp.int32)
         return cls(key, value, table, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32))

@@ -15,7 +15,7 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
 from regard.masks import Mask
-from regard.masks.data import integers
+from regard.masks.data import integers, read_array
 from regard.masks.grid import is_concrete
 
 
@@ -278,7 +278,7 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
 
 def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
     """Check tokens (batch, K, n, width) and return them as `stored` is."""
-    array = jnp.asarray(tokens)
+    array = jnp.asarray(read_array(name, tokens))
     heads, width = stored.shape[1], stored.shape[3]
     if array.ndim != 4 or (array.shape[0], array.shape[1], array.shape[3]) != (batch, heads, width):
         hint = f"; one token needs its axis, {name}[:, :, None]" if array.ndim == 3 else ""
@@ -299,22 +299,11 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
     """Check for one integer per row; a scalar serves all rows unless it is refused."""
-    array: Any = numbers
-    if not hasattr(numbers, "dtype"):
-        array = np.asarray(numbers) if is_concrete(numbers) else jnp.asarray(numbers)
-    array = integers(name, array)
+    array: Any = integers(name, numbers if is_concrete(numbers) else jnp.asarray(numbers))
     if array.shape != (batch,) and not (scalar and array.shape == ()):
         either = "one integer or " if scalar else ""
         raise ValueError(f"{name}: expected {either}one per row, shape ({batch},); got {tuple(array.shape)}")
     return jnp.broadcast_to(jnp.asarray(array), (batch,))
-
-
-def float_dtype(dtype: Any, expected: str = "a floating-point dtype") -> np.dtype:
-    """Check for a floating-point dtype to store in, and return it."""
-    found = jax.dtypes.canonicalize_dtype(dtype)
-    if not jnp.issubdtype(found, jnp.floating):
-        raise TypeError(f"dtype: expected {expected}, got {found}")
-    return found
 
 
 def check_room(lengths: Array, counts: Any, room: Any, fix: str) -> None:

@@ -9,11 +9,10 @@ import numpy as np
 
 from regard import attend, masks
 from regard.axes import Array, ArrayLike
-from regard.engine.call.canonicalization import float_array
+from regard.engine.call.canonicalization import check_rate, float_array
 from regard.engine.call.problem import broadcast_leading
 from regard.interop import arguments
 from regard.masks import Mask
-from regard.masks.grid import is_concrete
 
 
 def scaled_dot_product_attention(
@@ -74,9 +73,7 @@ def scaled_dot_product_attention(
     named = (("query", query), ("key", key), ("value", value))
     arrays = [float_array(name, array, 2) for name, array in named]
     full = _score_shape(arrays, enable_gqa)
-    if is_concrete(dropout_p) and not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    if is_concrete(dropout_p) and dropout_p and rng is None:
+    if check_rate("dropout_p", dropout_p) and rng is None:
         raise ValueError(
             f"rng: expected a random key because dropout_p = {dropout_p}, got None; pass"
             " rng=jax.random.key(0), or dropout_p=0.0 when not training"

@@ -10,6 +10,7 @@ from flax import nnx
 
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
+from regard.layers.choices import check_kind
 from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
@@ -77,6 +78,8 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        for name, given in (("attention", attention), ("feed_forward", feed_forward)):
+            check_kind(name, given, Mapping, type(None))
         self.attention = MultiHeadAttention(
             d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
         )
@@ -183,6 +186,8 @@ class DecoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        for name, given in (("attention", attention), ("feed_forward", feed_forward)):
+            check_kind(name, given, Mapping, type(None))
         options = {"norm_epsilon": norm_epsilon, **(attention or {})}
         self.self_attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
         self.cross_attention = MultiHeadAttention(

@@ -1,8 +1,13 @@
-"""Options that are one of several names, and the error for a name that is none of them."""
+"""Options of layers, checked: random streams, sizes, dtypes, flags, and names out of several."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
+
+from flax import nnx
+
+from regard.engine.call.canonicalization import check_flag, check_precision, float_dtype
+from regard.masks.data import whole_number
 
 NormKind = Literal["layer", "rms", "layer_no_bias"]
 NormPlace = Literal["pre", "post", "both"]
@@ -17,15 +22,53 @@ _ELSEWHERE = {
 }
 
 
+def check_options(
+    sizes: Mapping[str, Any], *, rngs: Any, dtype: Any, param_dtype: Any, precision: Any, **flags: Any
+) -> None:
+    """Check sizes, flags and what all layers take; None is for the layer to choose."""
+    for name, size in sizes.items():
+        if size is not None:
+            whole_number(name, size, 1)
+    for name, flag in flags.items():
+        if flag is not None:
+            check_flag(name, flag)
+    check_rngs(rngs)
+    for name, one in (("dtype", dtype), ("param_dtype", param_dtype)):
+        if one is not None:
+            float_dtype(name, one)
+    check_precision(precision)
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raise unless a layer is given random streams to start from."""
+    check_kind("rngs", rngs, nnx.Rngs, hint=f"pass nnx.Rngs({rngs if isinstance(rngs, int) else 0})")
+
+
+def check_kind(name: str, value: Any, *kinds: type, hint: str = "") -> None:
+    """Raise unless a value is of one of several classes."""
+    if not isinstance(value, kinds):
+        known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
+
+
+def check_counts(counts: Any, cache: Any) -> None:
+    """Raise where tokens are counted that no cache is to hold."""
+    if counts is not None and cache is None:
+        raise ValueError(
+            "counts: expected None without a cache, which alone leaves tokens out; hide padding by"
+            " mask=masks.lengths(counts)"
+        )
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str], error: type[Exception] = ValueError) -> None:
     """Raise an error that lists the choices and names the nearest, unless the value is one of them."""
     known = [*choices]
-    if value in known:
+    if isinstance(value, str) and value in known:
         return
     word = str(value).lower()
     hint = f"nearest: {difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]}"
     if _ELSEWHERE.get(word) in known:
         hint = f"did you mean {_ELSEWHERE[word]}?"
-    if value == "gelu" and "gelu_tanh" in known:
+    if word == "gelu" and "gelu_tanh" in known:
         hint = "'gelu' has two meanings: choose gelu_tanh, the approximation, or gelu_erf, the exact one"
     raise error(f"{name}: expected one of {', '.join(known)}; got {value!r} ({hint})")

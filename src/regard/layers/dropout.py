@@ -1,4 +1,4 @@
-"""Random streams, checked; dropout with a checked rate and no random state at rate 0."""
+"""Dropout with a checked rate and no random state at rate 0."""
 
 from typing import Any
 
@@ -6,20 +6,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from regard.engine.call.canonicalization import check_rate
+
 STREAM = "dropout"
-
-
-def check_rngs(rngs: Any) -> None:
-    """Raise unless a layer is given random streams to start from."""
-    if not isinstance(rngs, nnx.Rngs):
-        seed = rngs if isinstance(rngs, int) else 0
-        raise TypeError(f"rngs: expected random streams, got {type(rngs).__name__}; pass nnx.Rngs({seed})")
 
 
 def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_rate") -> nnx.Dropout:
     """Build an `nnx.Dropout` with a random stream of its own, or with none where nothing can drop."""
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"{name}: expected a rate in [0, 1), got {rate}; 0 switches dropout off")
+    rate = check_rate(name, rate)
     has_stream = rngs is not None and (STREAM in rngs or "default" in rngs)
     return nnx.Dropout(rate, rngs=rngs if rate > 0.0 and has_stream else None)
 

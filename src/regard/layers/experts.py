@@ -15,9 +15,10 @@ from flax.nnx.nn.dtypes import promote_dtype
 from regard.axes import Array, ArrayLike, Hidden
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
-from regard.layers.dropout import build_dropout, check_rngs
+from regard.layers.choices import check_options
+from regard.layers.dropout import build_dropout
 from regard.layers.feed_forward import activate, check_activation
-from regard.layers.multi_head import check_features, check_sizes
+from regard.layers.multi_head import check_features
 
 
 class Experts(nnx.Module):
@@ -77,16 +78,17 @@ class Experts(nnx.Module):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        sizes = {"num_experts": num_experts, "experts_per_token": experts_per_token}
-        check_sizes({"d_model": d_model, "d_ff": d_ff, **sizes})
+        sizes = {"d_model": d_model, "d_ff": d_ff, "num_experts": num_experts}
+        sizes |= {"experts_per_token": experts_per_token}
+        shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
+        shared |= {"rngs": rngs}
+        check_options(sizes, gated=gated, normalize_chosen=normalize_chosen, **shared)
         check_experts(num_experts, experts_per_token)
         check_activation(activation, gated, gate_limit)
-        check_rngs(rngs)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
         self.num_experts, self.experts_per_token = num_experts, experts_per_token
         self.normalize_chosen = normalize_chosen
-        shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
-        shared |= {"bias_init": bias_init, "rngs": rngs}
+        shared |= {"bias_init": bias_init}
         self.router = nnx.Linear(d_model, num_experts, **shared)
         shared |= {"kernel_init": kernel_init}
         self.gate = _ExpertLinear(num_experts, d_model, d_ff, **shared) if gated else None

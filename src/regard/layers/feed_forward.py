@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array, ArrayLike, Hidden
-from regard.layers.choices import check_choice
-from regard.layers.dropout import build_dropout, check_rngs
-from regard.layers.multi_head import check_features, check_sizes
+from regard.layers.choices import check_choice, check_options
+from regard.layers.dropout import build_dropout
+from regard.layers.multi_head import check_features
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -73,20 +73,12 @@ class FeedForward(nnx.Module):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        check_sizes({"d_model": d_model, "d_ff": d_ff})
+        shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
+        shared |= {"rngs": rngs}
+        check_options({"d_model": d_model, "d_ff": d_ff}, gated=gated, **shared)
         check_activation(activation, gated, gate_limit)
-        check_rngs(rngs)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
-        linear = functools.partial(
-            nnx.Linear,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            precision=precision,
-            rngs=rngs,
-        )
+        linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **shared)
         self.gate = linear(d_model, d_ff) if gated else None
         self.widen = linear(d_model, d_ff)
         self.narrow = linear(d_ff, d_model)

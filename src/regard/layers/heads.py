@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 import regard.masks as masks
 from regard.axes import Array, Float
+from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
 from regard.masks.stored import FromArray
 
@@ -63,7 +64,7 @@ def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
     """Return the bias, which must say its heads axis: between batch and heads there is no natural reading."""
     if bias is None:
         return None
-    bias = jnp.asarray(bias)
+    bias = jnp.asarray(float_array("bias", bias, 0))
     if bias.ndim > 2 and bias.ndim != len(leading) + 3:
         raise ValueError(
             f"bias: expected shape (T, S) or (*B, H, T, S) with *B = {leading}, got {tuple(bias.shape)};"

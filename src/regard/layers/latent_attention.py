@@ -14,9 +14,9 @@ from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
 from regard.engine.call.hooks import called_by
-from regard.layers.dropout import check_rngs
+from regard.layers.choices import check_counts, check_kind, check_options
 from regard.layers.heads import merge_heads, place_mask, split_heads
-from regard.layers.multi_head import check_features, check_sizes, unpack
+from regard.layers.multi_head import check_features, unpack
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.positions import Rotary
@@ -88,16 +88,16 @@ class LatentAttention(nnx.Module):
     ):
         sizes = {"d_model": d_model, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
         sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim, "query_latent_dim": query_latent_dim}
-        check_sizes(sizes)
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        check_options(sizes, precision=precision, use_bias=use_bias, **shared)
+        check_kind("rotary", rotary, Rotary, type(None))
         if rotary_dim % 2:
             raise ValueError(f"rotary_dim: expected an even number, as pairs are turned; got {rotary_dim}")
-        check_rngs(rngs)
         self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
         self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim or head_dim
         self.rotary = Rotary(interleaved=True) if rotary is None else rotary
         self.scale = (head_dim + rotary_dim) ** -0.5 if scale is None else scale
         self.precision = precision
-        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         linear = functools.partial(nnx.Linear, kernel_init=kernel_init, precision=precision, **shared)
         norm = functools.partial(build_norm, kind="rms", epsilon=norm_epsilon, **shared)
         width = num_heads * (head_dim + rotary_dim)
@@ -152,6 +152,7 @@ class LatentAttention(nnx.Module):
                 layer.
         """
         x = check_features("x", x, self.d_model)
+        check_counts(counts, cache)
         if cache is not None:
             self._check_cache(cache, x, positions)
         rank, leading = x.ndim, x.shape[:-2]
@@ -194,6 +195,7 @@ class LatentAttention(nnx.Module):
 
     def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
         """Raise unless the cache is this layer's, and x what may be appended to it."""
+        check_kind("cache", cache, KVCache)
         key, value = cache.key, cache.value
         is_plain = isinstance(key, jax.Array) and isinstance(value, jax.Array)
         widths = (*key.shape[1::2], value.shape[-1]) if is_plain else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,10 @@ from flax import nnx
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
+from regard.engine.call.canonicalization import float_array
 from regard.engine.call.hooks import called_by
-from regard.layers.dropout import build_dropout, check_rngs, draw_dropout
+from regard.layers.choices import check_counts, check_kind, check_options
+from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
@@ -119,22 +121,20 @@ class MultiHeadAttention(nnx.Module):
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         memory_width = d_model if memory_width is None else memory_width
         sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
-        check_sizes({**sizes, "head_dim": head_dim, "memory_width": memory_width})
+        sizes |= {"head_dim": head_dim, "memory_width": memory_width}
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        flags = {"use_bias": use_bias, "output_bias": output_bias, "project_output": project_output}
+        flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
+        check_options(sizes, precision=precision, **shared, **flags)
         check_heads(d_model, num_heads, num_key_heads, head_dim)
-        check_rngs(rngs)
+        check_kind("rotary", rotary, Rotary, type(None))
         head_dim = d_model // num_heads if head_dim is None else head_dim
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
         self.scale, self.rotary = scale, rotary
 
         linear = functools.partial(
-            nnx.Linear,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            precision=precision,
-            rngs=rngs,
+            nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, precision=precision, **shared
         )
         width, key_width = num_heads * head_dim, num_key_heads * head_dim
         self.query_projection = linear(d_model, width, use_bias=use_bias)
@@ -142,9 +142,9 @@ class MultiHeadAttention(nnx.Module):
         self.value_projection = linear(memory_width, key_width, use_bias=use_bias)
         output_bias = use_bias if output_bias is None else output_bias
         self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
-        norm = {"epsilon": norm_epsilon, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.query_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
-        self.key_norm = build_norm(head_dim, "rms", **norm) if query_key_norm else None
+        norm = functools.partial(build_norm, head_dim, "rms", epsilon=norm_epsilon, **shared)
+        self.query_norm = norm() if query_key_norm else None
+        self.key_norm = norm() if query_key_norm else None
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
         self.dropout = build_dropout(dropout_rate, rngs)
 
@@ -206,7 +206,9 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError("key: expected an array where value is given, got None; pass key=")
         kind = "self" if key is None or key is query else "cross"
         query = check_features("query", query, self.d_model)
+        check_counts(counts, cache)
         if cache is not None:
+            check_kind("cache", cache, KVCache, PagedKVCache)
             more = (key, query_offset, query_positions, key_positions)
             has_more = any(one is not None for one in more)
             if has_more or query.shape[:-2] != (cache.batch,):
@@ -308,21 +310,10 @@ def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[
 
 def check_features(name: str, x: Any, width: int) -> Array:
     """Check for a floating-point array whose last axis has the layer's width, and return it."""
-    x = jnp.asarray(x)
+    x = jnp.asarray(float_array(name, x, 0))
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(
             f"{name}: expected shape (*B, length, {width}), got {tuple(x.shape)}; one example is"
             f" (length, {width}), a batch (batch, length, {width})"
         )
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(
-            f"{name}: expected a floating-point array, got {x.dtype}; convert it with .astype(...)"
-        )
     return x
-
-
-def check_sizes(sizes: Mapping[str, int | None]) -> None:
-    """Check for sizes of at least 1; None is for the layer to choose."""
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}: expected at least 1, got {size}")

@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from regard.axes import Array
+from regard.engine.call.canonicalization import check_flag
 from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.dropout import build_dropout
 
@@ -44,6 +45,7 @@ class Residual(nnx.Module):
         **options: Any,
     ):
         check_choice("norm", place, get_args(NormPlace))
+        check_flag("norm_input", norm_input)
         self.place = place
         self.norm = build_norm(d_model, kind, **options) if norm_input or place == "post" else None
         self.branch_norm = build_norm(d_model, kind, **options) if place == "both" else None

@@ -88,7 +88,7 @@ def place_mask(
     mask.check(None, num_queries, num_keys)
     mask.check_positions(query, key)
     needed = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
-    if leading_axes is not None and leading_axes < needed:
+    if leading_axes is not None and whole_number("leading_axes", leading_axes, 0) < needed:
         raise ValueError(
             f"leading_axes: expected at least {needed}, the axes of the mask's data and of offsets or"
             f" positions; got {leading_axes}"

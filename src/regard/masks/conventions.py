@@ -68,7 +68,7 @@ def from_torch_mha(
     if attn_mask is not None:
         dropped = check_boolean("attn_mask", attn_mask)
         if dropped.ndim == 3:
-            if not num_heads or dropped.shape[0] % num_heads:
+            if num_heads is None or dropped.shape[0] % whole_number("num_heads", num_heads, 1):
                 raise ValueError(
                     "num_heads: expected a divisor of attn_mask's first axis"
                     f" ({dropped.shape[0]} = batch * heads), got {num_heads}"

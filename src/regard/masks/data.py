@@ -6,6 +6,7 @@ import inspect
 import operator
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,14 +38,24 @@ def check_reach(name: str, end: int) -> None:
         )
 
 
-def read_array(value: Any, dtype: Any = None) -> Any:
+def read_array(name: str, value: Any, dtype: Any = None) -> Any:
     """Return arrays of NumPy and JAX, and shapes, as they are, other libraries' and lists through NumPy.
 
     Numbers and lists, which have no dtype of their own, take this one.
     """
     if isinstance(value, jax.Array) or isinstance(getattr(value, "dtype", None), np.dtype):
         return value
-    return np.asarray(value, None if hasattr(value, "dtype") else dtype)
+    return as_array(name, "an array", np.asarray, value, None if hasattr(value, "dtype") else dtype)
+
+
+def as_array(name: str, expected: str, make: Callable[..., Any], value: Any, *options: Any) -> Any:
+    """Return an array made of an argument, or say why none can be."""
+    try:
+        return make(value, *options)
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        hint = "; lists within a list must be of one length" if isinstance(value, list | tuple) else ""
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__} ({reason}){hint}") from None
 
 
 def integers(
@@ -62,7 +73,7 @@ def integers(
     to `most` takes their place. With `wide`, those that are not known keep their 64 bits. Numbers below
     `least` are refused where the host has them.
     """
-    array: Any = read_array(value)
+    array: Any = read_array(name, value)
     if array.dtype == object and all(isinstance(number, int) for number in array.flat):
         array = np.asarray(np.clip(array, np.iinfo(np.int64).min, np.iinfo(np.int64).max), np.int64)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -96,7 +107,7 @@ def check_boolean(name: str, value: Any) -> Any:
         hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
         shown = getattr(value, "__name__", repr(value))
         raise TypeError(f"{name}: expected a masks.Mask or a boolean array, got {shown}{hint}")
-    array: Any = read_array(value)
+    array: Any = read_array(name, value)
     if jnp.issubdtype(array.dtype, jnp.integer):
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(array.shape, bool)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType
 
 from regard.axes import Array
 from regard.masks.offsets import Offset as Offset
@@ -179,6 +180,15 @@ class Blocks:
     def _key_ends(self) -> tuple[Array, Array]:
         where = positions_of(self.key_offset)
         return where.ends(self.key_first, self.key_last, self.key_block, -1, self.leading_axes)
+
+
+def explicit_mesh(tree: Any) -> Any:
+    """Return the mesh whose explicit axes divide arrays of a tree, if there is one."""
+    for leaf in jax.tree.leaves(tree):
+        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, jax.Array) else None
+        if mesh is not None and AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
 
 
 def is_concrete(tree: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from jax.core import eval_jaxpr
 
 from regard.axes import Array
 from regard.masks.data import check_rows
-from regard.masks.grid import Blocks, Grid
+from regard.masks.grid import Blocks, Grid, explicit_mesh
 from regard.masks.mask import Mask, Take
 from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static
@@ -203,7 +204,8 @@ class Predicate(Mask):
     def _call(self, *numbers: Any) -> Any:
         by_name = dict(zip(_ALL, numbers, strict=True))
         placed, named = self.takes
-        return self.fn(*(by_name[name] for name in placed), **{name: by_name[name] for name in named})
+        by_keyword = {name: by_name[name] for name in named}
+        return call_closure("predicate", self.fn, *(by_name[name] for name in placed), **by_keyword)
 
     def _evaluate(self, batch: Any, head: Any, query: Array, key: Array, shape: tuple[int, ...]) -> Array:
         """Return the function's answer for one batch row and head, checked: booleans, one per pair."""
@@ -216,6 +218,38 @@ class Predicate(Mask):
                 f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
             )
         return jnp.broadcast_to(keep, shape)
+
+
+def call_closure(name: str, fn: Any, *arguments: Any, **named: Any) -> Any:
+    """Call a function of the caller's; name what it closes over that a call cannot compute with."""
+    try:
+        return fn(*arguments, **named)
+    except ValueError as error:
+        # Calls run with automatic axes, where JAX computes with no array that has explicit ones.
+        for variable, value in _closed_over(fn).items():
+            if explicit_mesh(value) is not None:
+                raise ValueError(
+                    f"{name}: expected fn to close over arrays without explicit mesh axes, got {variable};"
+                    f" let it read numpy.asarray({variable}), or, where that is traced, write a mask or score"
+                    " of your own, with it as a field"
+                ) from error
+        raise
+
+
+def _closed_over(fn: Any) -> dict[str, Any]:
+    """Return the variables that a function reads from around it, by name."""
+    found: dict[str, Any] = {}
+    while isinstance(fn, functools.partial):
+        found |= {f"argument {place}": one for place, one in enumerate(fn.args)} | fn.keywords
+        fn = fn.func
+    if not inspect.isroutine(fn):
+        fn, found["self"] = type(fn).__call__, fn
+    if inspect.ismethod(fn):
+        found["self"] = fn.__self__
+    if inspect.isfunction(fn) or inspect.ismethod(fn):
+        variables = inspect.getclosurevars(fn)
+        found |= {**variables.globals, **variables.nonlocals}
+    return found
 
 
 def _map(fn: Callable[..., Array], *arrays: Array) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from regard.engine.call.canonicalization import check_rate
 from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.experts import check_experts
 from regard.layers.feed_forward import check_activation
@@ -203,8 +204,7 @@ class TransformerConfig:
             kind, _, is_optional = str(field.type).partition(" | ")
             least = 0 if name in CAN_BE_0 else 1
             if name.endswith("_rate"):
-                if not 0.0 <= number < 1.0:
-                    raise ValueError(f"{name}: expected a rate in [0, 1), got {number}")
+                check_rate(name, number)
             elif number is None and is_optional:
                 continue
             elif kind == "int" and (

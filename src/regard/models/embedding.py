@@ -11,7 +11,8 @@ from flax import nnx
 
 import regard.positions as positions
 from regard.axes import Array, ArrayLike, Float
-from regard.layers.dropout import build_dropout, check_rngs
+from regard.layers.choices import check_rngs
+from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm
 from regard.masks.data import integers
 from regard.masks.grid import is_concrete

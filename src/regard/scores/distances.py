@@ -122,7 +122,7 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
     Reference: Raffel et al., "Exploring the Limits of Transfer Learning" (T5), 2020, section 2.1, and its
     code, which evaluates the logarithm in float32; bucket borders here are exact.
     """
-    array = read_array(table, float)
+    array = read_array("table", table, float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"table: expected a floating-point array (buckets, H), got {array.dtype}")
     sides = 2 if bidirectional else 1

@@ -43,7 +43,7 @@ def bilinear(metric: ArrayLike) -> Score:
     Reference: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015,
     section 3.1, where it is called general.
     """
-    array = read_array(metric, float)
+    array = read_array("metric", metric, float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"metric: expected a floating-point array, got {array.dtype}")
     if array.ndim not in (2, 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from jax.core import eval_jaxpr
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
+from regard.masks.predicates import call_closure
 from regard.records import record, static
 from regard.scores.cells import Cells
 from regard.scores.score import Score, parameter, per_head_symbol
@@ -189,7 +191,8 @@ class Modifier(Modified):
 
     def closure_convert(self, dtype: Any) -> Score:
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        program = jax.make_jaxpr(self.fn)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
+        call = functools.partial(call_closure, "modifier", self.fn)
+        program = jax.make_jaxpr(call)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
         answers = program.out_avals
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
             found = ", ".join(map(str, answers)) or "nothing"

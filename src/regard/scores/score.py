@@ -168,7 +168,7 @@ def split_product(score: Chain | None) -> tuple[Any, Chain | None]:
 
 def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
     """Return a parameter as an array: a number, or one per head."""
-    array = read_array(value)
+    array = read_array(name, value)
     if jnp.issubdtype(array.dtype, jnp.integer):
         array = array.astype(float)
     if not jnp.issubdtype(array.dtype, jnp.floating):

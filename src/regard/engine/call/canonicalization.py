@@ -1,5 +1,6 @@
 """Check the arguments of a call, once, and fill in what was left out."""
 
+import functools
 import operator
 from typing import Any, Unpack
 
@@ -11,7 +12,7 @@ from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.alignment import place_queries, settle_positions
-from regard.masks.data import check_boolean, check_broadcast, integers, read_array
+from regard.masks.data import as_array, check_boolean, check_broadcast, integers, read_array
 from regard.masks.grid import is_concrete
 from regard.scores.score import compose, split_product
 
@@ -48,7 +49,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
     if mask is not None:
         mask.check_positions(query_offset, key_offset)
-    rate, aux = _check_rate(chosen["dropout_rate"], chosen["rng"]), _check_aux(chosen["aux"])
+    rate, aux = check_rate("dropout_rate", chosen["dropout_rate"]), _check_aux(chosen["aux"])
     return Problem(
         query,
         key,
@@ -59,32 +60,56 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         scale=_check_scale(chosen["scale"], query, key, value),
         sinks=None if chosen["sinks"] is None else _check_sinks(chosen["sinks"], leading),
         dropout_rate=rate,
-        rng=chosen["rng"] if rate else None,
+        rng=_check_rng(rate, chosen["rng"]) if rate else None,
         query_offset=query_offset,
         key_offset=key_offset,
         aux=aux,
         rows=check_chosen_rows("rows", chosen["rows"], num_queries, aux),
         heads=check_chosen_rows("heads", chosen["heads"], leading[-1] if leading else None, aux),
-        precision=chosen["precision"],
-        batch_invariant=_check_flag("batch_invariant", chosen["batch_invariant"]),
+        precision=check_precision(chosen["precision"]),
+        batch_invariant=check_flag("batch_invariant", chosen["batch_invariant"]),
     )
 
 
-def _check_flag(name: str, flag: Any) -> bool:
+def check_values(problem: Problem) -> None:
+    """Raise where a shape stands for an array, as `explain` takes it."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(problem)):
+        leaves, _ = jax.tree.flatten_with_path(problem)
+        names = (str(path[0]) for path, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
+        raise TypeError(
+            f"{next(names).lstrip('.')}: expected an array, got a shape; explain takes shapes, and"
+            " jax.eval_shape(attend, ...) runs on them"
+        )
+
+
+def check_flag(name: str, flag: Any) -> bool:
     if not isinstance(flag, bool | np.bool_):
         raise TypeError(f"{name}: expected True or False, known before tracing; got {flag!r}")
     return bool(flag)
 
 
+def check_precision(precision: Any) -> Any:
+    """Return a precision, if JAX's matrix products take it."""
+    try:
+        _multiply_in(precision)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "precision: expected None, a name such as 'highest', or another precision of"
+            f" jax.lax.dot_general; got {precision!r}"
+        ) from None
+    return precision
+
+
+@functools.cache
+def _multiply_in(precision: Any) -> None:
+    row = jax.ShapeDtypeStruct((1,), np.float32)
+    jax.eval_shape(functools.partial(jnp.dot, precision=precision), row, row)
+
+
 def float_array(name: str, array: Any, least_rank: int) -> Any:
     """Return an array, or its shape and dtype, checked to be of floating point and of some rank."""
     if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
-        try:
-            array = jnp.asarray(array)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{name}: expected a floating-point array, got {type(array).__name__} ({error})"
-            ) from None
+        array = as_array(name, "a floating-point array", jnp.asarray, array)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         hint = ""
         if name == "bias" and (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer)):
@@ -95,6 +120,18 @@ def float_array(name: str, array: Any, least_rank: int) -> Any:
             f"{name}: expected at least {least_rank} axes (..., length, width), got shape {array.shape}"
         )
     return array
+
+
+def float_dtype(name: str, dtype: Any, *others: str) -> np.dtype:
+    """Check for a floating-point dtype, or one of the others by name, and return it."""
+    try:
+        found = jax.dtypes.canonicalize_dtype(dtype)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not (jnp.issubdtype(found, jnp.floating) or found.name in others):
+        known = " or ".join(("a floating-point dtype", *others))
+        raise TypeError(f"{name}: expected {known}, got {dtype if found is None else found!s}")
+    return found
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> tuple[int, ...]:
@@ -136,13 +173,16 @@ def _check_scale(scale: Any, *arrays: Any) -> Any:
     dtype = accumulation_dtype(*arrays)
     if scale is None:
         return np.asarray(1 / np.sqrt(arrays[0].shape[-1]), dtype)
-    if np.ndim(scale) != 0 or isinstance(scale, bool | str):
-        raise ValueError(f"scale: expected one number or None for 1/sqrt(D), got {_describe(scale)}")
-    if isinstance(scale, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((), dtype)
-    if isinstance(scale, jax.Array):
-        return scale.astype(dtype)
-    return np.asarray(scale, dtype)
+    expected = "one number or None for 1/sqrt(D)"
+    number: Any = scale
+    if not isinstance(scale, jax.Array | jax.ShapeDtypeStruct):
+        own = isinstance(scale, str) or hasattr(scale, "dtype")
+        number = as_array("scale", expected, np.asarray, scale, None if own else float)
+    kinds = (jnp.floating, jnp.integer)
+    if number.ndim or isinstance(scale, bool) or not any(jnp.issubdtype(number.dtype, one) for one in kinds):
+        raise ValueError(f"scale: expected {expected}, got {_describe(scale)}")
+    is_shape = isinstance(number, jax.ShapeDtypeStruct)
+    return jax.ShapeDtypeStruct((), dtype) if is_shape else number.astype(dtype)
 
 
 def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
@@ -164,7 +204,7 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
             return operator.index(offset)
         except TypeError:
             pass
-    offset = read_array(offset)
+    offset = read_array(name, offset)
     if offset.shape not in ((), leading[:1]):
         raise ValueError(
             f"{name}: expected one integer, or one per first leading axis of query {leading[:1]};"
@@ -173,23 +213,27 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
     return offset
 
 
-def _check_rate(rate: Any, rng: Any) -> float:
+def check_rate(name: str, rate: Any) -> float:
+    """Return the share of numbers to drop."""
     if not is_concrete(rate):
-        raise TypeError("dropout_rate: expected a number known before tracing, got a traced value")
+        raise TypeError(f"{name}: expected a number known before tracing, got a traced value")
     try:
-        rate = float(rate)
-    except (TypeError, ValueError):
-        raise TypeError(f"dropout_rate: expected a number in [0, 1), got {_describe(rate)}") from None
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate: expected a number in [0, 1), got {rate}")
-    if rate and rng is None:
+        number = float(rate)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: expected a rate in [0, 1), got {_describe(rate)}") from None
+    if not 0 <= number < 1:
+        raise ValueError(f"{name}: expected a rate in [0, 1), got {number}; 0 switches dropout off")
+    return number
+
+
+def _check_rng(rate: float, rng: Any) -> Any:
+    if rng is None:
         raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
-    if rate:
-        typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-        raw = getattr(rng, "dtype", None) == np.uint32 and np.ndim(rng) == 1
-        if not (typed and rng.ndim == 0) and not raw:
-            raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
-    return rate
+    typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    raw = getattr(rng, "dtype", None) == np.uint32 and np.ndim(rng) == 1
+    if not (typed and rng.ndim == 0) and not raw:
+        raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
+    return rng
 
 
 def _check_aux(aux: Any) -> tuple[str, ...]:
@@ -212,7 +256,7 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
         raise ValueError(f'{name}: expected "weights" or "scores" in aux, to choose from; got aux={aux}')
     if size is None:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
-    array: Any = index if hasattr(index, "dtype") else np.asarray(index)
+    array: Any = read_array(name, index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
     if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):

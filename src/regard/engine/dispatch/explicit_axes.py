@@ -9,13 +9,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+from regard.masks.grid import explicit_mesh
 
 Run = Callable[[Problem], tuple[Array, dict[str, Array]]]
 
 
 def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Run a call with the compiler dividing the work, and results divided as query's type says."""
-    mesh = _explicit_mesh(problem)
+    mesh = explicit_mesh(problem)
     if mesh is None:
         return run(problem)
     problem = problem.with_arrays()
@@ -43,15 +44,6 @@ def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, 
     )
     run_divided: Any = auto_axes(run_leaves, axes=explicit, out_sharding=out)
     return run_divided(*(leaves[place] for place in places))
-
-
-def _explicit_mesh(problem: Problem) -> Any:
-    """Return the mesh whose explicit axes divide arrays of the call, if there is one."""
-    for leaf in jax.tree.leaves(problem):
-        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, jax.Array) else None
-        if mesh is not None and AxisType.Explicit in mesh.axis_types:
-            return mesh
-    return None
 
 
 def _divided_rows(problem: Problem) -> tuple[Any, ...]:
