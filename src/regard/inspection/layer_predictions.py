@@ -80,7 +80,8 @@ def predict_layers(
     kept = [(1, call.heads, call.rows) for call in trace.calls]
     if [shape[:3] for shape in ran] != kept:
         raise ValueError(f"trace: expected calls of the shapes {ran}, as the model has them; got {kept}")
-    norm, count = model.trunk.stack.final_norm, min(whole_number("top_k", top_k, 1), model.config.vocab_size)
+    count = min(whole_number("top_k", top_k, 1), model.config.vocab_size or 1)
+    norm = model.trunk.stack.final_norm
     streams = [block["hidden"][0] for block in seen["blocks"]]
     likeliest, probabilities = [], []
     for stream in streams:

@@ -32,7 +32,7 @@ class Plan:
     features: bool = True
     """Queries and keys, where they are few."""
     predictions: bool = False
-    """What each layer would predict."""
+    """Predictions behind each layer."""
     bins: int = 512
     """Most entries of a profile along the rows or the keys."""
     atlas: int = 64

@@ -13,7 +13,7 @@ from regard.inspection.traces.codec import wrong
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What each layer of a language model would predict at each position; `predict_layers` makes it.
+    """Predictions behind each layer of a language model, at each position; `predict_layers` makes them.
 
     Layers are the calls of the trace, and tokens are numbers of `texts`.
     """

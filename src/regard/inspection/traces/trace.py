@@ -50,7 +50,7 @@ class Trace:
     notes: tuple[str, ...] = ()
     """Notes on what was left out, and why."""
     predictions: Predictions | None = None
-    """What each layer would predict, of `predict_layers`."""
+    """Predictions behind each layer, of `predict_layers`."""
 
     @classmethod
     def from_arrays(
