@@ -100,6 +100,7 @@ PUBLISHED = {
     "regard.positions.sinusoidal_at": ("Vaswani",),
     "regard.readouts.label": ("Clark", "Olsson"),
     "regard.inspection.contribute": ("Elhage",),
+    "regard.inspection.predict_layers": ("nostalgebraist", "Elhage"),
     "regard.inspection.read_layers": ("nostalgebraist",),
     "regard.inspection.roll_out": ("Abnar",),
     "regard.inspection.roll_out_row": ("Abnar",),

@@ -18,6 +18,7 @@ def names():
 # Their examples train, write texts or draw.
 LONG = (
     "inspection.contributions",
+    "inspection.layer_predictions",
     "inspection.explorer.pages",
     "inspection.figures.atlases",
     "inspection.traces.captures",

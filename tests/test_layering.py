@@ -76,9 +76,9 @@ FOLDERS = {
     " figures explorer.codes explorer.budgets explorer.mask_outlines explorer.head_records"
     " explorer.position_curves explorer.documents explorer.payload explorer.shell"
     " explorer.thumbnails explorer.pages explorer.tiles explorer.sites explorer.server explorer.live explorer"
-    " traces.slices traces.calls traces.files traces.codec traces.stored"
+    " traces.slices traces.calls traces.files traces.codec traces.predictions traces.stored"
     " traces.sequences traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
-    " interventions observations recorders head_effects",
+    " interventions observations recorders head_effects layer_predictions",
     "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
     " weight_files weight_maps families.entries families.family"
     " families.windows families.rotary families.bert families.vit families.gpt2 families.llama"

@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from javascript import NODE
-from regard.inspection.explorer.shell import STYLES, detach_module, load_shell, shrink_script, shrink_style
+from regard.inspection.explorer.shell import (
+    STYLES,
+    detach_module,
+    load_shell,
+    shorten_names,
+    shrink_script,
+    shrink_style,
+)
 
-LARGEST = 108_500
+LARGEST = 107_300
 WEB = Path(str(resources.files("regard.inspection.explorer") / "web"))
 
 
@@ -52,8 +59,29 @@ def test_nothing_is_loaded_from_elsewhere():
 
 def test_modules_are_joined_after_what_they_import():
     script = load_shell().script
-    for needed, needing in (("function decodeChunk(", "class Source"), ("class Source", "boot(root")):
+    # What only one of the modules says: codes.js, source.js and main.js.
+    for needed, needing in (("DecompressionStream", "chunk/"), ("chunk/", "rg-facts")):
         assert 0 < script.index(needed) < script.index(needing)
+
+
+def test_names_are_shortened_where_they_can_mean_nothing_else():
+    text = """function size(a) { return /size/.test(a) ? "size of a" : a; }
+const width = (unit) => unit.width;
+const tell = `${ tellAll } x`;
+async function tellAll(parts) { const size = parts; return { size: 1, height }; }
+class Box { #depth = depth; draw(paint) { return paint(spread()); } }
+function draw() {}
+const depth = 2, height = 3;
+function spread() { return [spread, Box, draw]; }
+    function inner() {}
+"""
+    shown = shorten_names(text)
+    kept = {name for name in re.findall(r"\w+", text) if re.search(rf"(?<![$])\b{name}\b", shown)}
+    for name in ("size", "width", "tellAll", "height", "depth", "draw", "Box", "inner"):
+        assert name in kept, name
+    for name in ("spread", "tell"):
+        assert name not in kept, name
+    assert shown.count("$0") == text.count("spread") == 3
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")

@@ -17,6 +17,7 @@ from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.cli.text_readers import DEFAULT_TEXT, demand_text_reader, encode, name_tokens, shorten_title
 from regard.inspection import Trace, figures
 from regard.inspection.words import WordReading, join_pieces
+from regard.models import Decoder
 from regard.training import runs
 from regard.training.history import training_document
 
@@ -75,6 +76,9 @@ def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
     tokens = name_tokens(encoding)
     with inspection.capture(loaded.model, tokens=tokens, title=shorten_title(text)) as trace:
         loaded.model(jnp.asarray([encoding.ids], jnp.int32))
+    if isinstance(loaded.model, Decoder):
+        spell = loaded.tokenizer.id_to_token
+        trace = inspection.predict_layers(trace, loaded.model, encoding.ids, lambda n: spell(n) or f"<{n}>")
     weights = np.stack([call.window() for call in trace.calls])
     return join_pieces(weights, encoding.tokens, encoding.offsets, text), trace
 

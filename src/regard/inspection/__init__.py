@@ -4,7 +4,8 @@ Start from `capture`, which watches a model run and gives a `Trace` of `Call`s: 
 at any length, exact windows of its weights. `Trace.save` and `load` keep it in a file, `Trace.explore` writes
 a page to look around in. `find_heads` searches for heads by what they read. `observe` returns statistics from
 inside `jit`; `intervene` changes calls while a model runs: heads switched off, or given what another run
-computed; `sweep_heads` and `attribute_heads` say what each head is worth. `figures` draws, with the extra
+computed; `sweep_heads` and `attribute_heads` say what each head is worth, `predict_layers`
+what each layer would predict. `figures` draws, with the extra
 `regard[look]`. Names load on first use.
 """
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from regard.inspection.head_effects import attribute_heads, sweep_heads
     from regard.inspection.head_search import FoundHead, find_heads
     from regard.inspection.interventions import Change, intervene
+    from regard.inspection.layer_predictions import predict_layers
     from regard.inspection.observations import observe
     from regard.inspection.rollouts import roll_out, roll_out_row
     from regard.inspection.tokens import Tokens
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Change", "FoundHead", "Tokens", "Trace"]
 __all__ += ["attribute_heads", "capture", "contribute", "explorer", "figures", "find_heads", "intervene"]
-__all__ += ["load", "observe", "read_layers", "record", "record_repeats", "roll_out"]
-__all__ += ["roll_out_row", "sweep_heads", "weigh_values"]
+__all__ += ["load", "observe", "predict_layers", "read_layers", "record", "record_repeats"]
+__all__ += ["roll_out", "roll_out_row", "sweep_heads", "weigh_values"]
 
 __getattr__, __dir__ = defer(
     __name__,
@@ -36,6 +38,7 @@ __getattr__, __dir__ = defer(
     head_effects="attribute_heads sweep_heads",
     head_search="FoundHead find_heads",
     interventions="Change intervene",
+    layer_predictions="predict_layers",
     observations="observe",
     rollouts="roll_out roll_out_row",
     tokens="Tokens",

@@ -199,6 +199,11 @@ class Task(Settings, abc.ABC):
         example = self.example() if text is None else self.read_text(text)
         with inspection.capture(model, tokens=example.tokens, title=example.title) as trace:
             self.read(model, example.batch, ("lse",))
+        return self.complete(trace, model, example)
+
+    def complete(self, trace: Trace, model: Any, example: Example) -> Trace:
+        """Return the trace of an example with what else is known of it."""
+        del model, example
         return trace
 
 

@@ -9,6 +9,7 @@ TARGET_BYTES = 5_000_000  # what is only a comfort is carried up to here
 LARGEST_EXACT = 2_000_000  # cells in all of a trace whose weights are carried one by one
 LARGEST_HALF = 500_000  # and of one where they are float16
 LARGEST_FEATURES = 250_000  # numbers of queries and keys that are carried
+LARGEST_PREDICTIONS = 250_000  # numbers of what layers would predict
 TOP_K = 8
 
 
@@ -30,6 +31,8 @@ class Plan:
     """The largest weights of each row of every head; False, of pinned heads alone."""
     features: bool = True
     """Queries and keys, where they are few."""
+    predictions: bool = False
+    """Predictions behind each layer."""
     bins: int = 512
     """Most entries of a profile along the rows or the keys."""
     atlas: int = 64
@@ -42,6 +45,7 @@ class Plan:
 _STEPS = (
     ("top_k", False, f"the {TOP_K} largest weights of each row are listed for pinned heads alone"),
     ("features", False, "queries and keys are left out"),
+    ("predictions", False, "what layers would predict is left out"),
     ("bins", 128, "profiles along rows and keys have 128 entries instead of 512"),
     ("atlas", 32, "the atlas has 32 x 32 blocks for each head instead of 64 x 64"),
     ("largest", False, "the largest weight of each block is there for pinned heads alone"),

@@ -149,7 +149,19 @@ class Writer:
             "model": trace.model,
             "sequences": [self._sequence(tokens, chunks) for tokens in sequences],
             "calls": written,
+            **self._predict(trace.predictions if plan.predictions else None, chunks),
         }
+
+    def _predict(self, found: Any, chunks: Chunks) -> dict[str, Any]:
+        if found is None:
+            return {}
+        codes = {"texts": "json", "tokens": "i32", "targets": "i32"}
+        kept = {
+            name: self._once((name, id(found)), value, codes.get(name, "f32"), chunks)
+            for name, value in vars(found).items()
+            if value is not None
+        }
+        return {"predictions": kept}
 
     def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
         if name not in self._packed:

@@ -11,6 +11,7 @@ from regard.inspection.explorer.budgets import (
     LARGEST_EXACT,
     LARGEST_FEATURES,
     LARGEST_HALF,
+    LARGEST_PREDICTIONS,
     TARGET_BYTES,
     TOP_K,
     Plan,
@@ -64,7 +65,12 @@ def collect(
     notes = _remarks(traces)
     # Where weights are at hand, in the page or at the server, the largest of them follow.
     few = any(heads for own in featured for heads in own)
-    plan = Plan(pinned=len(chosen), exact=exact, top_k=not (exact or served), features=few)
+    known = [t.predictions for t in traces if t.predictions is not None]
+    predicted = bool(known) and sum(one.tokens.size for one in known) <= LARGEST_PREDICTIONS
+    if known and not predicted:
+        notes.append("What layers would predict is left out: the text is long.")
+    listed = not (exact or served)
+    plan = Plan(pinned=len(chosen), exact=exact, top_k=listed, features=few, predictions=predicted)
     steps = degrade(plan)
     listed = sum(call.heads * call.rows for trace in traces for call in trace.calls) * TOP_K
     hopeless = plan.top_k and listed > TARGET_BYTES

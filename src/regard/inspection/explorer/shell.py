@@ -6,9 +6,12 @@ import base64
 import hashlib
 import re
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
+
+import numpy as np
 
 STYLES = ("style.css", "panels.css")
 # Of base 85, without what means something to HTML.
@@ -92,10 +95,34 @@ def join_modules(start: str) -> str:
             for needed in _IMPORT.findall(text):
                 join(needed)
             del modules[name]  # after what it needs
-            modules[name] = shrink_script(detach_module(text))
+            modules[name] = detach_module(text)
 
     join(start)
-    return "".join(modules.values())
+    return shrink_script(shorten_names("".join(modules.values())))
+
+
+def shorten_names(text: str) -> str:
+    """Give short names to what is declared at the outermost level, where a name can mean nothing else.
+
+    A name stays that stands after a dot, in a string or template, or where a key or method of an object may:
+    all others mean a variable wherever they stand, so that a local one of the same name is renamed with it.
+
+    Example:
+        >>> from regard.inspection.explorer.shell import shorten_names
+        >>> print(shorten_names("function size() {}\\nconst width = 1;\\nf(size(), { width });"))
+        function $0() {}
+        const width = 1;
+        f($0(), { width });
+    """
+    text = _strip_comments(text)
+    code = _SPACE.sub(lambda found: '""' if found["kept"] else " " * bool(found["needed"]), text)
+    taken = {name for found in _SPACE.finditer(text) for name in re.findall(r"\w+", found["kept"] or "")}
+    taken.update(name for pattern in _KEYS for name in pattern.findall(code))
+    assert "$" not in code, "short names begin with it"
+    uses = Counter(re.findall(r"\w+", code))
+    names = sorted(set(_DECLARED.findall(text)) - taken, key=lambda name: (-uses[name], name))
+    short = {name: f"${np.base_repr(number, 36).lower()}" for number, name in enumerate(names)}
+    return _NAMES.sub(lambda found: short.get(found[0], found[0]), text)
 
 
 def detach_module(text: str) -> str:
@@ -148,11 +175,19 @@ def _keep_literals() -> str:
     for _ in range(4):
         inner = rf'\$\{{(?:[^`"{{}}]|{string}|{template}|\{{[^{{}}]*\}})*\}}'
         template = rf"`(?:\\.|[^`\\$]|\$(?!\{{)|{inner})*`"
-    # After a name, a number or a closing bracket, and one space, a slash divides.
-    starts = r"(?<=[^\s\w)\]] )|(?<=[(\[!])|(?<=return )"
+    # After a name, a number or a closing bracket, and one space, a slash divides; it does not begin a line.
+    starts = r"(?<=[^\s\w)\]] )|(?<=[(\[!])|(?<=return )|(?<=  )"
     return rf"{string}|{template}|(?:{starts})/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\[\n])+/"
 
 
+_DECLARED = re.compile(r"^(?:async )?(?:function\*? |const |let |class )([A-Za-z_]\w*)", re.MULTILINE)
+_NAMES = re.compile(rf"{_keep_literals()}|\w+")
+# Names that may be those of properties: after a dot or #, in an object or pattern, of a method.
+_KEYS = (
+    re.compile(r"[.#](\w+)"),
+    re.compile(r"(?<=[{,])(\w+)(?=[,}:=])"),
+    re.compile(r"(?<!function )(?<!function\*)\b(\w+)\((?:[^()]|\([^()]*\))*\)\{"),
+)
 # White space between names, and between signs that would become another one, is needed.
 _SPACE = re.compile(
     rf"(?P<kept>{_keep_literals()})|(?P<needed>(?<=[\w$])\s+(?=[\w$#])|(?<=\+)\s+(?=\+)|(?<=-)\s+(?=-))|\s+"

@@ -115,6 +115,9 @@ class Reader:
         if name not in known:
             wrong(place, f"one of {', '.join(known)}, or a class defined before the file is read", name)
         record, types = known[name], field_types(known[name]) or {}
+        # Files from before a field existed are without it.
+        absent = {field.name: None for field in dataclasses.fields(record) if field.metadata.get("optional")}
+        data = absent | data
         if set(data) - {"class"} != set(types):
             wrong(place, f"{name} with {', '.join(types) or 'nothing'}", sorted(set(data) - {"class"}))
         within = f"{place}." if place else ""

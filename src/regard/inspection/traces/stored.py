@@ -15,6 +15,7 @@ from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, number_sequence
 from regard.inspection.traces.calls import Call, Description, KnownPositions
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
+from regard.inspection.traces.predictions import Predictions
 from regard.masks import Mask
 from regard.readouts import Readout
 from regard.readouts.accumulators import PATTERNS
@@ -74,6 +75,7 @@ class StoredTrace:
     notes: tuple[str, ...]
     sequences: tuple[Tokens, ...]
     calls: tuple[StoredCall, ...]
+    predictions: Predictions | None = dataclasses.field(default=None, metadata={"optional": True})
 
 
 class Store:

@@ -16,6 +16,7 @@ from regard.inspection.traces.arrays import read_calls
 from regard.inspection.traces.calls import Call as Call
 from regard.inspection.traces.codec import Reader, Writer
 from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archive
+from regard.inspection.traces.predictions import Predictions, check_predictions
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
 from regard.masks.data import whole_number
@@ -48,6 +49,8 @@ class Trace:
     """Versions of regard and jax that made it."""
     notes: tuple[str, ...] = ()
     """Notes on what was left out, and why."""
+    predictions: Predictions | None = None
+    """Predictions behind each layer, of `predict_layers`."""
 
     @classmethod
     def from_arrays(
@@ -155,7 +158,8 @@ class Trace:
         calls = tuple(map(store.take, self.calls))
         notes = tuple(dict.fromkeys((*self.notes, *store.notes)))
         sequences = tuple(store.sequences)
-        stored = StoredTrace(self.title, self.model, dict(self.versions), notes, sequences, calls)
+        about = self.title, self.model, dict(self.versions), notes
+        stored = StoredTrace(*about, sequences, calls, self.predictions)
         return write_archive(path, writer.write("trace", stored), writer.arrays)
 
     def explore(self, path: Any, *, max_mb: float = 20, **options: Unpack[PageOptions]) -> Path:
@@ -230,6 +234,8 @@ def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
     try:
         stored = Reader(arrays).read("", data, StoredTrace)
         calls = [restore_call(f"calls[{n}]", one, stored.sequences) for n, one in enumerate(stored.calls)]
-        return Trace(tuple(calls), stored.title, stored.model, stored.versions, stored.notes)
+        check_predictions("predictions", stored.predictions, calls)
+        about = stored.title, stored.model, stored.versions, stored.notes
+        return Trace(tuple(calls), *about, stored.predictions)
     except ValueError as error:
         raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {error}") from None

@@ -269,6 +269,14 @@ class Text(Task):
         tokens = {"": inspection.Tokens([self._spell(token) for token in row], ids=row)}
         return Example({"inputs": jnp.asarray(row)[None]}, tokens, title)
 
+    def complete(self, trace: inspection.Trace, model: Any, example: Example) -> inspection.Trace:
+        """Add what each layer would predict, and what each head adds to it."""
+        row = example.batch["inputs"]
+        documents = number_documents(row, self.vocabulary.mark)
+        return inspection.predict_layers(
+            trace, model, row, self._spell, mask=masks.segments(documents, documents)
+        )
+
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the beginning of the held-out text: what each token reads to predict the next."""
         inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]

@@ -3,6 +3,7 @@ import { mountCompare } from "./compare.js";
 import { describeExplorer } from "./debug_api.js";
 import { mountDetails } from "./details.js";
 import { button, clear, element, say } from "./dom.js";
+import { mountEffects } from "./effects.js";
 import { mountExport } from "./exporting.js";
 import { mountFolding } from "./folding.js";
 import { mountHeadLines } from "./head_lines.js";
@@ -224,6 +225,7 @@ function mainAttention(source, state) {
     });
     mountReader(parts.reader.host, source, state);
     mountDetails(parts.details.host, source, state);
+    mountEffects(parts.details.host, source, state);
     mountProfiles(parts.profiles.host, source, state);
     mountExport(tools.appendChild(element("span", { class: "rg-export" })), source, state);
   };

@@ -102,6 +102,8 @@ interface Trace {
   model: string | null;
   sequences: Sequence[];
   calls: Call[];
+  /** Chunks by name: what each layer would predict, by numbers of `texts`, and what heads add to the target. */
+  predictions?: Record<"texts" | "tokens" | "probabilities" | "targets", string> & { contributions?: string };
 }
 
 interface Sequence {

@@ -1,0 +1,56 @@
+"""Predictions: what each layer of a language model would predict, and what heads add to a logit, as kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.inspection.traces.codec import wrong
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions behind each layer of a language model, at each position; `predict_layers` makes them.
+
+    Layers are the calls of the trace, and tokens are numbers of `texts`.
+    """
+
+    texts: tuple[str, ...]
+    """The tokens that are named."""
+    tokens: np.ndarray
+    """(L, T, k) int32, the likeliest next tokens behind each layer, likeliest first."""
+    probabilities: np.ndarray
+    """(L, T, k) float32, of them."""
+    targets: np.ndarray
+    """(T,) int32, the tokens whose logits `contributions` are parts of."""
+    contributions: np.ndarray | None = None
+    """(L, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
+
+
+def check_predictions(place: str, found: Predictions | None, calls: Sequence[Any]) -> None:
+    """Refuse predictions of a file that do not fit its calls."""
+    if found is None:
+        return
+    sizes = {(call.heads, call.rows, call.keys) for call in calls}
+    heads, rows, keys = next(iter(sizes), (0, 0, 0))
+    if len(sizes) != 1 or rows != keys:
+        wrong(place, "calls that are all of one shape, rows as keys", sorted(sizes)[:3])
+    shape = (len(calls), rows, found.tokens.shape[-1] if found.tokens.ndim else 0)
+    arrays = [
+        ("tokens", found.tokens, "i", shape),
+        ("probabilities", found.probabilities, "f", shape),
+        ("targets", found.targets, "i", (rows,)),
+        ("contributions", found.contributions, "f", (len(calls), heads, rows)),
+    ]
+    for name, array, kind, wanted in arrays:
+        if array is not None and (array.dtype.kind != kind or array.shape != wanted):
+            wrong(f"{place}.{name}", f"{kind} numbers of shape {wanted}", f"{array.dtype} {array.shape}")
+    for name, array in (("tokens", found.tokens), ("targets", found.targets)):
+        if array.size and not 0 <= array.min() <= array.max() < len(found.texts):
+            named = f"numbers of the {len(found.texts)} texts"
+            wrong(f"{place}.{name}", named, f"{array.min()}..{array.max()}")
+    if not np.all((found.probabilities >= 0) & (found.probabilities <= 1 + 1e-5)):
+        wrong(f"{place}.probabilities", "numbers in 0..1", "others")
