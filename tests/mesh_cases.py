@@ -27,7 +27,9 @@ def pretend(devices):
     """The environment of a process that sees so many CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    return os.environ | economy.WITHOUT_CACHE | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
+    # With whole tracebacks, XLA of jax 0.10 may compile for several devices without end (benchmarks/NOTES.md).
+    brief = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "1"}
+    return os.environ | economy.WITHOUT_CACHE | brief | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
 
 class EightDevices:
@@ -69,7 +71,9 @@ def serve():
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         failure = None
-        faulthandler.dump_traceback_later(600, exit=True)  # what waits for ever fails, and says where it stands
+        faulthandler.dump_traceback_later(
+            600, exit=True
+        )  # what waits for ever fails, and says where it stands
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             try:
                 exec(json.loads(line), {"__name__": "__main__"})
