@@ -27,7 +27,7 @@ def pretend(devices):
     """The environment of a process that sees so many CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    # With whole tracebacks, XLA of jax 0.10 may compile for several devices without end (benchmarks/NOTES.md).
+    # With whole tracebacks, XLA of jax 0.10 may compile for ever (benchmarks/NOTES.md).
     brief = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "1"}
     return os.environ | economy.WITHOUT_CACHE | brief | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
