@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,11 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 import economy
+
+# Whoever runs this in the background, or by nohup, may have signals ignored, in what tests start as well.
+for number, handler in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}.items():
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
 # error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX

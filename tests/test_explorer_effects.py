@@ -65,7 +65,8 @@ def test_details_tell_what_layers_predict_and_heads_add(browser, predicted, tmp_
     table = visit.page.get_by_role("table", name=f"After {ROW} ‘{WORDS[ROW]}’, layers would predict")
     assert table.get_by_role("columnheader").all_inner_texts() == ["layer", "token", "probability", "then"]
     layer, head = wanted[3]
-    visit.page.locator(".effects button").nth(3).click()
+    name = f"Show layer {layer} head {head}"
+    visit.page.locator(".effects").get_by_role("button", name=name, exact=True).click()
     visit.until(f"(({{c, h}}) => c === {layer} && h === {head})(__regard.state())")
     # A key's readers have no prediction.
     visit.page.evaluate("location.hash = '#l=1&h=2&key=30&dir=in'")

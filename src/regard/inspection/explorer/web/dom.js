@@ -125,7 +125,7 @@ export function pixelRatio() {
  */
 export function button(label, { title = "", keys = "", press, pressed, class: names = "" }) {
   // Who speaks to a computer says what is seen: the name holds it.
-  const words = label.replace(/[^\p{L} ]/gu, "").trim();
+  const words = label.replace(/[^\p{L}\p{N} ]/gu, "").trim();
   const name = title && !title.toLowerCase().includes(words.toLowerCase()) ? `${words}: ${title}` : title;
   return element("button", {
     type: "button",

@@ -201,7 +201,7 @@ export function tokenOf(n, size, count, offset) {
   return count > size && offset > 0 && n + offset < count ? n + offset : n;
 }
 
-/** A head as every list counts it, from 1. @param {number} c @param {number} h @returns {string} */
+/** A head as every list counts it, from 0. @param {number} c @param {number} h @returns {string} */
 export function headName(c, h) {
   return `layer ${c} head ${h}`;
 }
