@@ -147,7 +147,7 @@ def test_details_are_a_table(open_page, layers):
 def test_of_several_heads_each_part_says_what_it_shows(open_page, layers):
     visit = open_page("#l=1&h=1&sel=1.0,1.1&row=40&key=3")
     assert visit.page.locator(".rg-what").inner_text().startswith("Mean of 2 heads (layer.head 1.0, 1.1)")
-    caption = visit.page.locator(".rg-details caption").inner_text()
+    caption = visit.page.locator(".rg-details caption:visible").inner_text()
     assert caption.startswith("layer 1 head 1, one of 2: Query 40")
     shown = visit.page.locator(".rg-details td.details-weight").first.inner_text()
     assert float(shown) == pytest.approx(layers[1].weights[1][40].max(), rel=0.01)
