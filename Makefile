@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Bytecode is kept, as compiled programs are: tests and pages start many processes, and each would compile every module.
+export PYTHONDONTWRITEBYTECODE =
 # Pinned versions differ between Python 3.11 and 3.12, whose newest jax differs.
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
