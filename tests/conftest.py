@@ -81,6 +81,14 @@ def _compilation(request):
 
 
 @pytest.fixture
+def optimized(monkeypatch):
+    """Optimized programs within one test, and in processes that it starts."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+    with economy.optimized():
+        yield
+
+
+@pytest.fixture
 def x64():
     """Float64 arrays within one test."""
     with jax.enable_x64(True):

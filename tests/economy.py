@@ -1,5 +1,6 @@
 """Less work while testing: fewer cases in the quick run; and for JAX, contexts and lowerings are shared."""
 
+import contextlib
 import itertools
 
 import jax
@@ -22,6 +23,17 @@ def mostly_slow(cases, *quick):
         )
         for case in cases
     ]
+
+
+@contextlib.contextmanager
+def optimized():
+    """Compile as users do: where computing takes longer than compiling, that is quicker."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 PROGRAMS = 50  # to a context; what it holds is freed with it

@@ -1,7 +1,6 @@
 """What the explorer's page is tested on: calls of `attend`, with their weights in float64 NumPy."""
 
 import dataclasses
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,17 +201,6 @@ def long_case(n: int = 1223) -> Case:
     """Two causal heads, too long for a page to carry each weight of both."""
     i, j = np.arange(n)[:, None], np.arange(n)
     return make_case("long", n, n, 2, 1, 7, j <= i, mask=masks.causal())
-
-
-@contextmanager
-def fast():
-    """Compiled as users run it: what takes long gains more than it costs."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def huge_trace(n: int = 131_072):

@@ -93,6 +93,7 @@ def test_shared_prefix(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 def test_top_k_blocks(tmp_path):
     printed = run("top_k_blocks", tmp_path)
     rows = re.findall(r"loss (\S+)  right answers +(\d+)%  blocks found +(\d+)%", printed)
@@ -104,6 +105,7 @@ def test_top_k_blocks(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 def test_vision_transformer(tmp_path):
     printed = run("vision_transformer", tmp_path)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
@@ -116,6 +118,7 @@ def test_vision_transformer(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 def test_language_model(tmp_path):
     printed = run("language_model", tmp_path)
     (line,) = re.findall(r"^[a-z .]{400}$", printed, re.M)

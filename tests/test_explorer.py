@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from explorer_pages import WORDS, fast, long_case, many_cases, trace_of
+from economy import optimized
+from explorer_pages import WORDS, long_case, many_cases, trace_of
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
@@ -38,7 +39,7 @@ def long():
 
 @pytest.fixture(scope="module")
 def long_visit(browser, long, tmp_path_factory):
-    with fast():
+    with optimized():
         path = trace_of([long]).explore(tmp_path_factory.mktemp("long") / "page.html", pinned=[(0, 1)])
     visit = browser.visit(path.as_uri())
     yield visit

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from explorer_pages import fast, huge_trace, long_case, make_case, many_heads, trace_of, walk
+from economy import optimized
+from explorer_pages import huge_trace, long_case, make_case, many_heads, trace_of, walk
 from regard import masks
 from regard.inspection.explorer.payload import collect
 
@@ -31,7 +32,7 @@ def test_a_short_call_makes_a_small_page(browser, tmp_path, record_property):
 
 
 def test_a_very_long_call_stays_below_5_megabytes(browser, tmp_path, record_property):
-    with fast():
+    with optimized():
         path = huge_trace(131_072).explore(tmp_path / "page.html", pinned=0)
     check_size(browser, path, record_property)
     assert path.stat().st_size < 5_000_000
@@ -45,7 +46,7 @@ def test_pages_of_many_heads_are_small_and_ready_in_time(browser, tmp_path, reco
 
 def test_a_page_of_162_heads_stays_below_4_megabytes(record_property):
     """162 heads at N = 4096, of which eight are carried in detail: random ones, which deflate least."""
-    with fast():
+    with optimized():
         trace = many_heads(54, 3, 4096)
         payload = collect([trace], max_bytes=20_000_000, pinned=[(0, 0)])
     whole = len(payload.json()) + sum(map(len, payload.blocks())) + 100_000
@@ -60,7 +61,7 @@ def test_a_page_of_162_heads_stays_below_4_megabytes(record_property):
 
 def test_dragging_a_large_map_draws_in_time(browser, tmp_path, record_property):
     """Dragging a large map draws as the hand moves."""
-    with fast():
+    with optimized():
         path = trace_of([long_case()]).explore(tmp_path / "page.html", pinned=1)
     visit = browser.visit(path.as_uri())
     visit.press("+", "+")

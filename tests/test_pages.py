@@ -353,6 +353,7 @@ def test_anything_has_a_thumbnail(bare):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 def test_an_atlas_of_144_heads_is_2_megabytes_at_most():
     calls = []
     for seed in range(12):
