@@ -67,6 +67,7 @@ def test_it_takes_all_that_flax_passes():
     assert list(inspect.signature(nnx.dot_product_attention).parameters) == list(ours)[:14]
 
 
+@pytest.mark.slow
 def test_the_example_of_nnx_gives_the_same_with_attention_fn():
     """From the docstring of nnx.MultiHeadAttention, with attention_fn."""
     layer = nnx.MultiHeadAttention(
@@ -98,6 +99,7 @@ def test_the_example_of_nnx_init_cache_gives_the_same_with_attention_fn():
     close(ours(x), theirs(x))
 
 
+@pytest.mark.slow
 def test_the_example_of_linen_gives_the_same_with_attention_fn():
     """From the docstring of linen.MultiHeadDotProductAttention, with attention_fn."""
     layer = linen.MultiHeadDotProductAttention(num_heads=8, qkv_features=16, attention_fn=attention_fn)
@@ -186,6 +188,7 @@ def test_linen_gives_the_same_under_the_masks_flax_makes(kind):
     )
 
 
+@pytest.mark.slow
 def test_gradients_of_parameters_and_inputs_are_those_of_flax():
     pair, (x,) = nnx_pair(), draw((B, T, M))
     mask = masks_of("combined")

@@ -309,6 +309,7 @@ def test_outputs_tied_scaled_and_capped_are_the_definition():
     np.testing.assert_allclose(model(tokens), 2 * np.tanh(logits / 2), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_embeddings_with_types_norm_and_a_vector_in_front_are_the_definition():
     config = TransformerConfig(**SIZES, positions="learned", num_token_types=3, embedding_norm=True)
     config = dataclasses.replace(config, scale_embedding=False)
@@ -362,6 +363,7 @@ def test_hidden_states_are_those_between_the_blocks():
     np.testing.assert_allclose(logits, model.predict(model.trunk.stack.final_norm(x)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-2-2b", "gpt2"])
 def test_models_train(name):
     model = small(name)

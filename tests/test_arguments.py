@@ -151,6 +151,7 @@ def interrupt_in_compiled_code(block, times):
     return process.returncode, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "times", "last_words"),
     [

@@ -32,6 +32,7 @@ def outcome(case, arrays, rows, aux=("lse",)):
     return [np.asarray(leaf) for leaf in jax.tree.leaves((grads, found))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(CASES, "documents", "causal, grouped"))
 def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
     arrays = draw((BATCH, 4, T, D), (BATCH, 2, S, D), (BATCH, 2, S, 5), seed=11)

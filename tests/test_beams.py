@@ -66,6 +66,7 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
     return [(score, list(text)) for score, text in ended[:width]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 def test_enough_beams_find_the_best_of_all_texts(penalty):
     model, stops = build(vocab_size=TINY), (3,)
@@ -84,6 +85,7 @@ def test_enough_beams_find_the_best_of_all_texts(penalty):
         assert np.all(scores[len(every) :] == -np.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "penalty"), mostly_slow([(2, 1.0), (3, 0.0), (3, 1.5)], (3, 1.5)))
 def test_few_beams_search_as_told(model, width, penalty):
     stops = tuple({row[2] for row in generate(model, PROMPTS, max_tokens=N).rows()})
@@ -103,6 +105,7 @@ def test_few_beams_search_as_told(model, width, penalty):
     assert bool(found.finished.any())
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy_writing(model):
     rows = generate(model, PROMPTS, max_tokens=N).rows()
     stops = (rows[0][2], rows[1][4])
@@ -114,6 +117,7 @@ def test_one_beam_is_greedy_writing(model):
     np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_beam_leaves_ends_that_are_second_best(model):
     greedy = generate(model, PROMPTS, max_tokens=N)
     never = tuple(sorted({*range(19)} - {*np.asarray(greedy.tokens).flat}))
@@ -136,6 +140,7 @@ def test_more_beams_find_likelier_texts(model):
     assert np.any(totals[1] > totals[0] + 1e-3)
 
 
+@pytest.mark.slow
 def test_a_prompts_beams_are_its_own(model):
     settings = {"num_beams": 3, "max_tokens": N, "stop_tokens": (1, 7)}
     together = beam_search(model, PROMPTS, **settings)

@@ -102,6 +102,7 @@ def test_all_are_asked_the_same_question(kind, monkeypatch):
     assert [one.status for one in measured] == ["measured"] * 3, measured
 
 
+@pytest.mark.slow
 def test_bfloat16_agrees_within_its_rounding():
     measured = measure(dataclasses.replace(BACKWARD, dtype="bfloat16")).measurements
     assert [one.status for one in measured] == ["measured"] * 3, measured
@@ -252,6 +253,7 @@ def test_tile_lists_are_built_and_counted():
     assert comparison.note.startswith("7 of 16 tiles kept, ")
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_result():
     arrays = [jax.random.normal(rng, (1, 2, 9, 8)) for rng in jax.random.split(jax.random.key(0), 3)]
     outputs = {name: call(*arrays) for name, call in comparisons.make_options(2).items()}
@@ -265,6 +267,7 @@ def test_what_disagrees_is_not_timed(monkeypatch):
         list(comparisons.compare_jit([(1, 2, 3, 2)]))
 
 
+@pytest.mark.slow
 def test_writing_is_timed_and_says_what_is_not_there(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     config = dataclasses.replace(models.CONFIG, d_model=16, d_ff=20, num_layers=1, vocab_size=23)
@@ -343,6 +346,7 @@ def run(*words):
     return command.main([*map(str, words)])
 
 
+@pytest.mark.slow
 def test_results_are_complete_and_drawn(small, capsys):
     out = small / "out"
     assert run("--rounds", 1, "--dtypes", "float32", "--cases", "tiny", "--out", out) == 0

@@ -281,6 +281,7 @@ arrays = draw((2, 4, 48, 5), (2, 4, 48, 5), (2, 4, 48, 7))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", mostly_slow(["ring", "zigzag", "both"], "both"))
 def test_a_divided_sequence_keeps_its_blocks(way):
     on_eight_devices(f"""{DIVIDED}
@@ -288,6 +289,7 @@ check_against_one_device({way!r}, arrays, lambda: {{"mask": masks.blocks(table, 
 """)
 
 
+@pytest.mark.slow
 def test_numbers_are_listed_on_each_device():
     on_eight_devices(f"""{DIVIDED}
 mesh = make_mesh(b=2, h=4)

@@ -93,6 +93,7 @@ def render_thrice(name):
     return [{kind: figures.render(drawing, kind) for kind in KINDS} for drawing in (one, one, other)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", mostly_slow(["heatmap", "two runs", "mask"], "two runs"))
 def test_the_same_input_gives_the_same_bytes(name, kind):

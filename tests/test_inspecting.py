@@ -69,6 +69,7 @@ def test_a_table_for_people_and_another_word(folder, tmp_path, capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_it_the_last_word_is_looked_at(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
     _, printed, _ = run(capsys, folder, "--text", "the cat sat.", "--out", tmp_path)

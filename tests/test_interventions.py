@@ -71,6 +71,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "encoder"))
 def test_a_head_switched_off_is_a_model_without_its_projection(kind, wide):
     model, inputs = build(kind)

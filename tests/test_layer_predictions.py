@@ -40,6 +40,7 @@ def predicted():
     return predict(build(norm_kind="rms"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [
@@ -160,6 +161,7 @@ def test_probabilities_out_of_range_are_refused(predicted, tmp_path):
             inspection.load(path)
 
 
+@pytest.mark.slow
 def test_pages_carry_predictions_of_texts_that_are_not_long(predicted, monkeypatch):
     (shown,) = collect([predicted]).document["traces"]
     assert set(shown["predictions"]) == set(vars(predicted.predictions))

@@ -72,6 +72,7 @@ def test_padding_is_not_seen_and_one_program_serves_for_many_lengths(kind, caplo
             mine.window(rows=[31])
 
 
+@pytest.mark.slow
 def test_texts_that_do_not_fit_are_named():
     recorder = Recorder(Decoder(CONFIG, rngs=nnx.Rngs(0)), most=17)
     with pytest.raises(ValueError, match="text: expected at most 17 tokens for this model, got 18"):
@@ -121,6 +122,7 @@ def read(page, *texts):
     return json.loads(ask(page, "read?" + urllib.parse.urlencode([("text", one) for one in texts]))[0])
 
 
+@pytest.mark.slow
 def test_texts_are_read_once_and_shown_alone_or_compared(page, model):
     assert read(page, "abc") == {"view": "view/1/", "tokens": [3]}
     assert read(page, "abc", "abd") == {"view": "view/1-2/", "tokens": [3, 3]}
@@ -134,6 +136,7 @@ def test_texts_are_read_once_and_shown_alone_or_compared(page, model):
     assert read(page, "what?") == {"refused": "text: expected no <question>"}
 
 
+@pytest.mark.slow
 def test_the_page_itself_is_in_no_frame_and_its_settings_are_text(page):
     text, headers = ask(page, "")
     assert b"\\u003c/script\\u003e\\u0026" in text
@@ -178,6 +181,7 @@ def request(page, path, headers=None):
         connection.close()
 
 
+@pytest.mark.slow
 def test_a_text_that_nobody_waits_for_is_not_read(page, model):
     model.gate.clear()
     answers = []
@@ -200,6 +204,7 @@ def test_a_text_that_nobody_waits_for_is_not_read(page, model):
     assert len(answers) == 2
 
 
+@pytest.mark.slow
 def test_old_texts_and_pages_are_dropped(page, model, monkeypatch):
     monkeypatch.setattr(live, "MOST_TRACES", 2)
     monkeypatch.setattr(live, "MOST_VIEWS", 1)

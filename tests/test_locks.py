@@ -64,6 +64,7 @@ def test_a_lock_is_held_twice_by_its_holder_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_trained_meanwhile_is_refused(begun):
     opened = runs.open_run(begun, tiny_copy())
     later = begun / "checkpoints" / "00000002"

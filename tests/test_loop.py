@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from economy import mostly_slow
 from regard.training import checkpoints, loop, runs, settings, tasks
 from regard.training.loop import DivergenceError
 from regard.training.optimization import make_optimizer, make_schedule
@@ -177,7 +178,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(whole, compiled,
     assert not np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("stop", [1, 7, 16])
+@pytest.mark.parametrize("stop", mostly_slow([1, 7, 16], 7))
 def test_interrupted_and_resumed_is_uninterrupted(whole, compiled, tmp_path, stop):
     first = train(tmp_path / "run", tiny_copy(), compiled=compiled, stop=stop_after(stop))
     assert (first.status, first.step) == ("interrupted", stop)
@@ -188,7 +189,14 @@ def test_interrupted_and_resumed_is_uninterrupted(whole, compiled, tmp_path, sto
     assert_same_run(whole[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize("moment", [("stepped", 9), ("saved", 7), ("evaluated", 17)], ids=str)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        ("stepped", 9),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in [("saved", 7), ("evaluated", 17)]),
+    ],
+    ids=str,
+)
 def test_killed_and_resumed_is_uninterrupted(whole, compiled, tmp_path, moment):
     """Killed at any moment, a run has no more than its last checkpoint and some lines too many."""
     with pytest.raises(RuntimeError, match="killed"):
@@ -199,6 +207,7 @@ def test_killed_and_resumed_is_uninterrupted(whole, compiled, tmp_path, moment):
     assert_same_run(whole[0], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_interrupted_many_times_is_uninterrupted(whole, compiled, tmp_path):
     for _ in range(20):
         outcome = train(tmp_path / "run", tiny_copy(), compiled=compiled, stop=stop_after(5))
@@ -222,6 +231,7 @@ def test_a_stop_at_the_last_step_is_the_end(compiled, tmp_path):
     assert outcome.status == "finished"
 
 
+@pytest.mark.slow
 def test_held_out_data_do_not_touch_training(whole, tmp_path):
     """Other held-out data, another size of them, evaluated at other steps: the same parameters."""
     cadence = settings.Cadence(log_every=3, evaluate_every=4, checkpoint_every=7, heads_every=0)
@@ -236,6 +246,7 @@ def exploding():
     return Compiled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 9])
 def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(
     exploding, tmp_path, monkeypatch, stop
@@ -266,6 +277,7 @@ def explode_after(measure):
     return wrapped
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
     task = tiny_copy(learning_rate=1e38, schedule="constant", clip_norm=0.0)
     with pytest.raises(DivergenceError, match=r"is (inf|nan) at step 1; no checkpoint had been saved yet"):
@@ -273,6 +285,7 @@ def test_a_learning_rate_that_destroys_the_parameters_is_noticed(tmp_path):
     assert checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
+@pytest.mark.slow
 def test_seconds_leave_compiling_out(compiled, tmp_path):
     class Slow(Recorder):
         def compiling(self, what):
@@ -298,6 +311,7 @@ def test_dropout_is_off_in_evaluation(compiled):
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_and_a_function_of_seed_and_step(monkeypatch):
     batch = tiny_copy().held_out
     monkeypatch.setattr(tasks.Copy, "make_batch", lambda self, rng, batch_size: batch)

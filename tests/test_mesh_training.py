@@ -194,6 +194,7 @@ def test_a_run_goes_on_over_another_mesh():
     check("check_resumed(copy(7), 'data=2,fsdp=4', 'fsdp=2,tensor=4', None)")
 
 
+@pytest.mark.slow
 def test_devices_make_their_own_rows_alone():
     check("check_own_rows(copy(7), 48)\ncheck_fetched_rows(text(22), 48)")
 

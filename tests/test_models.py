@@ -181,6 +181,7 @@ def test_the_classifier_of_the_tired_cat_has_15842_parameters():
     assert count_parameters(Classifier(config, 2, rngs=nnx.Rngs(0))) == 15_842
 
 
+@pytest.mark.slow
 def test_poolings_are_their_definitions():
     lengths = np.array([3, 5])
     valid = np.arange(T) < lengths[:, None]
@@ -221,6 +222,7 @@ def test_inputs_of_no_length_give_finite_logits():
         assert np.all(np.isfinite(model(np.zeros((B, 0), np.int32))))
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_one_example():
     for pooling in ("mean", "first", "attention", None):
         model = Classifier(configure(), C, pooling=pooling, rngs=nnx.Rngs(0))

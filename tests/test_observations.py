@@ -35,6 +35,7 @@ def same(found, call, example):
     np.testing.assert_array_equal(mine.top_keys[..., 0], theirs.top_keys[..., 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scanned", "remat"), mostly_slow(itertools.product([False, True], [None, "full"]), (True, "full"))
 )
@@ -116,6 +117,7 @@ def test_branches_and_changes_are_seen():
     assert out.shape == (5, 5)
 
 
+@pytest.mark.slow
 def test_many_prompts_have_a_mean_and_a_spread():
     model = build()
     graph, state = nnx.split(model)

@@ -123,6 +123,7 @@ def all_modes(run):
     return [outputs[0].output, *(one.qk_matmul_output for one in outputs[1:])], outputs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_past_window_softcap_and_a_short_mask_combine(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
@@ -146,6 +147,7 @@ def test_past_window_softcap_and_a_short_mask_combine(backend):
     compare(found, evaluate(*arguments, np.float64), evaluate(*arguments, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_padded_keys_and_a_window_that_looks_ahead_combine(backend):
     query, key, value = draw(B, H, T, D), draw(B, K, NEW, D), draw(B, K, NEW, E)
@@ -524,6 +526,7 @@ def test_a_graph_is_compiled_once():
     assert functions[0] is not onnx_subgraphs.cell_function("score_mod", made[0], (2, 3, 5, 11))
 
 
+@pytest.mark.slow
 def test_the_package_onnx_loads_when_a_graph_does():
     code = "import sys, regard.interop.onnx_ops; print('onnx' in sys.modules, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

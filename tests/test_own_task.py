@@ -124,6 +124,7 @@ def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path)
         runs.open_run(tmp_path / "run", Mine())
 
 
+@pytest.mark.slow
 def test_the_defaults_draw_the_first_held_out_example(tmp_path):
     task = OWN(model=Sizes(d_model=6, num_heads=2, d_ff=7))
     example = task.example()

@@ -84,6 +84,7 @@ def test_positions_are_drawn(bare):
     assert np.allclose(parts["content"] + parts["bias"], parts["both"], atol=2e-2, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_training_is_drawn(bare):
     trace = small()
     training = {
@@ -312,6 +313,7 @@ def test_other_files_are_not_replaced(bare, tmp_path):
     pages.write(trace, empty)
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_logged(long, tmp_path, caplog):
     trace, *_ = watch(131, mask=masks.causal())
     pages.write(trace, tmp_path / "a.html", max_mb=len(pages.html(trace)) / 1e6 - 0.001)
@@ -338,6 +340,7 @@ def test_notebooks_get_a_frame_a_picture_and_characters(bare):
     assert set(cut) == {"text/html", "image/png", "text/plain"}
 
 
+@pytest.mark.slow
 def test_anything_has_a_thumbnail(bare):
     for T, S in ((0, 3), (3, 0), (1, 1), (71, 7)):
         trace, *_ = watch(T, S, query_offset=0)

@@ -361,5 +361,6 @@ np.testing.assert_allclose(found, jax.grad(loss(attend))(query), rtol=2e-5, atol
 """
 
 
+@pytest.mark.slow
 def test_a_ring_has_the_gradient_of_queries_alone():
     on_eight_devices(OF_QUERY_ALONE.replace("SHAPES", repr(SHAPES)))

@@ -81,7 +81,7 @@ def watch_case(name):
 
 
 @pytest.fixture(
-    params=mostly_slow(cases(), "softcap, sinks, groups", "empty rows", "cross", "none", "one"),
+    params=mostly_slow(cases(), "softcap, sinks, groups", "empty rows", "none", "one"),
     scope="module",
 )
 def case(request):
@@ -156,6 +156,7 @@ def check_profiles(call, head, chunks, p, distance, alive):
         assert far[place] == pytest.approx(truth, rel=2e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_short_calls_are_carried_weight_by_weight(case, bare):
     trace, weights, distance, keep = case
     document, chunks = opened(pages.html(trace))
@@ -230,6 +231,7 @@ def test_what_is_said_of_heads_is_computed_from_their_weights(case, bare):
             assert call["means"]["max_score"][index] is None
 
 
+@pytest.mark.slow
 def test_coverage_is_said_where_the_list_tells_it(long):
     trace, weights, *_ = watch(11, mask=masks.causal(), scale=9.0)
     document, _ = opened(pages.html(trace))
@@ -241,6 +243,7 @@ def test_coverage_is_said_where_the_list_tells_it(long):
     assert "coverage90" not in means
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("name", ["cross", "empty rows", "softcap, sinks, groups"])
 @pytest.mark.parametrize("exact", [True, False])
@@ -289,6 +292,7 @@ def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
             assert np.allclose(tile.sum(-1), living > 0, atol=0.035)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pinned", [8, 1])
 def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch, pinned):
     """All heads where they are few, else those pinned, else none; and grouped keys are kept once."""
@@ -318,6 +322,7 @@ def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch, pi
     assert not any("query" in head for head in document["traces"][0]["calls"][0]["head"])
 
 
+@pytest.mark.slow
 def test_lengths_of_values_stand_beside_exact_weights(bare):
     trace, weights, *_ = watch(11, mask=masks.causal())
     norms = np.random.default_rng(3).uniform(0.1, 9, (3, 11)).astype(np.float32)

@@ -100,6 +100,7 @@ def test_figures_of_chips_are_the_published_ones():
     assert (v5e.memory_bytes, v5e.near_bandwidth, v5e.flops["bfloat16"]) == (16e9, 50e9, 197e12)
 
 
+@pytest.mark.slow
 def test_devices_of_one_machine_share_it():
     chip = planning.measure_host()
     assert chip.shared
@@ -159,6 +160,7 @@ def test_a_length_that_tiles_do_not_divide_is_counted_whole():
     assert work.divide(Candidate(1, 3, 1, 1, "balanced").cut(problem)).sum() == pytest.approx(work.total)
 
 
+@pytest.mark.slow
 def test_causal_work_is_even_in_balance():
     report = plan(length="1M", devices=256, heads=32, mask=CAUSAL)
     uneven, even = (found(report, sequence=256, layout=layout) for layout in ("contiguous", "balanced"))
@@ -325,23 +327,27 @@ def test_meshes_that_do_not_fit_come_last_and_say_so():
 
 
 WINDOW = CAUSAL & masks.sliding_window(1023)
-COUNTS = [
+QUICK = [
     ({"length": 512, "heads": 8, "chip": "h100"}, 1),
     ({"length": 4096, "heads": 8, "chip": "h100", "devices": 13}, 8),
-    ({"length": 4096, "heads": 8, "chip": "h100", "mask": WINDOW}, 4),
     ({"length": "64k", "heads": 8, "key_heads": 2, "chip": "h100"}, 36),
+    ({"length": 1009, "heads": 7, "chip": "v5p"}, 1),
+    ({"length": "128k", "heads": 8, "chip": "v5e", "fixed": {"data": 2}, "batch": 3}, 64),
+]
+LONG = [
+    ({"length": 4096, "heads": 8, "chip": "h100", "mask": WINDOW}, 4),
     ({"length": "1M", "heads": 8, "chip": "h100", "mask": CAUSAL}, 64),
     ({"length": "1M", "heads": 8, "chip": "v5e", "mask": WINDOW}, 64),
-    ({"length": 1009, "heads": 7, "chip": "v5p"}, 1),
     ({"length": 30011, "heads": 6, "chip": "v5p", "mask": CAUSAL, "backward": True}, 48),
     ({"length": 8192, "heads": 16, "key_heads": 1, "chip": "v6e", "mask": CAUSAL, "batch": 5}, 45),
     ({"length": 2048, "heads": 4, "chip": "a100", "batch": 7, "backward": True}, 56),
     ({"length": "16k", "heads": 12, "chip": "b200", "mask": masks.prefix(5000)}, 8),
-    ({"length": "128k", "heads": 8, "chip": "v5e", "fixed": {"data": 2}, "batch": 3}, 64),
 ]
 
 
-@pytest.mark.parametrize(("options", "count"), COUNTS)
+@pytest.mark.parametrize(
+    ("options", "count"), QUICK + [pytest.param(*each, marks=pytest.mark.slow) for each in LONG]
+)
 def test_the_best_number_of_devices_is_that_of_trying_all(options, count, monkeypatch):
     searches = []
     find = Search.find_best
@@ -360,6 +366,7 @@ def test_the_best_number_of_devices_is_that_of_trying_all(options, count, monkey
     assert best.candidate.devices == count == min(item.candidate.devices for item in even or alike)
 
 
+@pytest.mark.slow
 def test_rounds_of_rings_are_those_of_the_calls():
     """Found by shapes that are compiled once; beyond 1024 chunks, from larger ones, at most twice as many."""
     problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 30011, 8), "bfloat16")] * 3, mask=WINDOW)
@@ -403,6 +410,7 @@ def test_padding_makes_meshes_divide():
     assert "# append 1 sequences" in plan(devices=3, **options).code()
 
 
+@pytest.mark.slow
 def test_many_devices_are_planned_in_seconds():
     """Counted in work, as other programs run here: rings that are looked at, of 384 numbers of devices."""
     begun = time.process_time()
@@ -520,6 +528,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(range(len(STEPS)), 1))
 def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(case, monkeypatch):
     config, options, count = STEPS[case]
@@ -603,6 +612,7 @@ def test_a_wrong_request_says_what_was_expected(options, message):
         plan(**options)
 
 
+@pytest.mark.slow
 def test_too_little_memory_says_how_many_devices_would_do():
     options = {
         "length": "16M",
@@ -807,5 +817,6 @@ for fixed in ({}, {"exchange": 1}, {"data": 2, "heads": 2}):
 """
 
 
+@pytest.mark.slow
 def test_the_code_of_a_plan_runs_as_planned():
     assert on_eight_devices(RUN).split()[1] == "ring"

@@ -347,10 +347,8 @@ print(count_kinds(found.as_text()))
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    ("axes", "manual"),
-    [("Auto", False), pytest.param("Explicit", False, marks=pytest.mark.slow), ("Auto", True)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "manual"), [("Auto", False), ("Explicit", False), ("Auto", True)])
 def test_rows_and_heads_are_divided_and_nothing_is_sent(axes, manual):
     code = f"from jax.sharding import AxisType\nAXES, MANUAL = AxisType.{axes}, {manual}\n{DIVIDED}"
     assert on_eight_devices(code).strip() == "{}"
@@ -368,6 +366,7 @@ check_against_one_device("ring", arrays, lambda: {"mask": mask})
 """)
 
 
+@pytest.mark.slow
 def test_the_walk_is_chosen_by_kinds_that_are_known():
     x = jax.ShapeDtypeStruct((2, 4, 1280, 8), jnp.float32)
     table = np.eye(10, dtype=bool)

@@ -69,6 +69,7 @@ def test_an_unknown_name_lists_the_known_ones():
         from regard.models import Perceiver  # pyright: ignore  # noqa: F401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "statement", "extra"),
     [
@@ -85,6 +86,7 @@ def test_a_missing_extra_is_named(package, statement, extra):
     assert f"needs {package}, which is not installed: {remedy(extra)}" in done.stderr
 
 
+@pytest.mark.slow
 def test_help_and_star_do_without_extras():
     without = "".join(WITHOUT.format(package) for package in ("flax", "optax", "matplotlib"))
     done = run_python(

@@ -60,6 +60,7 @@ def test_a_seed_beyond_64_bits_is_refused(tmp_path, capsys, seed):
     assert jax.random.key(2**63 - 1).shape == ()
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, capsys):
     (run / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2}\n')
     before = snapshot(run)
@@ -69,6 +70,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, caps
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "remedy"), [(28, "free some space"), (27, r"raise .* \(ulimit -f\)")])
 def test_what_the_system_refuses_to_write_leaves_the_older_checkpoint(
     run, capsys, monkeypatch, number, remedy

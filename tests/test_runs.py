@@ -64,6 +64,7 @@ def test_a_new_directory_starts_from_scratch(tmp_path):
     assert not (tmp_path / "missing").exists(), "opening writes nothing"
 
 
+@pytest.mark.slow
 def test_a_run_directory_holds_settings_metrics_and_checkpoints(finished):
     assert sorted(path.name for path in finished.iterdir()) == ["checkpoints", "config.json", "metrics.jsonl"]
     config = json.loads((finished / "config.json").read_text())
@@ -154,6 +155,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
     assert runs.open_run(run, tiny_copy()).start.step == 7
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run):
     """As after copying checkpoints between runs: the settings say one thing, the arrays another."""
     wide = dataclasses.replace(tiny_copy(), model=settings.Sizes(d_model=8, num_heads=2, d_ff=7))
@@ -231,6 +233,7 @@ def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     refuse(half, RunError, "holds another run", resume=str(half), task=tiny_copy(steps=23))
 
 
+@pytest.mark.slow
 def test_loading_a_run_gives_its_task_and_model(finished):
     task, model = runs.load_run(finished)
     assert task == tiny_copy()

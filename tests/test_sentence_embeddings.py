@@ -64,6 +64,7 @@ def test_rows_are_means_of_length_one(folder, batch_size):
     assert embed(pretrained, []).shape == (0, 24)
 
 
+@pytest.mark.slow
 def test_the_first_token_where_the_folder_says_so(folder):
     set_pooling(folder, "pooling_mode_cls_token")
     pretrained = huggingface.load(folder)
@@ -104,6 +105,7 @@ def test_an_absent_minilm_is_explained(monkeypatch):
         huggingface.find_minilm()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed_minilm() is None, reason="MiniLM is not installed: make pretrained")
 def test_minilm_embeds_as_in_torch():
     with np.load(drawn_weights.PARITY / "minilm.npz") as file:

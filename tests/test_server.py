@@ -112,6 +112,7 @@ def test_a_coarse_tile_says_the_same_from_weights_and_from_blocks(trace):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_large_heads_are_swept_once_for_coarse_tiles(trace, weights, monkeypatch):
     """With little time for weights, tiles come from a finer readout, and strips are short."""
     monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
@@ -169,6 +170,7 @@ def test_scores_are_split(weights):
     np.testing.assert_allclose(both[kept], (expected - slope * distance)[kept], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_not_a_number_is_drawn_as_0():
     x = jnp.ones((1, 1, 5, 3)).at[0, 0, 2].set(jnp.nan)
     with inspection.capture() as trace:
@@ -179,6 +181,7 @@ def test_what_is_not_a_number_is_drawn_as_0():
     assert tile[1, :2].tolist() == pytest.approx([0.5, 0.5])
 
 
+@pytest.mark.slow
 def test_without_queries_and_keys_there_is_what_was_saved(trace, tmp_path):
     trace.save(tmp_path / "s.regard", keep="statistics")
     with serve(inspection.load(tmp_path / "s.regard")) as page:
@@ -195,6 +198,7 @@ def test_without_queries_and_keys_there_is_what_was_saved(trace, tmp_path):
             assert b"not kept" in body
 
 
+@pytest.mark.slow
 def test_a_second_trace_is_served_beside_the_first(trace):
     x = jnp.eye(3)[None]
     with inspection.capture() as other:
@@ -425,6 +429,7 @@ def test_what_goes_wrong_inside_says_nothing_of_the_inside(trace, monkeypatch):
 # Many at once, and the end
 
 
+@pytest.mark.slow
 def test_many_requests_at_once(page, weights):
     paths = [f"row/0/0/{n % 2}/{n}" for n in range(20, 60)] * 2
     with ThreadPoolExecutor(16) as pool:
@@ -496,6 +501,7 @@ def test_what_nobody_waits_for_is_given_up(trace, slow_windows, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_server_that_closes_forms_nothing_more(trace, slow_windows):
     page = serve(trace)
     slow_windows.clear()
@@ -509,6 +515,7 @@ def test_a_server_that_closes_forms_nothing_more(trace, slow_windows):
     waiting.close()
 
 
+@pytest.mark.slow
 def test_exact_tiles_do_not_wait_for_a_sweep(trace, monkeypatch):
     monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
     begun, go_on = threading.Event(), threading.Event()

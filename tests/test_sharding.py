@@ -149,5 +149,6 @@ def test_a_part_of_a_sequence_attends_with_the_others(arguments):
     on_eight_devices(f"import test_sharding\ntest_sharding.agree{arguments}")
 
 
+@pytest.mark.slow
 def test_the_context_divides_calls_within_a_shard_map():
     on_eight_devices("import test_sharding\ntest_sharding.divide_in_context()")

@@ -80,6 +80,7 @@ def test_a_sink_is_one_more_key(name, backend):
         np.testing.assert_array_equal(aux[name], bare[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_statistics_with_sinks_have_gradients(backend, x64):
     query, key, value, sinks = (x.astype(jnp.float64) for x in draw("grouped"))

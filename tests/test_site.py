@@ -172,11 +172,13 @@ def site():
     return read_site()
 
 
+@pytest.mark.slow
 def test_it_has_every_page(site):
     built = {path.relative_to(SITE.resolve()).with_suffix(".md").as_posix() for path in site}
     assert set(TEXTS) <= built
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere(site):
     assert sum(len(page.links) for page in site.values()) > 1000
     assert find_broken(site) == []

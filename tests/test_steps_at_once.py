@@ -89,6 +89,7 @@ def both(name, wrt=("query", "key", "value", "bias", "score")):
     return [jax.jit(functools.partial(everything, run=run))(arrays) for run in (dense.run, tiled.run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "found"),
     mostly_slow(
@@ -120,6 +121,7 @@ def test_merged_blocks_visit_what_any_of_them_visits(mask, tune, monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_steps_of_no_tiles_run_without_jit(tune):
     query, key, value = draw((1, 9, D), (1, 9, D), (1, 9, E))
     with jax.disable_jit():
@@ -193,6 +195,7 @@ def every(jaxpr):
             yield from every(inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.sliding_window(2)])
 def test_a_program_that_knows_its_mask_never_asks_the_device_how_to_go_on(mask, tune):
     query, key, value = draw((B, H, T, D), (B, K, T, D), (B, K, T, E))
@@ -250,6 +253,7 @@ def test_rows_that_vmap_adds_go_together(tune):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_steps_are_counted_in_a_shard_map_that_is_not_jitted(tune):
     mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("b")

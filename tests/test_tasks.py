@@ -160,6 +160,7 @@ def test_a_perfect_model_scores_exactly_one_and_one_wrong_token_is_seen():
     assert float(loss) == pytest.approx(50 / tokens, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_reverse_is_judged_by_what_it_generates(monkeypatch):
     """Teacher forcing shows the model the right answer so far; the evaluation must not."""
     task = small("reverse")

@@ -372,6 +372,7 @@ def test_places_beyond_two_gibibytes_are_drawn_too(task, monkeypatch):
     assert 0 <= places.min() < 2**31 < 4 * 2**31 < places.max() < 5 * 2**31
 
 
+@pytest.mark.slow
 def test_no_token_sees_another_document(task):
     """Weights across documents are 0, and what the other documents hold changes no bit."""
     inputs = np.array([[7, 8, MARK, 9, 3, 5, MARK, MARK, 11, 2, 2]], np.int32)
@@ -441,6 +442,7 @@ def test_bits_per_byte_by_the_definition(task):
     assert int(task.held_out["bytes"].sum()) == sum(len(text.encode()) for text in task.documents[1].texts())
 
 
+@pytest.mark.slow
 def test_rows_cost_what_each_document_alone_costs(corpus):
     """With rows twice as long as documents, all that a document holds is seen: as if it were alone."""
     task = small(corpus, length=401)
@@ -487,6 +489,7 @@ def test_a_perfect_model_costs_nothing_and_a_wrong_token_is_seen(task):
     assert task.measure(lambda inputs, **options: uncounted, batch)[1]["token_accuracy"] == 1.0
 
 
+@pytest.mark.slow
 def test_more_is_held_out_than_is_evaluated_at_once(task):
     """As a mean of groups it would weigh the short last one wrongly."""
     model = make_model(task)
@@ -573,6 +576,7 @@ def test_killed_and_resumed_is_uninterrupted(finished, corpus, compiled, tmp_pat
     assert_same_run(finished, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_needs(finished, corpus):
     assert sorted(path.name for path in finished.iterdir()) == [
         "checkpoints",
@@ -589,6 +593,7 @@ def test_a_run_keeps_what_it_needs(finished, corpus):
     assert read_lines(finished)[-1]["held_out_bits_per_byte"] == recorded["bits_per_byte"]
 
 
+@pytest.mark.slow
 def test_a_model_loads_without_its_corpus(finished, corpus, tmp_path):
     """As for generating: tokens and parameters are in the run."""
     directory = shutil.copytree(finished, tmp_path / "run")
@@ -634,6 +639,7 @@ def test_another_tokenizer_is_refused(stopped):
     refuse(directory, task, r"tokenizer\.json is damaged")
 
 
+@pytest.mark.slow
 def test_a_lost_tokenizer_is_made_again(stopped, finished, compiled):
     """Training it is deterministic, and corpus.json knows whether it is the same."""
     directory, _, task = stopped

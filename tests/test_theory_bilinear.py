@@ -25,6 +25,7 @@ def test_metrics_are_those_computed_by_hand(x64):
     assert bilinear.scaled_metric(3, dtype=jnp.float32).dtype == jnp.float32
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.integers(1, 7), st.integers(0, 3), st.integers(0, 99))
 def test_raising_undoes_lowering(width, batch, seed):

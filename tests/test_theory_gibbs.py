@@ -45,6 +45,7 @@ def close(actual, expected, tolerance=1e-10):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(1, 13), st.sampled_from([(), (3,), (2, 5)]), st.floats(0.1, 20.0), st.integers(0, 99))
 def test_every_quantity_is_its_definition(count, leading, temperature, seed):
@@ -69,6 +70,7 @@ def test_every_quantity_is_its_definition(count, leading, temperature, seed):
         close(found.heat_capacity, found.energy_variance / temperature**2)
 
 
+@pytest.mark.slow
 def test_derivatives_are_thermodynamic(x64):
     scores = jnp.asarray(np.random.default_rng(0).normal(size=7)) * 3
     state = equilibrium(scores, 1.7)

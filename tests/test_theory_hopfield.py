@@ -32,6 +32,7 @@ def test_the_update_is_attention(x64):
     assert hopfield.energy(state, patterns, 0.37, keep)[0, 1] == np.inf
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.integers(1, 7), st.integers(1, 11), st.sampled_from([0.1, 1.0, 8.0]), st.integers(0, 99))
 def test_the_energy_falls_and_its_slope_is_the_step(count, width, beta, seed):

@@ -106,9 +106,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("relative", "bias and sinks") else pytest.param(name, marks=pytest.mark.slow)
-     for name in OPTIONS],
-)  # fmt: skip
+    [name if name == "bias and sinks" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
+)
 def test_options_in_pieces_are_those_of_the_definition(name):
     arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS["stored"]
     if name == "bias and sinks":
@@ -119,6 +118,7 @@ def test_options_in_pieces_are_those_of_the_definition(name):
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_keys_that_nobody_sees_may_hold_anything(poison):
     arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS["stored"]
@@ -190,6 +190,7 @@ def test_second_derivatives_in_pieces_are_those_of_the_definition(name, kind):
         assert_close(found, expected, **rough)
 
 
+@pytest.mark.slow
 def test_calls_in_pieces_are_mapped_and_scanned():
     queries, keys, blockings = SMALL["with rests"]
     query, key, value = draw((3, 2, 4, queries, 3), (2, 2, keys, 3), (2, 2, keys, 5))
@@ -210,6 +211,7 @@ def test_calls_in_pieces_are_mapped_and_scanned():
     assert_close(scanned(query, lengths), expected)
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_where_nothing_is_kept():
     arrays = draw((2, 4, T, 3), (2, 4, S, 3), (2, 4, S, 5))
     for mask in (masks.blocks(np.zeros((6, 6), int), SIDE), masks.lengths([0, 0])):
@@ -276,6 +278,7 @@ def test_the_choice_says_why():
     assert explain(query, key, key, mask=masks.causal(), backend="dense").computes is None
 
 
+@pytest.mark.slow
 def test_a_choice_in_a_trace_reads_what_is_known_there():
     """Offsets that are traced are guessed for the estimate alone; the answer is that of where rows sit."""
     arrays, mask = draw((4, T, 5), (2, S, 5), (2, S, 3)), MASKS["band"]
@@ -343,19 +346,14 @@ print(count_kinds(found.as_text()))
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    ("axes", "manual"),
-    [
-        ("Auto", False),
-        pytest.param("Explicit", False, marks=pytest.mark.slow),
-        pytest.param("Auto", True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "manual"), [("Auto", False), ("Explicit", False), ("Auto", True)])
 def test_pieces_are_divided_over_devices_and_nothing_is_sent(axes, manual):
     code = f"from jax.sharding import AxisType\nAXES, MANUAL = AxisType.{axes}, {manual}\n{DIVIDED}"
     assert on_eight_devices(code).strip() == "{}"
 
 
+@pytest.mark.slow
 def test_tiles_are_chosen_in_a_shard_map_that_is_not_jitted():
     mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("b")

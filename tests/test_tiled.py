@@ -371,6 +371,7 @@ AXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varying", mostly_slow(AXES, "all"))
 def test_a_batch_of_masks_offsets_and_patterns_is_a_loop_over_calls(varying, x64):
     queries, key, value = draw((3, 2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), dtype=jnp.float64)
@@ -423,6 +424,7 @@ def by_backend(function):
 DOCUMENTS = np.array([[0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3], [0, 1, 2, 3, 3, 3, 3, 3, 3, 3, 4]])
 
 
+@pytest.mark.slow
 def test_a_predicate_may_close_over_a_concrete_array():
     arrays, ids = draw((3, 11, 7), (3, 11, 7), (3, 11, 13)), jnp.asarray(DOCUMENTS[0])
 
@@ -846,6 +848,7 @@ def test_transforms_in_bfloat16_are_those_of_float32_but_for_rounding():
             np.testing.assert_allclose(found.astype(np.float32), expected, rtol=0, atol=0.05 * scale)
 
 
+@pytest.mark.slow
 def test_the_largest_score_costs_its_key_only_where_it_is_differentiated():
     query, key, value = draw((2, 7, 5), (2, 11, 5), (2, 11, 3))
 

@@ -333,6 +333,7 @@ def test_a_second_derivative_and_rows_of_the_weights():
         np.testing.assert_allclose(seen, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "axes"),
     mostly_slow(itertools.product(COMPLETE, AXES), ("tiled", "manual")),
@@ -512,6 +513,7 @@ def test_a_layer_shuffled_with_its_positions_is_the_layer_shuffled():
     np.testing.assert_allclose(alone, layer(x[0], mask=masks.causal())[rows], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_derivation_of_a_layer_has_the_position_of_each_token():
     layer, (x,) = build_layer(), arrays((B, T, 12))
     options = {"mask": masks.segments(PACKED, PACKED) & masks.causal(), "query_positions": RESTARTING}
@@ -520,6 +522,7 @@ def test_a_derivation_of_a_layer_has_the_position_of_each_token():
     np.testing.assert_allclose(derivation["output"].value, layer(x, **options), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(["rotary", "learned", "sinusoidal", "relative"], "rotary"))
 def test_a_model_reads_packed_documents_as_if_each_were_alone(kind):
     config = TransformerConfig(

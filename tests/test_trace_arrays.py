@@ -68,6 +68,7 @@ def test_a_weight_of_0_that_the_mask_allows_is_a_key_of_weight_0(x64):
     np.testing.assert_array_equal(told.readout().entropy, 0)
 
 
+@pytest.mark.slow
 def test_queries_and_keys_give_the_captured_call_itself(x64, tmp_path):
     query, key = draw()
     window = masks.causal() & masks.sliding_window(3)
@@ -84,6 +85,7 @@ def test_queries_and_keys_give_the_captured_call_itself(x64, tmp_path):
     np.testing.assert_array_equal(loaded[1].window(), expected[1][0].window())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [None, 2])
 def test_weights_of_fewer_queries_than_keys(offset):
     arrays = draw(T, S, "float32")
@@ -98,6 +100,7 @@ def test_weights_of_fewer_queries_than_keys(offset):
     assert_same_readouts(call, captured[0], 1e-5)
 
 
+@pytest.mark.slow
 def test_weights_of_bfloat16_keep_how_much_they_miss_1():
     _, weights = capture(*draw(dtype="float32"), mask=masks.causal())
     short = weights.astype(jnp.bfloat16)
@@ -113,6 +116,7 @@ def test_weights_of_bfloat16_keep_how_much_they_miss_1():
     np.testing.assert_allclose(call.readout().entropy, entropy, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_page_and_the_file_of_weights_are_written(tmp_path):
     _, weights = capture(*draw(dtype="float32"), mask=masks.causal())
     trace = Trace.from_arrays(np.stack([weights, weights]), tokens=WORDS, title="of weights")

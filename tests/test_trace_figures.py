@@ -61,6 +61,7 @@ def shown(image):
     return np.ma.filled(np.ma.masked_invalid(image.get_array()), 0.0)
 
 
+@pytest.mark.slow
 def test_the_atlas_has_a_thumbnail_a_head(causal):
     readout, weights, _ = causal
     two = jax.tree.map(lambda array: array[:2], readout)
@@ -210,6 +211,7 @@ def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
     assert (drawing.colorbar.ax.get_ylabel(), ax.get_title()) == ("x", "Run")
 
 
+@pytest.mark.slow
 def test_one_head_without_leading_axes_is_drawn():
     readout = jax.tree.map(lambda array: array[0], read_all(13, 5, 5))
     for draw in (figures.head_map, figures.distance_profile, figures.entropy_profile, figures.head_atlas):
@@ -234,6 +236,7 @@ def twins(causal):
     return functools.cache(lambda name: [DRAWN[name](causal[0]) for _ in range(2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     mostly_slow(

@@ -117,6 +117,7 @@ def test_any_expression_of_masks_comes_back(mask):
     same_leaves(jax.tree.map(np.asarray, mask), Reader(writer.arrays).read("mask", data, masks.Mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", mostly_slow(["float16", "bfloat16", "float32"], 1))
 def test_a_call_comes_back_with_all_its_arrays(dtype, tmp_path):
     rng = np.random.default_rng(1)
@@ -148,6 +149,7 @@ def test_float64_comes_back(x64, tmp_path):
     same_leaves(trace.calls[0].problem, back.problem)
 
 
+@pytest.mark.slow
 def test_statistics_are_what_is_kept_unless_more_is_asked_for(tmp_path):
     trace = capture_call(masks.causal(), tokens=[str(n % 4) for n in range(T)], sinks=jnp.arange(6.0))
     path = trace.save(tmp_path / "one.regard", grid=8, top_k=3)
@@ -181,6 +183,7 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(tmp_path):
         trace.save(tmp_path / "two.regard", keep="all")
 
 
+@pytest.mark.slow
 def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     trace = capture_call(masks.segments(IDS) & masks.predicate(lambda q, k: q >= k))
     back = there_and_back(trace, tmp_path, keep="qk", grid=8)
@@ -610,6 +613,7 @@ def test_top_keys_lie_within_the_keys(tmp_path):
     assert {field.name for field in dataclasses.fields(Readout)} >= {"top_keys", "keys"}
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(st.data())
 def test_no_change_of_the_plain_data_raises_anything_else(good, data):

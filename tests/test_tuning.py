@@ -37,6 +37,7 @@ def tiny_grid(monkeypatch, tmp_path):
     return tmp_path / "cache" / "regard" / "tuning.json"
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(tiny_grid, capsys):
     assert run("--dry-run", "--rounds", 1, "--json") == 0
     captured = capsys.readouterr()

@@ -206,6 +206,7 @@ def test_copy_data_are_moved_by_one_between_a_start_and_an_end():
         assert 0 <= targets[:, :-1].min() <= targets[:, :-1].max() < 19
 
 
+@pytest.mark.slow
 def test_the_model_that_copies_sees_to_its_right():
     task = shrink(tasks.Copy())
     model = task.make_model(nnx.Rngs(0))

@@ -32,6 +32,7 @@ def updated(steps=2, **changes):
     return jax.device_get(state), jax.device_get(measured), lowered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", mostly_slow([2, 5], 5))
 def test_a_batch_in_parts_is_the_batch(count):
     (state, measured, _), (parts, averaged, lowered) = updated(1), updated(1, accumulate_steps=count)
@@ -46,6 +47,7 @@ def test_a_batch_in_parts_is_the_batch(count):
     assert "tensor<10x4x6xf32>" not in lowered, "no activation of the whole batch"
 
 
+@pytest.mark.slow
 def test_every_part_has_dropout_of_its_own(monkeypatch):
     """The spread of a number drawn from the model's own stream, over the parts."""
     measure = tasks.Copy.measure

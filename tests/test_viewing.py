@@ -93,6 +93,7 @@ def test_reverse_is_watched_with_both_sequences():
     assert (encoder.kind, own.kind, cross.kind) == ("self", "self", "cross")
 
 
+@pytest.mark.slow
 def test_digits_are_watched_in_patches_of_their_picture():
     task, model = make(tasks.Digits(), num_layers=1)
     trace = task.watch(model)
@@ -106,6 +107,7 @@ def test_digits_are_watched_in_patches_of_their_picture():
     assert f"a scan of {int(task.held_out['labels'][0])}" in trace.title
 
 
+@pytest.mark.slow
 def test_threshold_is_watched():
     task, model = make(tasks.Threshold(length=5, held_out_size=3))
     trace = task.watch(model)
@@ -122,6 +124,7 @@ def texts(tmp_path_factory):
     return make(tasks.Text(files=(str(folder),), length=23, held_out_fraction=0.2), d_model=8)
 
 
+@pytest.mark.slow
 def test_text_is_watched_within_its_documents(texts):
     task, model = texts
     trace = task.watch(model)
@@ -169,6 +172,7 @@ def inspected(copied, tmp_path_factory):
     return folder, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.slow
 def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
     folder, printed, remarks = inspected
     events = [json.loads(line) for line in printed.splitlines()]
@@ -203,6 +207,7 @@ def test_figures_of_a_run_go_into_it(copied, tmp_path, capsys):
     assert main(["inspect", str(run)]) == 0, "pages of its own are replaced"
 
 
+@pytest.mark.slow
 def test_inspect_keeps_what_it_saw(kept, copied, inspected):
     trace = inspection.load(kept / "copy.regard")
     task, model = runs.load_run(copied)
@@ -304,6 +309,7 @@ def test_a_file_is_served_until_ctrl_c(kept):
     assert "error" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_tiles_are_computed_ends_quietly(kept, monkeypatch, capsys):
     """Compiled code that is still running is not waited for: the process ends under it at once."""
 
@@ -324,6 +330,7 @@ def test_ctrl_c_while_tiles_are_computed_ends_quietly(kept, monkeypatch, capsys)
     assert capsys.readouterr().out.endswith("ended\n")
 
 
+@pytest.mark.slow
 def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, monkeypatch, capsys):
     read = {}
 
@@ -408,6 +415,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert "is not a run; give one of `regard train`, or a file: regard inspect" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ports_that_cannot_be_are_refused(kept, capsys):
     from regard.inspection.explorer.server import serve
 
@@ -418,6 +426,7 @@ def test_ports_that_cannot_be_are_refused(kept, capsys):
         assert f"--port {page.port} is in use; leave --port out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "display", "opened"),
     [([], ":0", True), ([], None, False), (["--no-browser"], ":0", False)],
@@ -453,6 +462,7 @@ def wait_in_threads(interrupt):
     return waiting
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(kept, monkeypatch, capsys):
     def interrupt(event):
         raise KeyboardInterrupt

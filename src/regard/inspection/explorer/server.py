@@ -24,6 +24,7 @@ from regard.inspection.explorer.tiles import AbandonedError
 
 ADDRESS = "127.0.0.1"
 IDLE_SECONDS = 60
+SECONDS_TO_CLOSE = 0.1
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -48,7 +49,7 @@ class Serving(AbstractContextManager["Serving"]):
         self.port: int = self._server.server_address[1]
         self.url = f"http://{ADDRESS}:{self.port}/{site.token}/"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="regard-explorer", daemon=True
+            target=self._server.serve_forever, args=(SECONDS_TO_CLOSE,), name="regard-explorer", daemon=True
         )
         self._thread.start()
 
