@@ -221,6 +221,7 @@ def test_a_router_decides_in_every_step_and_gradients_go_past_it():
     assert_close(found, (value, grads), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tables_are_scanned_and_mapped_over():
     query, key, value = draw((2, T, 3), (2, S, 3), (2, S, 5))
     tables = jnp.asarray(table_of(3))

@@ -266,6 +266,7 @@ def test_dropout_needs_a_stream():
 # Transforms.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_jit_and_vmap_agree_with_the_plain_call(norm):
     block = decoder(norm)

@@ -210,6 +210,7 @@ def test_heads_every_must_not_be_negative():
 # The page's part about training
 
 
+@pytest.mark.slow
 def test_the_document_of_a_run_holds_its_curves(whole):
     document = training_document(whole)
     assert document["title"] == "whole"

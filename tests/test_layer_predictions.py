@@ -84,6 +84,7 @@ def test_layers_and_heads_are_those_of_the_model_by_hand(choices):
             np.testing.assert_allclose(found.contributions[layer, head], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_likeliest_token_is_the_target_unless_another_is_given(predicted):
     found = predicted.predictions
     np.testing.assert_array_equal(found.targets, found.tokens[-1, :, 0])

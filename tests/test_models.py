@@ -105,6 +105,7 @@ def test_an_encoder_without_positions_is_equivariant_not_invariant():
     assert not np.allclose(placed(TOKENS[:, order]), np.asarray(placed(TOKENS))[:, order], atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_one_example_and_vmap_agree_with_the_batch(position):
     encoder = Encoder(configure(positions=position), rngs=nnx.Rngs(0))

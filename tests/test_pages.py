@@ -104,6 +104,7 @@ def test_training_is_drawn(bare):
         pages.html(trace, training=wrong)
 
 
+@pytest.mark.slow
 def test_two_traces_are_laid_side_by_side(bare):
     letters = list("abcdefghijk")
     a, b = (small(seed=seed, title=title, tokens=letters) for seed, title in ((0, "A"), (1, "B")))

@@ -203,8 +203,9 @@ def test_what_is_written_through_a_cache_is_what_torch_would(name, capacities, c
     np.testing.assert_array_equal(whole[:, 6:-1].argmax(-1), written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients_are_those_of_torch(name, dtype, checkpoint):
     facts, arrays = drawn_weights.read_reference(name)
     wanted = [key.removeprefix("gradient ") for key in arrays if key.startswith("gradient ")]

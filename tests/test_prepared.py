@@ -153,6 +153,7 @@ def test_calls_are_those_of_the_mask_wherever_it_was_prepared(name):
         assert_close(found, elsewhere)
 
 
+@pytest.mark.slow
 def test_a_batch_of_prepared_masks_is_mapped_over():
     arrays = arrays_of(3)
     stored = jnp.asarray(np.random.default_rng(5).random((4, T, S)) < 0.2)

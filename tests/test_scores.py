@@ -191,8 +191,9 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
     assert not np.asarray(output)[1, :, 0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPLETE)
-@pytest.mark.parametrize("name", mostly_slow(CASES, "modifier"))
+@pytest.mark.parametrize("name", CASES)
 def test_statistics_have_gradients(name, backend, x64):
     arrays, given = draw(), jnp.asarray(CASES[name][1])
     run, _ = call(name, backend)

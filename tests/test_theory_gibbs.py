@@ -86,6 +86,7 @@ def test_derivatives_are_thermodynamic(x64):
     close(jax.grad(entropy)(scores), -p * (np.log(p) + entropy(scores)))
 
 
+@pytest.mark.slow
 def test_the_jacobian_and_its_product_are_autodiffs(x64):
     rng = np.random.default_rng(5)
     scores, vector = rng.normal(size=(2, 3, 7))

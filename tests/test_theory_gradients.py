@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from economy import mostly_slow
 from regard import attend, scores
 from regard.engine.dispatch.registry import COMPLETE
 from regard.theory import gradients, steps
@@ -64,7 +65,7 @@ def close(actual, expected, name="", tolerance=1e-10):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", mostly_slow(SHAPES, "one head"))
 def test_all_gradients_with_every_option_are_autodiffs(name, x64):
     arrays = dict(zip(("query", "key", "value"), draw(name), strict=True))
     numbers, fixed = options(name)

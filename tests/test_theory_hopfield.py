@@ -95,6 +95,7 @@ def test_retrieval_has_derivatives_in_forward_mode(x64):
     assert np.abs(slope).max() > 0.1
 
 
+@pytest.mark.slow
 def test_masked_patterns_are_not_remembered(x64):
     patterns, _ = stored()
     keep = np.arange(7) != 2

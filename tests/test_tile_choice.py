@@ -104,10 +104,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "bias and sinks" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
 def test_options_in_pieces_are_those_of_the_definition(name):
     arrays, (cotangent,), mask = grouped(), draw((2, 4, T, 3)), MASKS["stored"]
     if name == "bias and sinks":
