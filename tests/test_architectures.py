@@ -84,7 +84,9 @@ def small(name, seed=0):
 # Presets.
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(PRESETS, *{preset(name).kind: name for name in PRESETS}.values())
+)
 def test_presets_have_the_published_size(name):
     chosen = PRESETS[name]
 

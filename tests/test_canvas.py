@@ -51,7 +51,7 @@ def draw(name):
     return DRAWINGS[name]()
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("name", mostly_slow(DRAWINGS, "heads", "one cell", "two runs"))
 def test_nothing_is_cut_off_and_little_is_wasted(name):
     figure = draw(name).figure
     figure.draw_without_rendering()

@@ -204,17 +204,7 @@ def captured(case):
     return trace.calls[0], truth(case, arrays, options)
 
 
-USUAL = (
-    "causal",
-    "segments",
-    "bias",
-    "sinks",
-    "softcap",
-    "grouped",
-    "bfloat16",
-    "an offset for each",
-    "one head",
-)
+USUAL = ("causal", "segments", "bias", "softcap", "grouped", "an offset for each", "one head")
 
 
 @pytest.mark.parametrize("name", mostly_slow(CASES, *USUAL))

@@ -12,8 +12,9 @@ from matplotlib.mathtext import MathTextParser
 from rich.console import Console
 
 import regard
+from economy import mostly_slow
 from regard import masks, scores
-from test_derivation import OPTIONS, draw
+from test_derivation import OPTIONS, USUAL, draw
 
 PLAIN = """\
 Attention, step by step
@@ -52,7 +53,7 @@ def test_it_prints_as_text():
     assert "    i=0  0.71    -∞\n" in text
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", mostly_slow(OPTIONS, *USUAL))
 def test_no_line_is_wider_than_a_terminal(case):
     text = str(derive_case(case))
     assert max(map(len, text.splitlines())) <= 100
@@ -153,7 +154,7 @@ def test_html_leaves_ink_and_ground_to_the_page():
     assert all(float(alpha) <= 0.5 for *_, alpha in shades)
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", mostly_slow(OPTIONS, *USUAL))
 def test_every_formula_is_latex(case):
     parser = MathTextParser("path")
     derivation = derive_case(case)

@@ -27,7 +27,6 @@ QUICK = {
     ("tiled", "explicit", "lengths"),
     ("tiled", "manual", "segments"),
     ("tiled", "automatic", "alibi"),
-    ("dense", "automatic", "lengths"),
 }
 
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import linecache
 import pkgutil
 
 import jax
@@ -40,7 +41,9 @@ LONG = (
 
 
 @pytest.mark.parametrize("name", mostly_slow(names(), *(set(names()) - {f"regard.{name}" for name in LONG})))
-def test_examples_in_docstrings_hold(name):
+def test_examples_in_docstrings_hold(name, monkeypatch):
+    # The debugger of doctest asks of every file that JAX has named a line of whether it has changed.
+    monkeypatch.setattr(linecache, "checkcache", lambda filename=None: None)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed

@@ -81,7 +81,7 @@ def watch_case(name):
 
 
 @pytest.fixture(
-    params=mostly_slow(cases(), "softcap, sinks, groups", "empty rows", "none", "one"),
+    params=mostly_slow(cases(), "empty rows", "none"),
     scope="module",
 )
 def case(request):

@@ -83,26 +83,28 @@ def is_command(line):
     return first.rstrip(",:") in VERBS and second != "of"  # "Sum of ..." is a noun
 
 
-FOUND = [
-    (room(path), f"{path.relative_to(ROOT)}:{number} {name}: {line}", kind, line)
-    for path in sorted(ROOT.rglob("*.py"))
-    for kind, name, number, line in find_docstrings(path.read_text())
-]
-QUESTIONS_FOUND = [(place, text) for place, text, _, line in FOUND if is_question(line)]
-NOUNS_FOUND = [(place, text) for place, text, kind, line in FOUND if kind == "call" and not is_command(line)]
-ROOMS = sorted({place for place, *_ in FOUND})
+FILES = {}
+for _path in sorted(ROOT.rglob("*.py")):
+    FILES.setdefault(room(_path), []).append(_path)
 
 
-@pytest.mark.parametrize("place", ROOMS)
+def find_in(place):
+    """File, line and name of every docstring of a room; its kind; its first line."""
+    for path in FILES[place]:
+        for kind, name, number, line in find_docstrings(path.read_text()):
+            yield f"{path.relative_to(ROOT)}:{number} {name}: {line}", kind, line
+
+
+@pytest.mark.parametrize("place", FILES)
 def test_no_first_line_opens_with_a_question(place):
-    lines = [text for where, text in QUESTIONS_FOUND if where == place]
+    lines = [text for text, _, line in find_in(place) if is_question(line)]
     assert not lines, "\n".join(lines)
 
 
-@pytest.mark.parametrize("place", ROOMS)
+@pytest.mark.parametrize("place", FILES)
 def test_a_public_function_opens_with_a_verb(place):
     """A verb that is not in `VERBS` yet is added there."""
-    lines = [text for where, text in NOUNS_FOUND if where == place]
+    lines = [text for text, kind, line in find_in(place) if kind == "call" and not is_command(line)]
     assert not lines, "\n".join(lines)
 
 
