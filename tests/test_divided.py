@@ -22,9 +22,8 @@ EVERY = [
     for backend, axes, case in itertools.product(COMPLETE, AXES, CASES)
     if (axes, case) not in OWN
 ]
-# What is divided in each way of its own, with one kind of axes. The rest takes eight devices for minutes.
+# Explicit axes in a test below. The rest takes eight devices for minutes.
 QUICK = {
-    ("tiled", "explicit", "lengths"),
     ("tiled", "manual", "segments"),
     ("tiled", "automatic", "alibi"),
 }

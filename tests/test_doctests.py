@@ -16,12 +16,20 @@ def names():
     return [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
 
 
-# Their examples train, write texts or draw.
+# Their examples train, write texts, draw or serve.
 LONG = (
     "inspection.contributions",
     "inspection.layer_predictions",
+    "inspection.explorer.live",
     "inspection.explorer.pages",
+    "inspection.explorer.server",
     "inspection.figures.atlases",
+    "inspection.figures.canvas",
+    "inspection.figures.curves",
+    "inspection.figures.head_curves",
+    "inspection.figures.heatmaps",
+    "inspection.figures.matrices",
+    "inspection.figures.patches",
     "inspection.traces.captures",
     "inspection.traces.trace",
     "interop.huggingface",

@@ -395,7 +395,6 @@ def test_cudnn_itself_agrees_with_the_definition(name):
     "name",
     mostly_slow(
         SPLASHED,
-        "documents",
         "causal and lengths",
     ),
 )

@@ -454,7 +454,7 @@ def test_without_causality_queries_are_not_the_tokens_of_keys():
 # Decay.
 
 
-@pytest.mark.parametrize("axes", ["per head", "per channel"])
+@pytest.mark.parametrize("axes", mostly_slow(["per head", "per channel"], "per channel"))
 def test_strong_decay_neither_overflows_nor_loses_digits(axes):
     """A few tokens forget almost all, their neighbours almost nothing; ratios of cumulated decay overflow."""
     rng = np.random.default_rng(8)
@@ -477,7 +477,7 @@ def test_strong_decay_neither_overflows_nor_loses_digits(axes):
         plain.assert_as_exact(grad, truth[2][name], same[2][name], name)
 
 
-@pytest.mark.parametrize("axes", ["per head", "per channel"])
+@pytest.mark.parametrize("axes", mostly_slow(["per head", "per channel"], "per channel"))
 def test_minus_infinity_begins_anew(axes):
     arrays = draw(f"gated delta {axes}")
     arrays["decay"][:, :, 6] = -np.inf

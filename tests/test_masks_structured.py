@@ -109,7 +109,7 @@ def test_tiles_promise_what_cells_hold(name, query_block, key_block):
     assert_tiles_are_safe(mask, T, S, (query_block, key_block), offset)
 
 
-USUAL = ("trees by row", "shared prefix", "block diffusion")
+USUAL = ("trees by row", "shared prefix")
 
 
 @pytest.mark.parametrize("name", mostly_slow(CASES, *USUAL))

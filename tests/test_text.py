@@ -623,6 +623,7 @@ def refuse(directory, task, message):
     assert snapshot(directory) == before
 
 
+@pytest.mark.slow
 def test_another_corpus_under_the_same_name_is_refused(stopped):
     directory, files, task = stopped
     (files / "00.txt").write_text("changed\n")

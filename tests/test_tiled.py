@@ -98,11 +98,9 @@ def expected(name):
     mostly_slow(
         itertools.product(TILED_CASES, TILINGS),
         ("grouped", "several heads"),
-        ("causal with offsets by row", "one by one"),
         ("bias that drops", "larger than the call"),
         ("grouped", "in pieces"),
         ("bias that drops", "neither divides"),
-        ("stored by head", "at once"),
     ),
 )
 def test_values_statistics_and_gradients_do_not_depend_on_tiles(name, tiling):
