@@ -12,7 +12,7 @@ from regard.derivation.steps import Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.online_softmax import product as multiply
-from regard.engine.softmax.score_rows import score_stages
+from regard.engine.softmax.score_rows import chosen_indices, score_stages
 from regard.formulas import (
     Equation,
     Exponential,
@@ -41,8 +41,7 @@ class Course:
         self.steps: list[Step] = []
         self.terms: Terms | None = None
         self.aliases: dict[str, str] = {}
-        self.rows = _members(problem.T, problem.rows)
-        self.heads = _members(problem.leading[-1] if problem.leading else 1, problem.heads)
+        self.rows, self.heads = chosen_indices(problem)
         shape = (*problem.leading, problem.T, problem.S)
         self.pair_names = notation.name(shape, "ij")
         self.pairs = spell(self.pair_names)
@@ -277,15 +276,11 @@ class Course:
         return weights
 
     def _add_dropout(self, weights: Array) -> Array:
-        problem, grid = self.problem, self._grid()
+        problem = self.problem
         assert problem.rng is not None
         seeds = dropout.head_seeds(problem.rng, problem.leading)
         seeds = seeds if problem.heads is None else jnp.take(seeds, self.heads, -1)
-        survivors = dropout.survivors(
-            dropout.query_words(seeds, grid.query_number),
-            dropout.key_words(seeds, grid.key_number),
-            problem.dropout_rate,
-        )
+        survivors = dropout.survivors(*dropout.pair_words(seeds, self._grid()), problem.dropout_rate)
         grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)
         factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
         left, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
@@ -326,10 +321,6 @@ class Course:
         left, right = Symbol("O", spell(names)), Sum("j", product(weight, Symbol("V", spell(value.indices))))
         subscripts = f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}"
         self.add(last, left, right, words, "features of value", output, names, subscripts)
-
-
-def _members(size: int, chosen: Any) -> Array:
-    return jnp.arange(size, dtype=jnp.int32) if chosen is None else jnp.asarray(chosen)
 
 
 def _of_query_heads(indices: tuple[str, ...]) -> str:

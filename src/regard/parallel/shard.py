@@ -148,7 +148,7 @@ class Shard:
             return inputs, context, config
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
         grid = problem.grid()
-        words = dropout.query_words(seeds, grid.query_number), dropout.key_words(seeds, grid.key_number)
+        words = dropout.pair_words(seeds, grid)
         query_words, key_words = ((one, other) for one, other in words)
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
         return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)

@@ -173,15 +173,10 @@ def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Store
 
 
 def _survivors(problem: Problem) -> Array:
-    grid = problem.grid()
     assert problem.rng is not None  # canonicalize asks for it
-    seeds = dropout.head_seeds(problem.rng, problem.leading)
-    survivors = dropout.survivors(
-        dropout.query_words(seeds, grid.query_number),
-        dropout.key_words(seeds, grid.key_number),
-        problem.dropout_rate,
-    )
-    return problem.with_heads(survivors)
+    grid = problem.grid()
+    words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
+    return problem.with_heads(dropout.survivors(*words, problem.dropout_rate))
 
 
 def _argmax(scores: Array) -> Array:

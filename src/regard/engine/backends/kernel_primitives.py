@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,9 +38,9 @@ from regard.engine.call.checkpoint_names import name_results
 from regard.engine.call.problem import Problem
 from regard.engine.flash.device_types import lower_for_one_device, result_types, vary_alike
 from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Leading, divide, find_mesh
+from regard.engine.flash.primitives import Leaves, batch_size, jvp_of_varying, lead
 from regard.engine.softmax.sinks import sink
 
-Leaves = Sequence[Any]
 _ADDED = 8  # columns: widths of kernels are multiples of it
 _SCALES = 1.0, 2.0**-11, 2.0**-14  # of the three numbers: what float16 rounds away it would not hold unscaled
 _NOTHING = 1e30  # the lse of rows without keys, as a kernel's gradient reads it: all weights are 0
@@ -238,16 +238,7 @@ def _reference_jvp(
 
     It computes output and lse anew: what was saved is no variable of it, whatever its tangents.
     """
-    varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def function(*varying: Array) -> list[Array]:
-        everything = list(operands)
-        for place, value in zip(varies, varying, strict=True):
-            everything[place] = value
-        return _evaluate(rule, spec, *everything)
-
-    primals, found_tangents = ([them[place] for place in varies] for them in (operands, tangents))
-    return jax.jvp(function, primals, found_tangents)
+    return jvp_of_varying(lambda leaves: _evaluate(rule, spec, *leaves), operands, tangents)
 
 
 def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
@@ -274,11 +265,8 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
     """Batch a primitive: the axis joins that of the batch, which all operands have in front."""
-    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    leading = [
-        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
-        for operand, axis in zip(operands, axes, strict=True)
-    ]
+    size = batch_size(operands, axes)
+    leading = [lead(operand, axis, size) for operand, axis in zip(operands, axes, strict=True)]
     found = _bind(primitive, *(array.reshape((-1, *array.shape[2:])) for array in leading), spec=spec)
     return [array.reshape((size, -1, *array.shape[1:])) for array in found], [0] * len(found)
 

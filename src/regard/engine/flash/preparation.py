@@ -106,8 +106,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
     if problem.dropout_rate:
         assert problem.rng is not None  # canonicalize asks for it
         grid = problem.grid()
-        seeds = dropout.head_seeds(problem.rng, problem.leading)
-        words = dropout.query_words(seeds, grid.query_number), dropout.key_words(seeds, grid.key_number)
+        words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )

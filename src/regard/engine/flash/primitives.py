@@ -155,17 +155,22 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
 def _evaluate_second(spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
     count = len(operands) - len(spec.wrt)
     operands, tangents = list(operands[:count]), list(operands[count:])
-    return jax.jvp(_as_function_of(spec, operands, reversible), _take(operands, spec.wrt), tangents)[1]
+    evaluate = partial(_evaluate, spec.of, spec, reversible=reversible)
+    return jax.jvp(_of_those(spec.wrt, evaluate, operands), _take(operands, spec.wrt), tangents)[1]
 
 
-def _as_function_of(spec: Spec, operands: Leaves, reversible: bool) -> Any:
-    def function(*wrt: Array) -> list[Array]:
+def _of_those(
+    places: Sequence[int], function: Callable[[Leaves], list[Array]], operands: Leaves
+) -> Callable[..., list[Array]]:
+    """Return a function of all operands as one of those at some places, the others being what they are."""
+
+    def of_those(*values: Array) -> list[Array]:
         everything = list(operands)
-        for place, value in zip(spec.wrt, wrt, strict=True):
+        for place, value in zip(places, values, strict=True):
             everything[place] = value
-        return _evaluate(spec.of, spec, everything, reversible)
+        return function(everything)
 
-    return function
+    return of_those
 
 
 def _take(operands: Leaves, places: Sequence[int]) -> list[Any]:
@@ -174,8 +179,8 @@ def _take(operands: Leaves, places: Sequence[int]) -> list[Any]:
 
 def _evaluate_adjoint(spec: Spec, operands: Leaves) -> list[Array]:
     count = len(operands) - len(spec.tail("adjoint"))
-    function = _as_function_of(spec, operands[:count], reversible=True)
-    _, vjp = jax.vjp(function, *_take(operands, spec.wrt))
+    evaluate = partial(_evaluate, spec.of, spec, reversible=True)
+    _, vjp = jax.vjp(_of_those(spec.wrt, evaluate, operands[:count]), *_take(operands, spec.wrt))
     return list(vjp(list(operands[count:])))
 
 
@@ -243,15 +248,15 @@ def _third_jvp(
     name: str, evaluate: Any, operands: Leaves, tangents: Leaves, *, spec: Spec
 ) -> tuple[list[Array], list[Any]]:
     """Compute third derivatives through scans, which JAX can differentiate in every direction."""
+    return jvp_of_varying(lambda leaves: spec.batched(name, evaluate)(*leaves), operands, tangents)
+
+
+def jvp_of_varying(
+    function: Callable[[Leaves], list[Array]], operands: Leaves, tangents: Leaves
+) -> tuple[list[Array], list[Any]]:
+    """Compute the JVP by those operands that have tangents."""
     varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def function(*varying: Array) -> list[Array]:
-        everything = list(operands)
-        for place, value in zip(varies, varying, strict=True):
-            everything[place] = value
-        return spec.batched(name, evaluate)(*everything)
-
-    return jax.jvp(function, _take(operands, varies), _take(tangents, varies))
+    return jax.jvp(_of_those(varies, function, operands), _take(operands, varies), _take(tangents, varies))
 
 
 def _instantiate(cotangents: Leaves) -> list[Array]:
@@ -325,14 +330,9 @@ def batch_size(operands: Leaves, axes: Leaves) -> int:
 
 def _loop(name: str, operands: Leaves, axes: Leaves, spec: Spec) -> Any:
     varying = [place for place, axis in enumerate(axes) if axis is not None]
-
-    def one(values: list[Array]) -> list[Array]:
-        everything = list(operands)
-        for place, value in zip(varying, values, strict=True):
-            everything[place] = value
-        return bind(name, *everything, spec=spec)
-
-    found = jax.lax.map(one, [jnp.moveaxis(operands[place], axes[place], 0) for place in varying])
+    one = _of_those(varying, lambda leaves: bind(name, *leaves, spec=spec), operands)
+    arrays = [jnp.moveaxis(operands[place], axes[place], 0) for place in varying]
+    found = jax.lax.map(lambda values: one(*values), arrays)
     return found, [0] * len(found)
 
 

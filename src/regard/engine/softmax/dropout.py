@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
-from regard.axes import Array, Bool, Int
+from regard.axes import Array, Bool
+from regard.masks.grid import Grid
 
 # Words are two arrays of uint32, side by side on the first axis.
 Words = Array
@@ -32,14 +33,13 @@ def head_seeds(rng: Array, leading: tuple[int, ...]) -> Words:
     return words.reshape((2, *leading))
 
 
-def query_words(seeds: Words, position: Int[Array, "*#B T 1"]) -> Words:
-    """Draw two words per query, `(2, *B, T, 1)`."""
-    return _draw(seeds[..., None, None], position.astype(jnp.uint32), _QUERY)
+def pair_words(seeds: Words, grid: Grid) -> tuple[Words, Words]:
+    """Draw two words per query, `(2, *B, T, 1)`, and two per key, `(2, *B, 1, S)`."""
 
+    def draw(number: Array, stream: int) -> Words:
+        return _draw(seeds[..., None, None], number.astype(jnp.uint32), stream)
 
-def key_words(seeds: Words, position: Int[Array, "*#B 1 S"]) -> Words:
-    """Draw two words per key, `(2, *B, 1, S)`."""
-    return _draw(seeds[..., None, None], position.astype(jnp.uint32), _KEY)
+    return draw(grid.query_number, _QUERY), draw(grid.key_number, _KEY)
 
 
 def survivors(query: Words | Pair, key: Words | Pair, rate: float) -> Bool[Array, "*B T S"]:

@@ -25,10 +25,15 @@ def take_chosen_rows(problem: Problem, array: Array) -> Array:
 
 def score_chosen_rows(problem: Problem) -> Array:
     """Compute scores (*B, R, S) of the chosen rows and heads, -inf where a query may not attend."""
+    rows, heads = chosen_indices(problem)
+    return score_cells(problem, rows, None, heads)
+
+
+def chosen_indices(problem: Problem) -> tuple[Array, Array]:
+    """Return the indices of the chosen rows and of the chosen heads."""
     rows = _all(problem.T) if problem.rows is None else jnp.asarray(problem.rows)
     heads = _all(problem.leading[-1] if problem.leading else 1)
-    heads = heads if problem.heads is None else jnp.asarray(problem.heads)
-    return score_cells(problem, rows, None, heads)
+    return rows, heads if problem.heads is None else jnp.asarray(problem.heads)
 
 
 def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> Array:
