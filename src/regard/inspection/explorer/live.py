@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -22,15 +24,8 @@ from regard.inspection.explorer.shell import (
     shrink_style,
     write_policy,
 )
-from regard.inspection.explorer.sites import (
-    NO_CONTENT_POLICY,
-    Answer,
-    Explorer,
-    RefusalError,
-    Site,
-    check_port,
-)
-from regard.inspection.explorer.tiles import AbandonedError
+from regard.inspection.explorer.sites import Answer, Explorer, IsWanted, RefusalError, Site, check_port
+from regard.inspection.explorer.tiles import demand_reader
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 _POLL_SECONDS = 0.05
@@ -73,26 +68,25 @@ def serve_live(
         ('view/1-2/', [3, 3])
     """
     check_port(port)
-    return Serving(_LiveSite(record, text, title, options), port)
+    return Serving(Site(_LiveExplorer(record, text, title, options).read), port)
 
 
 class _TextError(Exception):
     """A text that the model cannot read."""
 
 
-class _LiveSite(Site):
+class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
     def __init__(self, record: Callable[[str], Any], text: str, title: str, options: dict[str, Any]):
-        super().__init__()
         self._record, self._options = record, options
         self._page, self._policy = _fill_page(text, title)
         self._turn = threading.Lock()
-        self._count = 0
-        self._traces: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._find_trace = functools.lru_cache(MOST_TRACES)(self._record_text)
         self._views: OrderedDict[str, Explorer] = OrderedDict()
 
-    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
+    def read(self, path: str, query: str, is_wanted: IsWanted) -> Answer:
         """Return the page, what a text became, or what the explorer of some texts answers."""
         if not path:
             html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": self._policy}
@@ -103,63 +97,48 @@ class _LiveSite(Site):
                 answer: dict[str, Any] = self._read_texts(_parse_texts(query), is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
-            return json.dumps(answer).encode(), {
-                "Content-Type": "application/json",
-                "Content-Security-Policy": NO_CONTENT_POLICY,
-            }
+            return json.dumps(answer).encode(), {"Content-Type": "application/json"}
         name, _, inner = rest.partition("/")
         explorer = self._views.get(name) if kind == "view" else None
         if explorer is None or "/" not in rest:
             raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing here, or no more")
         return explorer.read(inner, query, is_wanted)
 
-    def _read_texts(self, texts: list[str], is_wanted: Callable[[], bool]) -> dict[str, Any]:
+    def _read_texts(self, texts: list[str], is_wanted: IsWanted) -> dict[str, Any]:
         with self._take_turn(is_wanted):
             found = []
             for text in texts:
                 found.append(self._find_trace(text))
-                if not is_wanted():
-                    raise AbandonedError
+                demand_reader(is_wanted)
             name = "-".join(str(number) for number, _ in found)
             if name not in self._views:
                 options = self._options if len(found) == 1 else {}
                 # Few heads are carried in detail: the server has them all.
                 traces = [trace for _, trace in found]
                 self._views[name] = Explorer(traces, framed=True, pinned=0, **options)
-            _renew(self._views, name, MOST_VIEWS)
+            self._views.move_to_end(name)
+            while len(self._views) > MOST_VIEWS:
+                self._views.popitem(last=False)
         lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in found]
         return {"view": f"view/{name}/", "tokens": lengths}
 
-    def _find_trace(self, text: str) -> tuple[int, Any]:
-        if text not in self._traces:
-            try:
-                trace = self._record(text)
-            except ValueError as error:
-                raise _TextError(str(error)) from error
-            self._count += 1
-            self._traces[text] = self._count, trace
-        _renew(self._traces, text, MOST_TRACES)
-        return self._traces[text]
+    def _record_text(self, text: str) -> tuple[int, Any]:
+        try:
+            trace = self._record(text)
+        except ValueError as error:
+            raise _TextError(str(error)) from error
+        return next(self._numbers), trace
 
     @contextmanager
-    def _take_turn(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
+    def _take_turn(self, is_wanted: IsWanted) -> Iterator[None]:
         """Wait for those before; whoever is gone by then gives up the turn."""
         while not self._turn.acquire(timeout=_POLL_SECONDS):
-            if not is_wanted():
-                raise AbandonedError
+            demand_reader(is_wanted)
         try:
-            if not is_wanted():
-                raise AbandonedError
+            demand_reader(is_wanted)
             yield
         finally:
             self._turn.release()
-
-
-def _renew(kept: OrderedDict[str, Any], name: str, most: int) -> None:
-    """Drop what was used the longest ago."""
-    kept.move_to_end(name)
-    while len(kept) > most:
-        kept.popitem(last=False)
 
 
 def _parse_texts(query: str) -> list[str]:

@@ -12,14 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Unpack
 
 from regard.inspection.explorer.documents import PageOptions
-from regard.inspection.explorer.sites import (
-    NO_CONTENT_POLICY,
-    Explorer,
-    ExplorerSite,
-    RefusalError,
-    Site,
-    check_port,
-)
+from regard.inspection.explorer.sites import Explorer, RefusalError, Site, check_port
 from regard.inspection.explorer.tiles import AbandonedError
 
 ADDRESS = "127.0.0.1"
@@ -32,7 +25,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
-}
+    "Content-Type": "text/plain; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}  # where an answer has no others
 
 
 class Serving(AbstractContextManager["Serving"]):
@@ -104,7 +99,7 @@ def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Servi
     """
     check_port(port)
     traces = [one for one in (trace, options.pop("compare", None)) if one is not None]
-    return Serving(ExplorerSite(Explorer(traces, **options)), port)
+    return Serving(Site(Explorer(traces, **options).read), port)
 
 
 class _Server(ThreadingHTTPServer):
@@ -168,9 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusalError(HTTPStatus.FORBIDDEN, f"open this page as http://{ADDRESS}:{port}/...")
 
     def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
-        plain = {"Content-Type": "text/plain; charset=utf-8", "Content-Security-Policy": NO_CONTENT_POLICY}
         self.send_response_only(status)
-        for name, value in {**HEADERS, **plain, **headers, "Content-Length": str(len(body))}.items():
+        for name, value in {**HEADERS, **headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -6,7 +6,6 @@ import hmac
 import re
 import secrets
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +20,7 @@ from regard.inspection.explorer.tiles import Tiles
 LARGEST_NUMBER = 2**31 - 1
 # How many numbers follow each kind of data.
 ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7, "rollout": 3}
-NO_CONTENT_POLICY = "default-src 'none'; frame-ancestors 'none'"
+IsWanted = Callable[[], bool]
 Answer = tuple[bytes, dict[str, str]]
 
 
@@ -33,24 +32,21 @@ class RefusalError(Exception):
         self.status, self.reason, self.headers = status, reason, headers or {}
 
 
-class Site(ABC):
-    """A site behind a secret address."""
+class Site:
+    """A site behind a secret address; `read` answers what comes after it: a path, a query, who waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[str, str, IsWanted], Answer]):
+        self._read = read
         self.token = secrets.token_urlsafe(24)
         self.is_open = True
         self._forming, self._formed = 0, threading.Condition()
-
-    @abstractmethod
-    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
-        """Return the body of what lies at a path behind the secret, and its headers, or raise a refusal."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is being formed; return whether that is so."""
         with self._formed:
             return self._formed.wait_for(lambda: not self._forming, seconds)
 
-    def answer(self, target: str, is_waited: Callable[[], bool]) -> Answer:
+    def answer(self, target: str, is_waited: IsWanted) -> Answer:
         """Return the body and its headers, or raise a refusal; what nobody waits for is given up."""
         path, _, query = target.partition("?")
         secret, _, rest = path.removeprefix("/").partition("/")
@@ -64,7 +60,7 @@ class Site(ABC):
         with self._formed:
             self._forming += 1
         try:
-            return self.read(rest, query, lambda: self.is_open and is_waited())
+            return self._read(rest, query, lambda: self.is_open and is_waited())
         finally:
             with self._formed:
                 self._forming -= 1
@@ -93,12 +89,12 @@ class Explorer:
             self._headers["X-Frame-Options"] = "SAMEORIGIN"
         self._chunks, self._tiles = payload.chunks, Tiles(traces)
 
-    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
-        """Return the page at an empty path, or numbers; raises as `Site.read`."""
+    def read(self, path: str, query: str, is_wanted: IsWanted) -> Answer:
+        """Return the page at an empty path, or numbers, and headers, or raise a refusal."""
         if not path:
             return self._page, self._headers
         kind, *words = path.split("/")
-        data = {"Content-Type": "application/octet-stream", "Content-Security-Policy": NO_CONTENT_POLICY}
+        data = {"Content-Type": "application/octet-stream"}
         if kind == "chunk" and len(words) == 1:
             if words[0] not in self._chunks:
                 raise RefusalError(HTTPStatus.NOT_FOUND, "there is no such chunk")
@@ -106,38 +102,14 @@ class Explorer:
         if kind not in ROUTES:
             raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing of this kind")
         numbers = _read_numbers(kind, words)
-        channel = _read_channel(query) if kind == "tile" else ""
+        chosen = {"channel": _read_channel(query)} if kind == "tile" else {}
+        spans = (tuple(numbers[3:5]), tuple(numbers[5:]))
+        places = (*numbers[:3], *spans) if kind == "split" else numbers
         try:
-            array = self._form(kind, numbers, channel, is_wanted)
+            array = getattr(self._tiles, kind)(*places, **chosen, is_wanted=is_wanted)
         except (LookupError, ValueError) as error:
             raise RefusalError(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
         return np.ascontiguousarray(array, "<f4").tobytes(), data
-
-    def _form(self, kind: str, numbers: list[int], channel: str, is_wanted: Callable[[], bool]) -> np.ndarray:
-        if kind == "rollout":
-            trace, call, row = numbers
-            return self._tiles.rollout(trace, call, row, is_wanted)
-        trace, call, head, *rest = numbers
-        if kind == "tile":
-            names = ("query_block", "key_block", "row", "column")
-            chosen = dict(zip(names, rest, strict=True))
-            return self._tiles.tile(trace, call, head, **chosen, channel=channel, is_wanted=is_wanted)
-        if kind == "split":
-            return self._tiles.split(trace, call, head, (rest[0], rest[1]), (rest[2], rest[3]), is_wanted)
-        form = self._tiles.row if kind == "row" else self._tiles.column
-        return form(trace, call, head, rest[0], is_wanted)
-
-
-class ExplorerSite(Site):
-    """An explorer alone."""
-
-    def __init__(self, explorer: Explorer):
-        super().__init__()
-        self._explorer = explorer
-
-    def read(self, path: str, query: str, is_wanted: Callable[[], bool]) -> Answer:
-        """Return what the explorer answers."""
-        return self._explorer.read(path, query, is_wanted)
 
 
 def check_port(port: int) -> None:

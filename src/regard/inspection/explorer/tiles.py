@@ -69,7 +69,6 @@ class Tiles:
         trace: int,
         call: int,
         head: int,
-        *,
         query_block: int,
         key_block: int,
         row: int,
@@ -201,7 +200,7 @@ class Tiles:
         with lock:
             found = self._recall(name)
             if found is None:
-                _demand_reader(is_wanted)
+                demand_reader(is_wanted)
                 found = form()
                 with self._keeping:
                     self._kept[name] = found
@@ -286,7 +285,7 @@ def _join_weights(
     columns = np.minimum(np.arange(left, left + width, dtype=np.int32), call.keys - 1)
     sums, largest = [], []
     for start in range(top, bottom, height):
-        _demand_reader(is_wanted)
+        demand_reader(is_wanted)
         rows = np.minimum(np.arange(start, start + height, dtype=np.int32), call.rows - 1)
         weights = call.window(rows=rows, columns=columns, heads=[part.head])[0]
         weights = _clean(weights[: bottom - start, : right - left])
@@ -318,7 +317,8 @@ def _clean(values: Any) -> np.ndarray:
     return np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _demand_reader(is_wanted: Callable[[], bool]) -> None:
+def demand_reader(is_wanted: Callable[[], bool]) -> None:
+    """Raise where nobody waits any more."""
     if not is_wanted():
         raise AbandonedError
 
