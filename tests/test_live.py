@@ -204,10 +204,15 @@ def test_a_text_that_nobody_waits_for_is_not_read(page, model):
     assert len(answers) == 2
 
 
-@pytest.mark.slow
-def test_old_texts_and_pages_are_dropped(page, model, monkeypatch):
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Pages served from here on keep two texts and one view."""
     monkeypatch.setattr(live, "MOST_TRACES", 2)
     monkeypatch.setattr(live, "MOST_VIEWS", 1)
+
+
+@pytest.mark.slow
+def test_old_texts_and_pages_are_dropped(forgetful, page, model):
     for text in ("abc", "abd", "abc", "abe", "abc"):
         last = read(page, text)
     assert model.read == ["abc", "abd", "abe"]
