@@ -246,8 +246,7 @@ def compare_dropout(shape: tuple[int, ...] = (2, 3, 512, 512), rate: float = 0.5
     def draw_pattern(rng: jax.Array) -> jax.Array:
         grid = Grid.cover(shape[2], shape[3], 0, 2)
         seeds = dropout.head_seeds(rng, shape[:2])
-        queries = dropout.query_words(seeds, grid.query_position)
-        return dropout.survivors(queries, dropout.key_words(seeds, grid.key_index), rate)
+        return dropout.survivors(*dropout.pair_words(seeds, grid), rate)
 
     calls: Calls = {}
     for name, draw in (
