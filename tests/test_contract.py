@@ -393,6 +393,14 @@ def test_statistics_have_gradients(backend, x64):
 
     assert np.isfinite(jax.grad(waves)(key)).all()
 
+    def lengths(key, value):
+        output = attend(query, key, value, mask=mask, query_offset=offset, backend=backend)
+        length = jnp.sqrt(jnp.sum(output**2, axis=-1, keepdims=True))
+        return jnp.sum(jnp.where(length > 0, output / length, 0))
+
+    for gradient in jax.grad(lengths, (0, 1))(key, value):
+        assert np.isfinite(gradient).all()
+
 
 @contract
 def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):

@@ -533,3 +533,59 @@ def test_only_models_that_write_write():
         generate(encoder, PROMPTS, max_tokens=3)
     with pytest.raises(ValueError, match="start_token: expected the token that targets begin with"):
         generate(build_pair(), SOURCE, max_tokens=3)
+
+
+def test_vectors_may_be_padded_on_the_left():
+    config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, input_width=7)
+    model = EncoderDecoder(config, target_vocab_size=13, rngs=nnx.Rngs(0))
+    real = jnp.asarray(np.random.default_rng(1).normal(size=(2, 2, 7)), jnp.float32)
+    left, options = jnp.concatenate([jnp.zeros_like(real), real], 1), {"max_tokens": 3, "start_token": 0}
+    found = generate(model, left, lengths=np.array([2, 2]), padding="left", **options)
+    expected = generate(model, real, **options)
+    np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-5, atol=1e-6)
+
+
+def small_decoder(**settings):
+    sizes = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 1, "vocab_size": 13}
+    return Decoder(TransformerConfig(**{**sizes, **settings}), rngs=nnx.Rngs(0))
+
+
+def test_prompts_of_bytes_are_the_same_under_jit():
+    model, prompts = small_decoder(vocab_size=257), jnp.array([[5, 9]], jnp.uint8)
+    sampling = Sampling(repetition_penalty=1.5)
+    write = lambda prompts: generate(model, prompts, max_tokens=4, start_token=256, sampling=sampling)
+    np.testing.assert_array_equal(jax.jit(lambda p: write(p).tokens)(prompts), write(prompts).tokens)
+
+
+def test_a_conversation_takes_the_places_that_each_row_needs():
+    learned = small_decoder(positions="learned", max_length=10)
+    cache = generate(learned, [[1, 2, 3]], max_tokens=2, return_cache=True).cache
+    assert len(generate(learned, [[4]], max_tokens=2, cache=cache).rows()[0]) == 2
+    model = small_decoder()
+    cache = generate(model, [[1] * 10, [2]], max_tokens=1, capacity=16, return_cache=True).cache
+    assert [len(row) for row in generate(model, [[], [3] * 8], max_tokens=2, cache=cache).rows()] == [2, 2]
+    with pytest.raises(ValueError, match="cache: expected room for 17 tokens"):
+        generate(model, [[], [3] * 8], max_tokens=7, cache=cache)
+
+
+def test_the_largest_numbers_ask_for_all():
+    model = small_decoder()
+    parts = list(stream(model, [[1]], max_tokens=5, burst=2**31 - 1))
+    assert [len(rows[0]) for rows in parts] == [1, 4]
+    warm = {"rng": jax.random.key(0), "max_tokens": 3}
+    found = generate(model, [[1]], sampling=Sampling(temperature=1.0, top_k=2**63 - 1), **warm)
+    assert found.rows() == generate(model, [[1]], sampling=Sampling(temperature=1.0), **warm).rows()
+
+
+def test_a_cache_counts_as_its_layers_do():
+    model = small_decoder()
+    _, cache = model.read(jnp.array([[1, 2, 3, 4]]), model.start_cache(1, 200))
+    kept = jax.jit(lambda cache: cache.rewind(99))(cache)
+    assert kept.lengths.tolist() == kept.layers[0].lengths.tolist() == [4]
+    _, longer = model.read(jnp.zeros((1, 125), int), cache.rewind(np.array([3], np.int8)))
+    assert longer.lengths.tolist() == longer.layers[0].lengths.tolist() == [128]
+    with pytest.raises(ValueError, match="chunk: expected an integer of at least 1, got -3"):
+        model.start_cache(1, 4, chunk=-3)
+    pair = EncoderDecoder(model.config, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"memory: expected \(batch, S, 6\), got shape \(5, 6\)"):
+        pair.start_cache(jnp.ones((5, 6)), 4)

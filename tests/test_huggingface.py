@@ -33,6 +33,7 @@ LLAMA = {
     "model_type": "llama",
     "hidden_size": 24,
     "num_attention_heads": 6,
+    "num_key_value_heads": None,
     "intermediate_size": 37,
     "num_hidden_layers": 5,
     "vocab_size": 61,
@@ -882,6 +883,39 @@ def test_tokenizers_are_made_from_byte_pairs(tmp_path):
     assert tokenizer.decode([4, 5]) == "hi hi"
 
 
+def test_byte_pairs_of_other_kinds_are_not_taken_for_those_of_gpt2(tmp_path):
+    fill(tmp_path, "llama")
+    (tmp_path / "vocab.json").write_text(json.dumps({"h": 0, "i": 1, "hi": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\n")
+    assert huggingface.load(tmp_path).tokenizer is None
+
+
+def test_word_pieces_keep_accents_where_the_folder_says_so(tmp_path):
+    fill(tmp_path, "bert")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e"]))
+    assert huggingface.load(tmp_path).tokenizer.encode("É").tokens == ["[CLS]", "e", "[SEP]"]
+    settings = {"do_lower_case": True, "strip_accents": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert huggingface.load(tmp_path).tokenizer.encode("É").tokens == ["[CLS]", "é", "[SEP]"]
+
+
+def test_what_an_old_folder_leaves_out_is_what_its_library_assumes():
+    sizes = {
+        "hidden_size": 128, "num_attention_heads": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+        "vocab_size": 9, "max_position_embeddings": 64,
+    }  # fmt: skip
+    read = lambda kind, **more: huggingface.read_config({"model_type": kind, **sizes, **more})[1]
+    mistral = read("mistral")
+    assert (mistral.num_key_heads, mistral.windows) == (8, (4095,))
+    mistral = read("mistral", num_key_value_heads=None, sliding_window=None)
+    assert (mistral.num_key_heads, mistral.windows) == (16, (None,))
+    assert read("gemma2").num_key_heads == read("gemma3_text").num_key_heads == 4
+    assert read("llama").num_key_heads == 16
+    assert read("gemma2", sliding_window=7, sliding_window_size=7).windows[0] == 6
+    with pytest.raises(ValueError, match="sliding_window_size: expected 7, as sliding_window says"):
+        read("gemma2", sliding_window=7, sliding_window_size=8)
+
+
 def test_folders_of_old_sentence_transformers_are_read(tmp_path):
     fill(tmp_path / "0_Transformer", "bert")
     modules = [{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
@@ -894,6 +928,7 @@ def test_patches_are_cut_row_by_row():
     cut = np.asarray(huggingface.cut_patches(jnp.asarray(image, jnp.float32), 2))
     assert cut.shape == (1, 6, 8)
     np.testing.assert_array_equal(cut[0, 4], image[0, 2:4, 2:4].ravel())
+    assert huggingface.cut_patches(jnp.zeros((1, 224, 224, 3)), {"model_type": "vit"}).shape == (1, 196, 768)
     settings = {"patch_size": 2, "image_size": [4, 6], "num_channels": 2}
     np.testing.assert_array_equal(huggingface.cut_patches(image, settings), cut)
     with pytest.raises(

@@ -740,5 +740,7 @@ def test_splash_attention_refuses_what_it_was_not_checked_for(interpreted):
         attend(query, *few, mask=masks.causal(), query_offset=0, backend="splash_tpu")
     with pytest.raises(NotImplementedError, match="no query that several heads share"):
         attend(query[:, :1], key, value, backend="splash_tpu")
+    with pytest.raises(NotImplementedError, match="no query that several heads share"):
+        attend(query[0, 0], key[0], value[0], backend="splash_tpu")
     with pytest.raises(NotImplementedError, match="takes bfloat16"):
         attend(*(array.astype("float32") for array in arrays), backend="splash_tpu")

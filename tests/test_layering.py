@@ -39,7 +39,7 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "runs offsets grid data alignment picture tile_kinds bounds mask algebra positional predicates"
+    "masks": "runs offsets grid data picture alignment tile_kinds bounds mask algebra positional predicates"
     " stored keys block_tables documents intervals diffusion trees neighbourhoods expressions conventions"
     " notation",
     "positions": "scaling tables rotation",
@@ -67,8 +67,8 @@ FOLDERS = {
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder"
     " classifier presets sampling prompts prefill writing speculation"
     " generation beams",
-    "training": "settings compilation corpora vocabularies token_files lazy_modules task accuracy"
-    " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership metrics"
+    "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
+    " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership"
     " processes locks checkpoints runs sharding heads optimization programs history work loop",
     "inspection": "words tokens contributions rollouts head_search"
     " figures.palette figures.canvas figures.cells figures.heatmaps"
@@ -83,8 +83,8 @@ FOLDERS = {
     " weight_files weight_maps families.entries families.family"
     " families.windows families.rotary families.bert families.vit families.gpt2 families.llama"
     " families.mistral families.qwen families.gemma2 families.gemma3 families.qwen3_moe families.t5"
-    " families.gpt_oss families.modernbert families huggingface_configs tokenizer_files huggingface"
-    " sentence_embeddings",
+    " families.gpt_oss families.modernbert families huggingface_configs tokenizer_files sentence_modules"
+    " huggingface sentence_embeddings",
     "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
     " sources text_readers commands.demo commands.train commands.generate commands.plot commands.inspect"
     " commands.view commands.explain commands.plan commands.tune commands.doctor commands"

@@ -263,12 +263,11 @@ def test_normalised_output_is_divided_by_decayed_sums(rule):
         plain.assert_as_exact(grads[name], truth[2][name], same[2][name], name)
 
 
-def test_features_of_large_numbers_have_gradients():
-    x = jnp.array([[100.0], [-100.0]])
-    grad = jax.grad(
-        lambda x: jnp.sum(linear.attend(x, jnp.ones((2, 1)), jnp.ones((2, 1)), feature_map="elu1"))
-    )(x)
-    np.testing.assert_allclose(grad, [[2.0], [0.0]])
+@pytest.mark.parametrize(("x", "expected"), [([100.0, -100.0], [2.0, 0.0]), ([0.0, -0.0], [2.0, 4.0])])
+def test_features_of_large_numbers_and_of_0_have_gradients(x, expected):
+    ones = jnp.ones((2, 1))
+    grad = jax.grad(lambda x: jnp.sum(linear.attend(x, ones, ones, feature_map="elu1")))
+    np.testing.assert_allclose(grad(jnp.array(x)[:, None])[:, 0], expected)
 
 
 def test_a_sum_of_zero_gives_zero_and_no_gradient():

@@ -449,6 +449,21 @@ def test_the_last_positions_that_int32_holds_are_positions(backend):
     np.testing.assert_array_equal(moved, attend(x, x, x, mask=mask, backend=backend))
 
 
+def test_distances_that_int32_does_not_hold_are_distances():
+    at = {"query_positions": np.array([-1, 0, 1, 2]), "key_positions": np.array([0, 1, 2, 2**31 - 1])}
+    for mask in (masks.causal(), masks.sliding_window(None), masks.sliding_window(2**31 - 1, 1)):
+        keep = at["key_positions"] <= at["query_positions"][:, None] + (mask.bounds.after or 0)
+        np.testing.assert_array_equal(mask.dense(4, **at), keep)
+        assert np.asarray(mask.tiles(4, **at)).tolist() == [[TileKind.PARTIAL]]
+    assert not np.asarray(
+        masks.sliding_window(5, None).dense(1, 1, query_offset=2**31 - 9, key_offset=-9)
+    ).any()
+
+
+def test_a_key_offset_of_0_is_none():
+    np.testing.assert_array_equal(masks.causal().dense(3, key_offset=0), np.tri(3, dtype=bool))
+
+
 # Pictures
 
 
@@ -490,6 +505,7 @@ def test_torch_multi_head_attention_drops_where_true():
     assert both == masks.from_torch_mha(drop) & masks.valid_keys(~padding)
     np.testing.assert_array_equal(cells(both, 3), cells(masks.causal() & masks.lengths([2, 1]), 3))
     per_head = np.arange(2 * 5 * 3 * 3).reshape(10, 3, 3) % 2 == 0  # batch 2, heads 5
+    assert masks.from_torch_mha(per_head[:, :0], num_heads=5).dense(0, 3, leading_axes=2).shape[-2:] == (0, 3)
     kept = cells(masks.from_torch_mha(per_head, num_heads=5), 3)
     np.testing.assert_array_equal(kept[1, 3], ~per_head[1 * 5 + 3])
     with pytest.raises(ValueError, match="num_heads: expected a divisor"):

@@ -20,7 +20,7 @@ from regard.training.membership import Membership
 TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size", "16", "--batch-size", "8"]
 COPY = ["train", "copy", *TINY, "--length", "3", "--vocab-size", "5", "--heads-every", "0"]
 SHORT = ["--steps", "12", "--log-every", "1", "--evaluate-every", "6", "--checkpoint-every", "6"]
-LONG = ["--steps", "240", "--log-every", "4", "--evaluate-every", "60", "--checkpoint-every", "12"]
+LONG = ["--steps", "120", "--log-every", "4", "--evaluate-every", "60", "--checkpoint-every", "12"]
 CODE = "import sys; from regard.cli import main; sys.exit(main())"
 
 
@@ -158,7 +158,7 @@ def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
     assert f"goes on from step {int(last)}, the last checkpoint" in said[0][1]
     command = f"  regard {' '.join(words)} --mesh 'fsdp=*'\n"
     assert command in said[0][1]
-    assert int(last) < 240
+    assert int(last) < 120
     before = [line for line in read(out) if line["step"] <= int(last)]
     assert main([*words, "--mesh", "fsdp=*"]) == 0
     found = read(out)

@@ -22,7 +22,7 @@ from layer_oracle import (
     randomize,
 )
 from regard import masks
-from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig
+from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig, generate
 
 B, T, S, M, H, F, V, W, C = 2, 5, 7, 12, 3, 13, 17, 11, 4
 SIZES = {"d_model": M, "num_heads": H, "d_ff": F, "num_layers": 2}
@@ -437,3 +437,33 @@ def test_unknown_names_are_refused_by_the_package():
     assert {"Encoder", "Decoder", "EncoderDecoder", "Classifier"} <= set(dir(regard.models))
     with pytest.raises(AttributeError, match="Perceiver"):
         _ = regard.models.Perceiver
+
+
+# Class tokens stand before what lengths count.
+
+VECTORS = TransformerConfig(
+    d_model=6, num_heads=3, d_ff=11, num_layers=1, input_width=7, class_token=True, positions="none"
+)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "attention", "first"])
+def test_a_class_token_is_pooled_beside_all_inputs(pooling):
+    model, x = Classifier(VECTORS, 5, pooling=pooling, rngs=nnx.Rngs(0)), draw(0, 2, 4, 7)
+    np.testing.assert_allclose(model(x, lengths=np.array([4, 4], np.uint8)), model(x), rtol=1e-5, atol=1e-6)
+    alone = model(x[:1, :3])
+    np.testing.assert_allclose(model(x, lengths=jnp.array([3, 0]))[:1], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_decoder_reads_the_class_token_and_all_of_the_source():
+    model, x = EncoderDecoder(VECTORS, target_vocab_size=13, rngs=nnx.Rngs(0)), draw(0, 2, 4, 7)
+    target = jnp.array([[1, 2], [3, 4]])
+    found = model(x, target, source_lengths=jnp.array([4, 4]))
+    np.testing.assert_allclose(found, model(x, target), rtol=1e-5, atol=1e-6)
+    options = {"max_tokens": 3, "start_token": 0}
+    one, other = generate(model, x, lengths=[4, 4], **options), generate(model, x, **options)
+    np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_of_small_integers_do_not_wrap():
+    hidden = Encoder(VECTORS, rngs=nnx.Rngs(0))(jnp.ones((1, 255, 7)), lengths=np.array([255], np.uint8))
+    assert np.abs(hidden[0, -1]).max() > 0

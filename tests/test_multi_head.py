@@ -637,3 +637,14 @@ def test_nan_in_memory_that_is_attended_to_shows():
     out = np.asarray(layer(x, memory))
     assert np.all(np.isfinite(out[0]))
     assert np.all(np.isnan(out[1]))
+
+
+def test_what_is_remembered_is_the_memory_whatever_the_ranks():
+    layer = MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))
+    queries, memory = draw(0, 2, 4, 2, 6), draw(3, 2, 4, 5, 6)
+    for query in (queries, queries[0], queries[0, 0]):
+        for key in (memory, memory[0], memory[0, 0]):
+            found, expected = layer(query, layer.remember(key)), layer(query, key)
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="value: expected None, as what `remember` made holds the values"):
+        layer(queries, layer.remember(memory), value=memory)

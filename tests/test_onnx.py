@@ -1,5 +1,6 @@
 """ONNX's own cases for its attention operators, and what they leave out."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -392,6 +393,7 @@ GRAPHS = {
     "Round half": "f = Cast <to = 11> (distance) h = Mul (f, half) g = Round (h) r = Add (s, g)",
     "Clip": "a = Clip (s, low, high) b = Clip (s, low) r = Add (a, b)",
     "Min, Pow": "a = Pow (s, two) b = Min (a, high) r = Identity (b)",
+    "Pow of whole numbers": "d = Abs (distance) p = Pow (d, half) f = Cast <to = 11> (p) r = Add (s, f)",
     "Div of whole numbers": "d = Div (distance, three) f = Cast <to = 11> (d) r = Add (s, f)",
     "Mod of whole numbers": "d = Mod (distance, three) f = Cast <to = 11> (d) r = Add (s, f)",
     "Mod as fmod": "d = Mod <fmod = 1> (distance, three) f = Cast <to = 11> (d) r = Add (s, f)",
@@ -451,6 +453,31 @@ def test_a_graph_means_what_onnx_evaluates(name, x64):
     expected = reference(made, array)
     assert not np.array_equal(expected, array)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_whole_numbers_of_a_graph_that_int32_does_not_hold_are_refused():
+    made = graph("d = Mul (distance, distance) f = Cast <to = 11> (d) r = Add (s, f)")
+    place = [jnp.int32(n) for n in (0, 0, 46_000, 0)]
+    function = onnx_subgraphs.cell_function("score_mod", made, (1, 1, 46_001, 7))
+    assert function(jnp.float32(0), *place) == np.float32(46_000**2)
+    function = onnx_subgraphs.cell_function("score_mod", made, (1, 1, 65_536, 7))
+    with pytest.raises(
+        NotImplementedError, match=r"score_mod: Mul: expected whole numbers of at most 2147483647"
+    ):
+        function(jnp.float32(0), *place)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_a_mask_is_read_from_its_last_axis_on(backend):
+    """Whatever sizes agree: batch, heads and queries are as many."""
+    rng = np.random.default_rng(2)
+    query, key, value = (jnp.asarray(rng.normal(size=(3, 3, n, 5)), jnp.float32) for n in (3, 7, 7))
+    for shape in ((3, 7), (3, 3, 7), (3, 1, 1, 7), (7,)):
+        added = rng.normal(size=shape).astype(np.float32)
+        whole = jnp.broadcast_to(jnp.asarray(added), (3, 3, 3, 7))
+        run = functools.partial(onnx_ops.attention, query, key, value, backend=backend)
+        np.testing.assert_array_equal(run(jnp.asarray(added)).output, run(whole).output)
+        np.testing.assert_array_equal(run(jnp.asarray(added > 0)).output, run(whole > 0).output)
 
 
 def flex(query, key, value, backend=None, precision=None, **graphs):
@@ -553,6 +580,8 @@ def test_bad_inputs_of_attention_are_explained():
         (lambda: run(x, x, x, None, x, x, [1, 1]), VALUE, "nonpad_kv_seqlen: expected None together"),
         (lambda: run(x, x, x, nonpad_kv_seqlen=[1.0, 2.0]), TYPE, "nonpad_kv_seqlen: expected integers"),
         (lambda: run(x, x, x, nonpad_kv_seqlen=[[1], [2]]), VALUE, r"nonpad_kv_seqlen: .*\(2,\); got shape"),
+        (lambda: run(x, x, x, nonpad_kv_seqlen=[1, 6]), VALUE, r"nonpad_kv_seqlen: expected .* in 0..5, got"),
+        (lambda: run(x, x, x, jnp.ones((4, 1, T))), VALUE, "attn_mask: expected an array that broadcasts"),
         (lambda: run(x, x, x, jnp.ones((T, T), int)), TYPE, "attn_mask: expected boolean .*got int32"),
         (lambda: run(x, x, x, jnp.ones((T, T + 1), bool)), VALUE, "attn_mask: expected at most 5 keys"),
         (lambda: run(x, x, x, left_window_size=-2), VALUE, "left_window_size: expected a number of keys"),

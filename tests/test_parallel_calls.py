@@ -365,3 +365,29 @@ np.testing.assert_allclose(found, jax.grad(loss(attend))(query), rtol=2e-5, atol
 @pytest.mark.slow
 def test_a_ring_has_the_gradient_of_queries_alone():
     on_eight_devices(OF_QUERY_ALONE.replace("SHAPES", repr(SHAPES)))
+
+
+def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
+    """As in `attend`; a NaN among the scores is the largest of them."""
+    ring = functools.partial(
+        parallel.ring_attend, mesh=make_mesh(sequence=1), axis="sequence", score=scores.softcap(5.0)
+    )
+    query, key, value = draw((2, 5, 7), (2, 5, 7), (2, 5, 3))
+    options = {"mask": masks.causal(), "query_offset": -1, "aux": ("lse", "entropy")}
+
+    def total(key, value, call):
+        output, aux = call(query, key, value, **options)
+        length = jnp.sqrt(jnp.sum(output**2, -1))
+        parts = (
+            jnp.where(length > 0, output[..., 0] / length, 0),
+            jnp.sin(aux["lse"]),
+            jnp.sqrt(aux["entropy"]),
+        )
+        return sum(jnp.sum(jnp.where(jnp.arange(5) > 1, part, 0)) for part in parts)
+
+    alone = functools.partial(attend, score=scores.softcap(5.0), backend="tiled")
+    one, other = (jax.grad(total, (0, 1))(key, value, call) for call in (ring, alone))
+    for found, expected in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    spoiled = ring(query.at[0, 0, 0].set(jnp.nan), key, value, aux=("argmax",))[1]["argmax"]
+    assert spoiled[0, 0] == 0

@@ -146,7 +146,8 @@ def test_work_of_devices_is_what_the_account_counts(mask, layout):
     assert account.counted == "128 x 128"
     problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 4096, 8), "float32")] * 3, mask=mask)
     division = Candidate(1, 8, 1, 1, layout).cut(problem)
-    np.testing.assert_allclose(Work.count(problem).divide(division), np.asarray(account.tiles) * 128 * 128)
+    load = Rings(problem, Work.count(problem)).load(8, layout, division.queries.chunk)
+    np.testing.assert_allclose(load.cells, np.asarray(account.tiles) * 128 * 128)
 
 
 def test_a_length_that_tiles_do_not_divide_is_counted_whole():
@@ -156,8 +157,9 @@ def test_a_length_that_tiles_do_not_divide_is_counted_whole():
     assert work.total == sum(
         (rows - before) * rows for before, rows in zip([0, *side[:-1]], side, strict=True)
     )
-    assert Candidate(1, 3, 1, 1, "balanced").cut(problem).queries.padded == 1014
-    assert work.divide(Candidate(1, 3, 1, 1, "balanced").cut(problem)).sum() == pytest.approx(work.total)
+    queries = Candidate(1, 3, 1, 1, "balanced").cut(problem).queries
+    assert queries.padded == 1014
+    assert Rings(problem, work).load(3, "balanced", queries.chunk).cells.sum() == pytest.approx(work.total)
 
 
 @pytest.mark.slow

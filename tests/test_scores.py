@@ -615,6 +615,7 @@ def test_heads_of_a_call_without_heads_are_refused():
         (lambda: scores.softcap(np.ones((2, 3))), ValueError, r"cap: expected a number or an array \(H,\)"),
         (lambda: scores.temperature([1.0, 0.0]), ValueError, "temperature: expected more than 0"),
         (lambda: scores.softcap(np.nan), ValueError, "cap: expected more than 0, got nan"),
+        (lambda: scores.softcap([1, np.inf]), ValueError, r"cap: expected finite numbers, got \[1.0, inf\]"),
         (lambda: scores.temperature([1.0, np.nan]), ValueError, "temperature: expected more than 0"),
         (lambda: scores.alibi(0), ValueError, "num_heads: expected at least 1"),
         (lambda: scores.alibi(), TypeError, "expected num_heads or slopes"),

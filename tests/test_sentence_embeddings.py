@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +91,48 @@ def test_what_cannot_be_embedded_is_explained(folder):
         embed(dataclasses.replace(pretrained, kind="vit", model=None), ["hello"])
     with pytest.raises(ValueError, match=r"expected a tokenizer in .*found neither"):
         embed(dataclasses.replace(pretrained, tokenizer=None), ["hello"])
+
+
+@pytest.mark.parametrize(("option", "least"), [("batch_size", 1), ("max_length", 3)])
+def test_sizes_that_are_too_small_are_refused(folder, option, least):
+    for size in (least - 1, -1):
+        with pytest.raises(
+            ValueError, match=f"{option}: expected an integer of at least {least}, got {size}"
+        ):
+            embed(huggingface.load(folder), ["a"], **{option: size})
+
+
+def write_modules(root, *names):
+    """As sentence-transformers lists them."""
+    modules = [{"path": name, "type": f"sentence_transformers.models.{name[2:]}"} for name in names]
+    (root / "modules.json").write_text(json.dumps(modules))
+
+
+def test_older_folders_are_pooled_as_they_say(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "0_Transformer")
+    (tmp_path / "0_Transformer" / "1_Pooling").rename(tmp_path / "1_Pooling")
+    set_pooling(tmp_path, "pooling_mode_cls_token")
+    write_modules(tmp_path, "0_Transformer", "1_Pooling", "2_Normalize")
+    pretrained = huggingface.load(tmp_path)
+    np.testing.assert_allclose(embed(pretrained, SENTENCES), by_hand(pretrained.model, "first"), atol=2e-6)
+    write_modules(tmp_path, "0_Transformer", "1_Pooling", "2_Dense", "3_Normalize")
+    with pytest.raises(ValueError, match="expected a Transformer, Pooling and Normalize, got Dense as well"):
+        embed(pretrained, SENTENCES)
+
+
+@pytest.mark.parametrize("path", ["..", "/etc", "a/../.."])
+def test_modules_of_another_folder_are_refused(tmp_path, path):
+    modules = [{"path": path, "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"modules\.json: expected folders in"):
+        huggingface.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}x", '[{"type": 3, "path": ""}]', '[{"path": "a"}]'])
+def test_modules_that_cannot_be_read_are_refused(tmp_path, text):
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(ValueError, match=r"modules\.json: expected a list of modules"):
+        huggingface.load(tmp_path)
 
 
 def installed_minilm():

@@ -20,6 +20,7 @@ from regard.interop.families import FAMILIES
 from regard.interop.families.vit import cut_patches as cut_patches
 from regard.interop.huggingface_configs import find_family, read_settings, write_settings
 from regard.interop.huggingface_configs import read_config as read_config
+from regard.interop.sentence_modules import find_transformer
 from regard.interop.tokenizer_files import read_tokenizer
 from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths, read_parameters
@@ -107,7 +108,7 @@ def load(
 
     Reference: the models of transformers 5.23, which `tests/test_parity.py` compares with.
     """
-    directory = _find_transformer(Path(directory))
+    directory = find_transformer(Path(directory))
     settings = read_settings(directory)
     family = find_family(settings)
     weights = family.unpack(open_weights(directory))
@@ -134,17 +135,6 @@ def load(
             module.dtype = module.embedding.dtype  # it would cast to the dtype it was built with
     model.eval()
     return Pretrained(model, config, read_tokenizer(directory), kind, settings, directory)
-
-
-def _find_transformer(directory: Path) -> Path:
-    """Return the folder with config.json: in older folders of sentence-transformers, the first module's."""
-    modules = directory / "modules.json"
-    if (directory / "config.json").is_file() or not modules.is_file():
-        return directory
-    for module in json.loads(modules.read_text()):
-        if module["type"].endswith(".Transformer"):
-            return directory / module["path"]
-    return directory
 
 
 def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:

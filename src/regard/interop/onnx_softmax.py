@@ -105,13 +105,13 @@ def attention(
     key, value, past = _append(key, value, past_key, past_value)
     num_queries, num_keys = query.shape[2], key.shape[2]
     offset: Any = past
-    parts: list[Mask] = []
+    parts: list[Mask | None] = []
     if nonpad_kv_seqlen is not None:
         if past_key is not None:
             raise ValueError(
                 "nonpad_kv_seqlen: expected None together with past_key, whose keys are all real"
             )
-        lengths = arguments.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0])
+        lengths = arguments.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0], num_keys)
         offset = lengths - num_queries
         parts.append(masks.lengths(lengths))
     if is_causal:
@@ -123,11 +123,13 @@ def attention(
         parts.append(masks.from_flash_window(left_window_size, right_window_size))
     bias = None
     if attn_mask is not None:
-        filled = _fill(jnp.asarray(attn_mask), num_keys)
+        filled, full = _fill(jnp.asarray(attn_mask), num_keys), (*query.shape[:3], num_keys)
+        # ONNX reads axes from the last one on, whatever sizes agree.
+        filled = filled.reshape((*(1,) * (4 - filled.ndim), *filled.shape))
         if filled.dtype == bool:
-            parts.append(masks.from_array(filled.reshape((*(1,) * (2 - filled.ndim), *filled.shape))))
+            parts.append(arguments.align_mask("attn_mask", filled, full))
         else:
-            bias = filled
+            bias = arguments.align_bias("attn_mask", filled, full)
     mode = qk_matmul_output_mode
     if mode not in (None, 0, 1, 2, 3):
         raise ValueError(f"qk_matmul_output_mode: expected None, 0, 1, 2 or 3; got {mode}")

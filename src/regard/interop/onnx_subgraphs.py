@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,10 +20,14 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Spread:
-    """One entry of a tensor of this shape, which follows from the scores or their places."""
+    """One entry of a tensor of this shape, which follows from the scores or their places.
+
+    As a whole number it is at most `most` beside 0, where that is known.
+    """
 
     entry: Array
     shape: tuple[int, ...]
+    most: float = math.inf
 
 
 # What is known before the scores are is a NumPy array.
@@ -149,8 +154,19 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
     return evaluate
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
-    """Make an operator of `function(library, *entries)`, where the library is NumPy or jax.numpy."""
+def _find_most(value: Value) -> float:
+    if isinstance(value, Spread):
+        return value.most
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return math.inf
+    return float(np.abs(value.astype(np.float64)).max(initial=0))
+
+
+def _elementwise(function: Callable[..., Any], reach: Callable[..., float] = max) -> Callable[..., Value]:
+    """Make an operator of `function(library, *entries)`, where the library is NumPy or jax.numpy.
+
+    `reach` says how large a whole number may become, from how large those of the entries may be.
+    """
 
     def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
         given = [argument for argument in arguments if argument is not None]
@@ -161,17 +177,35 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
             with np.errstate(all="ignore"):
                 return np.asarray(function(np, *arguments, **attributes))
         entries = [None if argument is None else cell.entry(argument) for argument in arguments]
-        return Spread(function(jnp, *entries, **attributes), shape)
+        found = function(jnp, *entries, **attributes)
+        whole = jnp.issubdtype(found.dtype, jnp.integer)
+        most = reach(0, *map(_find_most, given)) if whole else math.inf
+        if _LARGEST < most < math.inf:
+            raise NotImplementedError(
+                f"expected whole numbers of at most {_LARGEST}, these may reach {most:.0f}; cast them to"
+                " floating point first"
+            )
+        return Spread(found, shape, 1 if found.dtype == bool else most)
 
     return operate
 
 
-def _named(name: str) -> Callable[..., Value]:
-    return _elementwise(lambda library, *entries: getattr(library, name)(*entries))
+def _named(name: str, reach: Callable[..., float] = max) -> Callable[..., Value]:
+    return _elementwise(lambda library, *entries: getattr(library, name)(*entries), reach)
 
 
 def _folded(name: str) -> Callable[..., Value]:
     return _elementwise(lambda library, *entries: functools.reduce(getattr(library, name), entries))
+
+
+def _raise(library: ModuleType, a: Any, b: Any) -> Any:
+    if jnp.issubdtype(a.dtype, jnp.floating) or not jnp.issubdtype(b.dtype, jnp.floating):
+        return library.power(a, b.astype(a.dtype))
+    return library.power(a.astype(b.dtype), b).astype(a.dtype)
+
+
+def _reach_power(_: float, a: float, b: float) -> float:
+    return math.inf if math.inf in (a, b) else 2.0 ** min(b * math.log2(max(a, 1)), 64)
 
 
 def _divide(library: ModuleType, a: Any, b: Any) -> Any:
@@ -197,7 +231,7 @@ def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
     if isinstance(value, np.ndarray):
         return value.astype(_ELEMENTS[to])
     # Floating-point entries have the dtype of the scores, whatever the graph declares.
-    return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape)
+    return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape, value.most)
 
 
 def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
@@ -223,22 +257,21 @@ _ELEMENTS = FLOATS | {6: np.dtype(np.int32), 7: np.dtype(np.int64), 9: np.dtype(
 # Operators on what is known before the scores are.
 _ON_KNOWN = ("Concat", "Constant", "Gather", "Range", "Reshape", "Squeeze", "Unsqueeze")
 # Operators that NumPy and jax.numpy have under the same name in small letters, and under another name.
-_SAME = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
+_SAME = ("Abs", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
 _SAME += ("Round", "Sign", "Sin", "Sqrt", "Tanh", "Where")
 _RENAMED = {
     "And": "logical_and",
     "GreaterOrEqual": "greater_equal",
     "LessOrEqual": "less_equal",
-    "Mul": "multiply",
     "Neg": "negative",
     "Not": "logical_not",
     "Or": "logical_or",
-    "Sub": "subtract",
     "Xor": "logical_xor",
 }
 _OPERATORS: dict[str, Callable[..., Value]] = {
     **{operator: _named(operator.lower()) for operator in _SAME},
     **{operator: _named(name) for operator, name in _RENAMED.items()},
+    "Add": _named("add", lambda *most: sum(most)),
     "Cast": _cast,
     "Clip": _elementwise(_clip),
     "Div": _elementwise(_divide),
@@ -246,10 +279,12 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     "Max": _folded("maximum"),
     "Min": _folded("minimum"),
     "Mod": _elementwise(_remainder),
-    "Pow": _elementwise(lambda library, a, b: library.power(a, b.astype(a.dtype))),
+    "Mul": _named("multiply", lambda _, a, b: a * b),
+    "Pow": _elementwise(_raise, _reach_power),
     "Reciprocal": _elementwise(lambda _, a: 1 / a),
     "Relu": _elementwise(lambda library, a: library.maximum(a, a.dtype.type(0))),
     "Shape": _shape,
+    "Sub": _named("subtract", lambda *most: sum(most)),
     "Sigmoid": _elementwise(lambda library, a: 0.5 + 0.5 * library.tanh(0.5 * a)),
 }
 

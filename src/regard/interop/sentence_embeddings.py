@@ -13,6 +13,8 @@ from flax import nnx
 
 from regard.axes import Array, Float
 from regard.interop.huggingface import Pretrained
+from regard.interop.sentence_modules import find_modules
+from regard.masks.data import whole_number
 from regard.models import Encoder
 from regard.models.pooling import FirstPooling, MeanPooling
 
@@ -37,17 +39,17 @@ def embed(
         pretrained: an encoder with a tokenizer, as `huggingface.load` returns it. Pooling is read from the
             folder's `1_Pooling/config.json` where there is one: the mean, or the first token.
         sentences: any number of them.
-        batch_size: sentences per call of the model.
-        max_length: tokens to keep of a sentence, [CLS] and [SEP] included. None means what the folder's
-            `sentence_bert_config.json` says, or else the model's own limit.
+        batch_size: sentences per call of the model, at least 1.
+        max_length: tokens to keep of a sentence, at least 3, [CLS] and [SEP] included. None means what the
+            folder's `sentence_bert_config.json` says, or else the model's own limit.
 
     Returns:
         One row per sentence, `(sentences, M)`, float32.
 
     Raises:
         TypeError: one string in place of several.
-        ValueError: a model that is no encoder of tokens, one without a tokenizer, a pooling that is not
-            supported.
+        ValueError: a model that is no encoder of tokens, one without a tokenizer, a pooling or a module after
+            it that is not supported, a batch_size or max_length that is too small.
 
     Example:
         >>> from regard.interop import huggingface
@@ -67,6 +69,8 @@ def embed(
             f"pretrained: expected a tokenizer in {pretrained.directory}, found neither tokenizer.json nor"
             " vocab.txt"
         )
+    batch_size = whole_number("batch_size", batch_size, 1)
+    max_length = None if max_length is None else whole_number("max_length", max_length, 3)
     pooling, limit = _read_pooling(pretrained), _read_limit(pretrained, max_length)
     found = [one.ids for one in pretrained.tokenizer.encode_batch(list(sentences))]
     # The last token, [SEP], stays at the end.
@@ -92,7 +96,14 @@ def _pool(model: Any, tokens: Array, lengths: Array, pooling: Any) -> Float[Arra
 
 
 def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooling]:
-    path = pretrained.directory / "1_Pooling" / "config.json"
+    modules = find_modules(pretrained.directory)
+    more = sorted({*modules} - {"Transformer", "Pooling", "Normalize"})
+    if more:
+        raise ValueError(
+            f"pretrained: expected a Transformer, Pooling and Normalize, got {', '.join(more)} as well in"
+            f" {modules['Transformer'].parent}'s modules.json; apply it to the model's own hidden states"
+        )
+    path = modules.get("Pooling", pretrained.directory / "1_Pooling") / "config.json"
     if not path.is_file():
         return MeanPooling
     modes = [

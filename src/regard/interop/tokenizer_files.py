@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from regard.interop.huggingface_configs import read_settings
+
 
 def read_tokenizer(directory: Path) -> Any:
     """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.
 
     tokenizer.json is taken where there is one; otherwise vocab.txt is read as BERT's word pieces, lower-cased
-    unless tokenizer_config.json says otherwise, and vocab.json with merges.txt as GPT-2's bytes. Truncation
-    and padding, which some files ask for, are left out: whoever calls decides.
+    unless tokenizer_config.json says otherwise, and a gpt2's vocab.json with merges.txt as its bytes; other
+    kinds cut these up in ways of their own. Truncation and padding, which some files ask for, are left out:
+    whoever calls decides.
     """
     try:
         tokenizer = _read(directory)
@@ -37,7 +40,8 @@ def _read(directory: Path) -> Any:
         return Tokenizer.from_file(str(directory / "tokenizer.json"))
     if (directory / "vocab.txt").is_file():
         return Tokenizer.from_str(_word_pieces(directory).to_str())
-    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+    kind = read_settings(directory).get("model_type")
+    if kind == "gpt2" and all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
         return Tokenizer.from_str(_byte_pairs(directory).to_str())
     return None
 
@@ -49,7 +53,10 @@ def _word_pieces(directory: Path) -> Any:
     options_file = directory / "tokenizer_config.json"
     options = json.loads(options_file.read_text()) if options_file.is_file() else {}
     return BertWordPieceTokenizer.from_file(
-        str(directory / "vocab.txt"), lowercase=options.get("do_lower_case", True)
+        str(directory / "vocab.txt"),
+        lowercase=options.get("do_lower_case", True),
+        strip_accents=options.get("strip_accents"),
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
     )
 
 

@@ -208,14 +208,9 @@ def count_tile_rows(choices: int, num_experts: int) -> int:
 
 
 def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
-    """Divide choices into tiles of one expert each.
+    """Divide choices `(R,)`, numbers of experts, into tiles of one expert each.
 
-    Args:
-        chosen: the expert of every choice, `(R,)`.
-        num_experts: how many there are.
-
-    Returns:
-        The expert of every tile; the place of every choice in the rows of all tiles.
+    Return the expert of every tile, and the place of every choice in the rows of all tiles.
     """
     num_rows = len(chosen)
     size = count_tile_rows(num_rows, num_experts)

@@ -221,8 +221,14 @@ class MultiHeadAttention(nnx.Module):
         # An unbatched example becomes a batch of 1: per-row masks align with the first leading axis, which
         # would otherwise be that of the heads.
         if isinstance(key, Memory):
-            memory, leading = key, jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
-            query = jax.lax.broadcast_to_rank(query, memory.key.ndim - 1)
+            if value is not None:
+                raise ValueError(
+                    "value: expected None, as what `remember` made holds the values; got an array"
+                )
+            rank = max(rank, key.key.ndim - 1)
+            leading = jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
+            query = jax.lax.broadcast_to_rank(query, max(rank, 3))
+            memory = Memory(*(jax.lax.broadcast_to_rank(x, max(rank, 3) + 1) for x in key))
         elif key is None:
             key_positions = query_positions if key_positions is None else key_positions
             leading, query = query_leading, jax.lax.broadcast_to_rank(query, 3)

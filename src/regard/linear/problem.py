@@ -23,7 +23,7 @@ CHUNK, CHUNK_OF_DELTA = 64, 32
 
 def elu1(x: Array) -> Array:
     """Compute elu(x) + 1; `jax.nn.elu(x) + 1` loses the digits of a small e^x."""
-    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))
 
 
 FEATURE_MAPS = {"identity": lambda x: x, "elu1": elu1, "relu": jax.nn.relu, "exp": jnp.exp}

@@ -171,13 +171,8 @@ class Prepared(Mask, operation="prepare"):
         return False
 
     def classify(self, blocks: Blocks) -> Array:
-        least = most = spread(jnp.asarray(self.kinds), blocks.leading_axes + 2, trailing=2)
-        for axis, ends, tile in (
-            (-2, (blocks.query_first, blocks.query_last), blocks.query_block),
-            (-1, (blocks.key_first, blocks.key_last), blocks.key_block),
-        ):
-            least = join_touched(jnp.minimum, least, ends, tile, self.block, axis)
-            most = join_touched(jnp.maximum, most, ends, tile, self.block, axis)
+        kinds = spread(jnp.asarray(self.kinds), blocks.leading_axes + 2, trailing=2)
+        least, most = join_touched((jnp.minimum, jnp.maximum), kinds, blocks, (self.block, self.block))
         same = not self.reads_positions or _same_places(self.query_offset, blocks.query_offset)
         same = same & _same_places(self.key_offset, blocks.key_offset)
         same = same & jnp.all(blocks.query_last < self.num_queries) & jnp.all(blocks.key_last < self.num_keys)

@@ -7,6 +7,7 @@ import numpy as np
 from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers, whole_number
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
+from regard.masks.picture import CELLS
 
 
 def settle_positions(
@@ -84,6 +85,7 @@ def place_mask(
         whole_number(name, count, 0)
     query = settle_positions("query", offsets[0], positions[0], num_queries)
     key = settle_positions("key", offsets[1], positions[1], num_keys)
+    key = None if isinstance(key, int) and key == 0 else key
     query = place_queries(num_queries, num_keys, query, mask.reads_positions, key)
     mask.check(None, num_queries, num_keys)
     mask.check_positions(query, key)
@@ -103,15 +105,10 @@ def _both_alignments(num_queries: int, num_keys: int) -> str:
     if height == width:
         height, width = (height, width + 1) if num_queries < num_keys else (height + 1, width)
 
-    def picture(offset: int) -> list[str]:
-        return [
-            " ".join("■" if k <= q + offset else "·" for k in range(width)).ljust(2 * width - 1)
-            for q in range(height)
-        ]
+    def picture(title: int, offset: int) -> list[str]:
+        rows = np.tri(height, width, offset, int)
+        return [f"query_offset={title}", *(" ".join(CELLS[row]) for row in rows)]
 
-    left_title = "query_offset=0".ljust(2 * width - 1)
-    pad = " " * (len(left_title) - (2 * width - 1))
-    rows = [
-        f"  {left}{pad}     {right}" for left, right in zip(picture(0), picture(width - height), strict=True)
-    ]
-    return "\n".join([f"  {left_title}     query_offset={num_keys - num_queries}", *rows])
+    left, right = picture(0, 0), picture(num_keys - num_queries, width - height)
+    side = max(map(len, left))
+    return "\n".join(f"  {one:<{side}}     {other}" for one, other in zip(left, right, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_reach, check_rows, integers, literal, whole_number
 from regard.masks.grid import Blocks, Grid, spread
-from regard.masks.mask import Mask, Take
+from regard.masks.mask import Mask
 from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import record, static
@@ -125,18 +124,11 @@ class BlockTable(Stored):
     table: Any
     queries: int = static()
     keys: int = static()
-    ends: ClassVar = {"table": "blocks"}
+    ends: ClassVar = {"table": "rows columns"}
 
     @staticmethod
     def maker(table: Any, queries: int, keys: int) -> Mask:
         return blocks(table, (queries, keys))
-
-    @property
-    def leading_axes(self) -> int:
-        return np.ndim(self.table) - 2
-
-    def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return dataclasses.replace(self, table=take(jnp.asarray(self.table), 2))
 
     @property
     def block_side(self) -> int:
@@ -151,13 +143,8 @@ class BlockTable(Stored):
         return jnp.take(rows, jax.lax.div(grid.key_index.ravel(), np.int32(self.keys)), -1)
 
     def classify(self, blocks: Blocks) -> Array:
-        some = every = self._full_rank(blocks.leading_axes + 2)
-        for axis, ends, tile, side in (
-            (-2, (blocks.query_first, blocks.query_last), blocks.query_block, self.queries),
-            (-1, (blocks.key_first, blocks.key_last), blocks.key_block, self.keys),
-        ):
-            some = join_touched(jnp.logical_or, some, ends, tile, side, axis)
-            every = join_touched(jnp.logical_and, every, ends, tile, side, axis)
+        table, sides = self._full_rank(blocks.leading_axes + 2), (self.queries, self.keys)
+        some, every = join_touched((jnp.logical_or, jnp.logical_and), table, blocks, sides)
         return tile_kind(empty=~some, full=every)
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
@@ -167,8 +154,7 @@ class BlockTable(Stored):
             ("rows", rows, self.queries, num_queries),
             ("columns", columns, self.keys, num_keys),
         ):
-            if count != -(-length // side):
-                needed = -(-length // side)
+            if count != (needed := -(-length // side)):
                 raise ValueError(
                     f"blocks table: expected {needed} {axis}, one for each {side} of {length}; got {count}"
                 )

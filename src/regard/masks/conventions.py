@@ -73,7 +73,7 @@ def from_torch_mha(
                     "num_heads: expected a divisor of attn_mask's first axis"
                     f" ({dropped.shape[0]} = batch * heads), got {num_heads}"
                 )
-            dropped = dropped.reshape((-1, num_heads, *dropped.shape[1:]))
+            dropped = dropped.reshape((len(dropped) // num_heads, num_heads, *dropped.shape[1:]))
         parts.append(from_array(~dropped))
     if key_padding_mask is not None:
         parts.append(valid_keys(~check_boolean("key_padding_mask", key_padding_mask)))

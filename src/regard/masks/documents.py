@@ -12,7 +12,7 @@ from regard.masks.bounds import Bounds
 from regard.masks.data import integers, literal, split
 from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask
-from regard.masks.offsets import offset_column, positions_of
+from regard.masks.offsets import offset_column, positions_of, read_rows
 from regard.masks.positional import same_value_kind
 from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import TileKind, tile_kind
@@ -116,10 +116,7 @@ class Documents(Stored):
         if ids.shape[-1] == 0:  # nothing to read from
             return jnp.zeros(row.shape, ids.dtype), inside
         place = jnp.clip(row, 0, ids.shape[-1] - 1)[..., 0]
-        shape = np.broadcast_shapes(ids.shape[:-1], place.shape[:-1])
-        ids = jnp.broadcast_to(ids, (*shape, ids.shape[-1]))
-        place = jnp.broadcast_to(place, (*shape, place.shape[-1]))
-        return jnp.take_along_axis(ids, place, axis=-1)[..., None], inside
+        return read_rows(ids, place)[..., None], inside
 
     def keep(self, grid: Grid) -> Array:
         keys = grid.take_columns(jnp.asarray(self.ids))

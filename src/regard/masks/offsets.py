@@ -137,6 +137,13 @@ def block_members(first: Array, last: Array, block: int) -> Array:
     return jnp.minimum(first + jnp.arange(block, dtype=jnp.int32)[None], last)
 
 
+def read_rows(data: Array, place: Array) -> Array:
+    """Read data (batch..., n) at places (*b, ..., m) of the same rank, whose leading axes broadcast."""
+    shape = np.broadcast_shapes(data.shape[:-1], place.shape[:-1])
+    data = jnp.broadcast_to(data, (*shape, data.shape[-1]))
+    return jnp.take_along_axis(data, jnp.broadcast_to(place, (*shape, place.shape[-1])), axis=-1)
+
+
 def spread(data: Array, rank: int, trailing: int = 0) -> Array:
     """Insert unit axes so that data of shape (batch..., trailing...) gets `rank` axes, batch first."""
     split = data.ndim - trailing

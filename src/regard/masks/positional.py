@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.masks.bounds import Bounds
-from regard.masks.data import whole_number
+from regard.masks.data import LARGEST, whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask
 from regard.masks.tile_kinds import tile_kind
@@ -153,8 +153,9 @@ class Causal(Mask):
         return grid.key_position <= grid.query_position
 
     def classify(self, blocks: Blocks) -> Array:
-        nearest, farthest = _distances(blocks)
-        return tile_kind(empty=nearest > 0, full=farthest <= 0)
+        # Compared and never subtracted: int32 holds the positions, and may not hold their difference.
+        empty = blocks.key_position_first > blocks.position_last
+        return tile_kind(empty, full=blocks.key_position_last <= blocks.position_first)
 
 
 @record
@@ -176,22 +177,24 @@ class SlidingWindow(Mask):
         )
 
     def keep(self, grid: Grid) -> Array:
-        distance = grid.key_position - grid.query_position
-        keep = jnp.ones_like(distance, dtype=bool)
-        if self.before is not None:
-            keep &= distance >= -self.before
-        if self.after is not None:
-            keep &= distance <= self.after
-        return keep
+        first, last = self._ends(grid.query_position)
+        return (grid.key_position >= first) & (grid.key_position <= last)
 
     def classify(self, blocks: Blocks) -> Array:
-        nearest, farthest = _distances(blocks)
-        empty, full = jnp.zeros_like(nearest, dtype=bool), jnp.ones_like(nearest, dtype=bool)
+        lowest, low = self._ends(blocks.position_first)
+        high, highest = self._ends(blocks.position_last)
+        first, last = blocks.key_position_first, blocks.key_position_last
+        empty = (last < lowest) | (first > highest)
+        return tile_kind(empty, full=(first >= high) & (last <= low))
+
+    def _ends(self, position: Array) -> tuple[Array, Array]:
+        """Return the first and the last position that queries here attend to, as far as int32 reaches."""
+        first, last = jnp.full_like(position, -LARGEST - 1), jnp.full_like(position, LARGEST)
         if self.before is not None:
-            empty, full = empty | (farthest < -self.before), full & (nearest >= -self.before)
+            first = jnp.maximum(position, self.before - LARGEST - 1) - self.before
         if self.after is not None:
-            empty, full = empty | (nearest > self.after), full & (farthest <= self.after)
-        return tile_kind(empty, full)
+            last = jnp.minimum(position, LARGEST - self.after) + self.after
+        return first, last
 
     def expression(self) -> str:
         after = "" if self.after == 0 else f", {self.after}"

@@ -21,8 +21,8 @@ from regard.records import record
 class Stored(Mask):
     """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
 
-    `ends` says of each what its last axis has an entry for: "query", "key", something of the mask's own, or
-    "" where all axes are leading.
+    `ends` says of each, by a word for each axis that is not leading, what that has an entry for: "query",
+    "key", or something of the mask's own.
     """
 
     ends: ClassVar[Mapping[str, str]]
@@ -30,14 +30,14 @@ class Stored(Mask):
 
     @property
     def leading_axes(self) -> int:
-        return max(np.ndim(getattr(self, name)) - bool(end) for name, end in self.ends.items())
+        return max(np.ndim(getattr(self, name)) - len(end.split()) for name, end in self.ends.items())
 
     def _map(self, change: Callable[[Any, str], Any]) -> Mask:
         changed = {name: change(getattr(self, name), end) for name, end in self.ends.items()}
         return dataclasses.replace(self, **changed)  # type: ignore[type-var]
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return self._map(lambda data, end: take(data, int(bool(end))))
+        return self._map(lambda data, end: take(data, len(end.split())))
 
     def slice_grid(self, grid: Grid) -> Mask:
         takes = {"query": grid.take_rows, "key": grid.take_columns}

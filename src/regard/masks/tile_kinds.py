@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,24 +29,24 @@ def tile_kind(empty: Array, full: Array) -> Array:
 
 
 def join_touched(
-    join: Callable[[Array, Array], Array],
-    entries: Array,
-    ends: tuple[Array, Array],
-    tile: int,
-    side: int,
-    axis: int,
-) -> Array:
-    """Join the entries, one for each `side` indices, that each tile touches; `join` may meet one twice.
+    joins: Sequence[Callable[[Array, Array], Array]], entries: Array, blocks: Blocks, sides: tuple[int, int]
+) -> list[Array]:
+    """Join the entries, one for each square of these sides, that each tile touches, maybe one twice."""
 
-    A tile has at most `tile` indices, from `ends[0]` to `ends[1]`.
-    """
-    first, last = (jax.lax.div(end.reshape(-1), np.int32(side)) for end in ends)
-    more = (tile - 1) // side + bool(tile % side and side % tile)
+    def along(axis: int, join: Callable[[Array, Array], Array], entries: Array) -> Array:
+        first, last = (jax.lax.div(end.reshape(-1), np.int32(sides[axis])) for end in ends[axis])
+        tile, side = tiles[axis], sides[axis]
+        more = (tile - 1) // side + bool(tile % side and side % tile)
 
-    def step(number: Any, joined: Array) -> Array:
-        return join(joined, jnp.take(entries, jnp.minimum(first + number, last), axis))
+        def step(number: Any, joined: Array) -> Array:
+            return join(joined, jnp.take(entries, jnp.minimum(first + number, last), axis))
 
-    return jax.lax.fori_loop(1, more + 1, step, jnp.take(entries, first, axis))
+        return jax.lax.fori_loop(1, more + 1, step, jnp.take(entries, first, axis))
+
+    ends = (blocks.query_first, blocks.query_last), (blocks.key_first, blocks.key_last)
+    tiles = blocks.query_block, blocks.key_block
+    joined = [along(-2, join, entries) for join in joins]
+    return [along(-1, join, one) for join, one in zip(joins, joined, strict=True)]
 
 
 def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:

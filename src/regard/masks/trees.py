@@ -15,6 +15,7 @@ from regard.masks.data import integers, literal
 from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
+from regard.masks.offsets import read_rows
 from regard.masks.stored import Stored
 from regard.records import derived, record
 
@@ -142,13 +143,7 @@ def _look_up(data: Array, index: Array, leading_axes: int) -> Array:
     if data.shape[-1] == 0:
         return jnp.zeros_like(index)
     data = spread(data, leading_axes + 1, trailing=1)
-    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape(
-        (*index.shape[:-2], index.shape[-2] * index.shape[-1])
-    )
-    shape = np.broadcast_shapes(data.shape[:-1], place.shape[:-1])
-    found = jnp.take_along_axis(
-        jnp.broadcast_to(data, (*shape, data.shape[-1])),
-        jnp.broadcast_to(place, (*shape, place.shape[-1])),
-        axis=-1,
-    )
-    return found.reshape((*shape, *index.shape[-2:]))
+    *leading, rows, columns = index.shape
+    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
+    found = read_rows(data, place)
+    return found.reshape((*found.shape[:-1], rows, columns))

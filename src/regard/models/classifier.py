@@ -69,7 +69,8 @@ class Classifier(nnx.Module):
         Args:
             inputs: as in `Encoder`.
             lengths: as in `Encoder`. An example of length 0 pools to zeros (attention pooling: to the
-                bias of its output projection), so its logits are finite and the same for all of them.
+                bias of its output projection; a `class_token` is pooled alone), so its logits are finite and
+                the same for all of them.
             aux: names as in `attend`.
 
         Returns:
@@ -81,7 +82,7 @@ class Classifier(nnx.Module):
         """
         hidden, seen = unpack(self.encoder(inputs, lengths=lengths, aux=aux), aux)
         if self.pooling is not None:
-            hidden, seen_pooling = self.pooling(hidden, lengths, aux)
+            hidden, seen_pooling = self.pooling(hidden, self.encoder.hidden_lengths(lengths), aux)
             if seen_pooling:
                 seen = {**seen, "pooling": seen_pooling}
         logits = self.head(hidden)

@@ -78,8 +78,7 @@ class Encoder(nnx.Module):
         hidden = embedding = self.embedding(
             inputs, lengths=lengths, token_types=token_types, positions=positions
         )
-        if self.config.class_token and lengths is not None:
-            lengths = jnp.asarray(lengths) + 1
+        lengths = self.hidden_lengths(lengths)
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
         mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
         hidden, seen = self.stack(hidden, mask=mask, positions=positions, aux=aux)
@@ -87,3 +86,9 @@ class Encoder(nnx.Module):
         if "hidden" in aux:
             return hidden, {"blocks": seen, "embedding": embedding}
         return (hidden, {"blocks": seen}) if aux else hidden
+
+    def hidden_lengths(self, lengths: ArrayLike | None) -> Any:
+        """Count the valid hidden states of rows of these lengths, a `class_token` included."""
+        if lengths is None or not self.config.class_token:
+            return lengths
+        return jnp.asarray(lengths, jnp.int32) + 1

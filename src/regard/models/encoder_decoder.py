@@ -111,7 +111,7 @@ class EncoderDecoder(nnx.Module):
             self._target_embedding(target, lengths=target_lengths),
             memory,
             mask=mask_padding(target_lengths),
-            memory_mask=mask_padding(source_lengths),
+            memory_mask=mask_padding(self.encoder.hidden_lengths(source_lengths)),
             aux=aux,
         )
         logits = self.predict(blank_padding(hidden, target_lengths))
@@ -138,11 +138,14 @@ class EncoderDecoder(nnx.Module):
             TypeError: a capacity that is not an integer.
             ValueError: a capacity below 1, a memory of the wrong shape.
         """
+        if memory.ndim != 3:
+            raise ValueError(f"memory: expected (batch, S, {self.config.d_model}), got shape {memory.shape}")
         blocks: Any = self.decoder.blocks
         remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
         lengths = source_lengths
         if lengths is not None:
-            lengths = jnp.asarray(integers("source_lengths", lengths, clamp=True))
+            lengths = self.encoder.hidden_lengths(integers("source_lengths", lengths, clamp=True))
+            lengths = jnp.asarray(lengths)
         return self.decoder.start_cache(memory.shape[0], capacity, capacity, remembered, lengths)
 
     def read(

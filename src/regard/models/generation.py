@@ -204,7 +204,7 @@ def stream(
         >>> [len(rows[0]) for rows in stream(model, [[1, 2, 3]], max_tokens=5, burst=2)]
         [1, 2, 2]
     """
-    burst = whole_number("burst", burst, 1)
+    burst = min(whole_number("burst", burst, 1), whole_number("max_tokens", max_tokens, 1))
     ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
     choice = (sampling, stop_tokens, rng, 0, return_cache)
     start, write = _canonicalize(model, prompts, ask, choice, draft, draft_tokens)

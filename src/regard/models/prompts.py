@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.axes import Array, Int
 from regard.layers.choices import check_choice
-from regard.masks.data import whole_number
+from regard.masks.data import integers, whole_number
 from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -92,13 +92,15 @@ def canonicalize(
         source, source_lengths = _check_source(model, prompts, lengths, padding)
         start = np.full((source.shape[0], 1), start_token, np.int32)
     else:
-        most = _most_tokens(model, capacity, start_token)
+        first = start_token if cache is None else cache.pending
+        most = _most_tokens(model, capacity, first)
         start, counts = _check_tokens(prompts, lengths, vocab_size, most, padding)
-        start, counts = _prepend_start(start, counts, start_token if cache is None else cache.pending)
-    longest = int(np.max(counts)) if counts is not None and is_concrete(counts) else start.shape[1]
+        start, counts = _prepend_start(start, counts, first)
+    longest = np.asarray(counts) if counts is not None and is_concrete(counts) else start.shape[1]
+    if cache is not None and is_concrete(cache.model.lengths):
+        longest = longest + np.asarray(cache.model.lengths)
+    longest = int(np.max(longest))
     needed = longest + max_tokens - 1  # the last token is written and not read
-    used = 0 if cache is None or not is_concrete(cache.model.lengths) else int(np.max(cache.model.lengths))
-    longest, needed = used + longest, used + needed
     if model.config.positions == "learned" and needed > model.config.max_length:
         raise ValueError(
             f"max_tokens: expected prompt and output within the {model.config.max_length} learned positions"
@@ -192,7 +194,10 @@ def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any, padding: st
     if getattr(prompts, "ndim", None) != 3:
         got = f"shape {prompts.shape}" if hasattr(prompts, "shape") else type(prompts).__name__
         raise ValueError(f"prompts: expected real vectors (batch, S, {config.input_width}); got {got}")
-    return prompts, check_lengths("lengths", lengths, prompts.shape[:1], prompts.shape[1])
+    lengths = check_lengths("lengths", lengths, prompts.shape[:1], prompts.shape[1])
+    if padding == "left" and lengths is not None:
+        prompts = _move_to_start(prompts, lengths)
+    return prompts, lengths
 
 
 def _check_tokens(
@@ -224,7 +229,7 @@ def _check_tokens(
     if padding == "left" and lengths is not None and not isinstance(prompts, list | tuple):
         tokens = _move_to_start(tokens, lengths)
     if not is_concrete((tokens, lengths)):
-        return tokens, lengths
+        return integers("prompts", tokens), lengths
     tokens = np.asarray(tokens)
     if lengths is not None:
         tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, tokens.dtype.type(0))
@@ -233,11 +238,11 @@ def _check_tokens(
 
 
 def _move_to_start(tokens: Any, lengths: Any) -> Any:
-    """Move tokens that end every row to its start."""
+    """Move tokens, or vectors, that end every row to its start."""
     arrays: Any = np if is_concrete((tokens, lengths)) else jnp
     tokens, size = arrays.asarray(tokens), tokens.shape[1]
     places = (arrays.arange(size)[None] + size - arrays.asarray(lengths)[:, None]) % size
-    return arrays.take_along_axis(tokens, places, axis=1)
+    return arrays.take_along_axis(tokens, places.reshape((*places.shape, *(1,) * (tokens.ndim - 2))), axis=1)
 
 
 def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -261,7 +266,7 @@ def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.nda
     return tokens, lengths
 
 
-def _most_tokens(model: Any, capacity: int | None, start_token: int | None) -> int | None:
+def _most_tokens(model: Any, capacity: int | None, start_token: Any) -> int | None:
     """Return the number of tokens that prompts may be padded to; None for any."""
     limits = [whole_number("capacity", capacity, 1)] if capacity is not None else []
     limits += [model.config.max_length] if model.config.positions == "learned" else []

@@ -14,6 +14,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
+from regard.masks.data import LARGEST
 
 NO_TOKEN = -1
 
@@ -60,6 +61,8 @@ class Sampling:
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: expected at least 1, got {self.top_k}; None keeps all tokens")
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", min(self.top_k, LARGEST))  # more than any vocabulary
         for name in ("top_p", "min_p"):
             share = getattr(self, name)
             if share is not None and not 0 < share <= 1:
@@ -174,7 +177,8 @@ def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
 
     Reference: Fan et al., "Hierarchical Neural Story Generation", 2018.
     """
-    count = jnp.minimum(count, logits.shape[-1])
+    vocab_size = logits.shape[-1]
+    count = min(count, vocab_size) if isinstance(count, int) else jnp.minimum(count, vocab_size)
     return _leave(logits, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= count)
 
 

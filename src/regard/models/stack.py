@@ -14,11 +14,12 @@ import regard.masks as masks
 import regard.scores as scores
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
+from regard.cache.rows import row_integers
 from regard.engine.call.hooks import is_rewriting
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
-from regard.masks.data import integers
+from regard.masks.data import integers, whole_number
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.depth import Call, run_blocks, scan_blocks
@@ -62,9 +63,8 @@ class DecodingCache:
     def rewind(self, lengths: ArrayLike) -> DecodingCache:
         """Forget the newest tokens; lengths are those to keep, as in `KVCache.rewind`."""
         layers = tuple(layer.rewind(lengths) for layer in self.layers)
-        return dataclasses.replace(
-            self, lengths=jnp.broadcast_to(jnp.asarray(lengths), self.lengths.shape), layers=layers
-        )
+        kept = jnp.clip(row_integers("lengths", lengths, *self.lengths.shape), 0, self.lengths)
+        return dataclasses.replace(self, lengths=kept, layers=layers)
 
 
 class Stack(nnx.Module):
@@ -145,13 +145,15 @@ class Stack(nnx.Module):
 
     def start_cache(self, batch: int, capacity: int, chunk: int, *memory: Any) -> DecodingCache:
         """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it."""
+        sizes = {"batch": batch, "capacity": capacity, "chunk": chunk}
+        batch, capacity, chunk = (whole_number(name, size, 1) for name, size in sizes.items())
 
         def start(number: int) -> KVCache:
             block: Any = self.blocks[number]
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots = self.config.window(number), capacity
-            if window is not None and window + max(window, chunk, 1) < capacity:
-                slots = window + max(window, chunk, 1)
+            if window is not None and window + max(window, chunk) < capacity:
+                slots = window + max(window, chunk)
             else:
                 window = None
             kernel = attention.key_projection.kernel
@@ -167,7 +169,7 @@ class Stack(nnx.Module):
         memory_mask = mask_padding(cache.memory_lengths)
         x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
         layers = tuple(here.get("self", here)["cache"] for here in seen)
-        added = x.shape[1] if counts is None else integers("counts", counts)
+        added = x.shape[1] if counts is None else jnp.clip(integers("counts", counts), 0, x.shape[1])
         return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
 
     def _run(self, call: Call, x: Array, *, is_decoding: bool) -> tuple[Array, list[Any]]:

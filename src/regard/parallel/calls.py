@@ -282,17 +282,14 @@ def _mesh_around(mesh: Any) -> Any:
 
 
 def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any) -> MeshPlacement:
-    if mesh is not None:
-        if axis is None:
-            raise ValueError(
-                f"axis: expected the mesh axis of the sequence, one of {mesh.axis_names}; got None"
-            )
-        return MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan)
-    if axis is not None and manual_axes():
-        return MeshPlacement.check(_mesh_around(mesh), axis, batch_axis, head_axis, layout, plan)
-    placement = active()
-    if not isinstance(placement, MeshPlacement):
+    if mesh is None and (axis is None or not manual_axes()):
+        placement = active()
+        if isinstance(placement, MeshPlacement):
+            return placement
         raise ValueError(
             "mesh: expected a mesh, or `with parallel.use(mesh, axis):` around the call; got None"
         )
-    return placement
+    mesh = _mesh_around(mesh)
+    if axis is None:
+        raise ValueError(f"axis: expected the mesh axis of the sequence, one of {mesh.axis_names}; got None")
+    return MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan)

@@ -1,5 +1,6 @@
 """Calls inside the caller's own `jax.shard_map`: arrays are this device's part, all else is the whole."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,10 +70,7 @@ def run_part(
     leading = _leading(arrays)
     sinks = None
     if whole.sinks is not None:
-        apart = Division(
-            division.mesh, division.ring, None, division.batch, division.heads, division.layout,
-            division.num_queries, division.num_keys,
-        )  # fmt: skip
+        apart = dataclasses.replace(division, exchange=None)
         sinks = Shard.here(apart, call).take(whole.sink_column(), 2)
     return finish(found, leading, whole.aux, arrays["query"].dtype, sinks)
 

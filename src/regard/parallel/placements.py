@@ -215,8 +215,12 @@ class MeshPlacement:
         """Choose the plan asked for, or the one that sends least; an error carries the refusal."""
         names = ("both",) if len(self.axes) == 2 else ("ring", "all_to_all")
         refusals = {name: refusal for name in names if (refusal := self._refuses(problem, name))}
+
+        def whole(reason: str, refusals: dict[str, str]) -> Plan:
+            return Plan("whole", reason, refusals, self._divide(problem, names[0], "contiguous"))
+
         if self.plan == "whole":
-            return Plan("whole", "it was asked for", {}, self._divide(problem, names[0], "contiguous"))
+            return whole("it was asked for", {})
         if self.plan is not None:
             if self.plan in refusals:
                 raise NotImplementedError(f"plan {self.plan!r} cannot serve this call: {refusals[self.plan]}")
@@ -226,20 +230,17 @@ class MeshPlacement:
             if self.layout == "zigzag":
                 listed = "\n".join(f"  {name}: {refusal}" for name, refusal in refusals.items())
                 raise NotImplementedError(f"no plan can serve this call in zig-zag order:\n{listed}")
-            division = self._divide(problem, names[0], "contiguous")
-            return Plan("whole", "the compiler divides one program", refusals, division)
+            return whole("the compiler divides one program", refusals)
         if min(problem.T, problem.S) < self._size(self.axes) and self.layout != "zigzag":
-            division = self._divide(problem, names[0], "contiguous")
-            return Plan("whole", "there are fewer rows than devices", refusals, division)
+            return whole("there are fewer rows than devices", refusals)
         divisions = {name: self._lay_out(problem, name) for name in serving}
         costs = {name: sum(sent_bytes(problem, division)) for name, division in divisions.items()}
-        best = min(serving, key=lambda name: costs[name])
+        ordered = sorted(serving, key=lambda name: costs[name])
         reason = "it is the one that serves"
         if len(serving) > 1:
-            ordered = sorted(serving, key=lambda name: costs[name])
             listed = " against ".join(f"{costs[name] / 1e6:.3g} MB by {name}" for name in ordered)
             reason = f"it sends least, {listed}"
-        return Plan(best, reason, refusals, divisions[best])
+        return Plan(ordered[0], reason, refusals, divisions[ordered[0]])
 
     def _refuses(self, problem: Problem, name: str) -> str | None:
         """Return why a plan cannot serve a call, or None."""

@@ -34,16 +34,13 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
         argmax="argmax" in stats,
     )
 
+    def meet(state: Running, pair: Any, owner: Any, *call: Any) -> Running:
+        found = passes.forward(*call, reversible=reversible)
+        merged = _take(state, pair[0]).merge(_as_running(found, shard.first_key(pair, owner)))
+        return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
+
     def body(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
-        owner = shard.owner(number)
-
-        def meet(state: Running, pair: Any) -> Running:
-            inputs, context, config = shard.prepare(_read_all(shard, cut | keys, pair, owner), pair, owner)
-            found = passes.forward(inputs, context, config, reversible=reversible)
-            merged = _take(state, pair[0]).merge(_as_running(found, shard.first_key(pair, owner)))
-            return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
-
-        return _each(meet, state, pairs), None
+        return _each(meet, state, shard, cut | keys, number, pairs), None
 
     state, _ = ring_loop(shard.division, _keys_of(cut), body, vary(empty, varying_axes(arrays)))
     vectors = {
@@ -68,10 +65,7 @@ def tangent(
     }
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
-        owner = shard.owner(number)
-
-        def meet(state: Any, pair: Any) -> Any:
-            inputs, context, config = shard.prepare(_read_all(shard, cut | keys[0], pair, owner), pair, owner)
+        def meet(state: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
             own = {
                 name: _read(shard, name, array, pair, owner)
                 for name, array in (cut_tangents | keys[1]).items()
@@ -84,7 +78,7 @@ def tangent(
                 for name, total in state.items()
             }
 
-        return _each(meet, state, pairs), None
+        return _each(meet, state, shard, cut | keys[0], number, pairs), None
 
     keys = _keys_of(cut), _keys_of(cut_tangents)
     state, _ = ring_loop(shard.division, keys, body, vary(state, varying_axes(arrays)))
@@ -107,22 +101,16 @@ def backward(
     found, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
     zeros = {name: jnp.zeros(cut[name].shape, dtype) for name in wanted}
 
+    def meet(totals: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
+        own, own_cotangent = (Results(**_take(rows, pair[0])) for rows in (found, cotangent))
+        named = inputs.named()
+        shapes = {name: named[name].shape for name in totals}
+        grads = passes.backward(inputs, context, own, own_cotangent, shapes, config, reversible=reversible)
+        return {name: _add(shard, name, total, pair, owner, grads[name]) for name, total in totals.items()}
+
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
-        owner = shard.owner(number)
-
-        def meet(totals: Any, pair: Any) -> Any:
-            inputs, context, config = shard.prepare(_read_all(shard, cut | keys, pair, owner), pair, owner)
-            own, own_cotangent = (Results(**_take(rows, pair[0])) for rows in (found, cotangent))
-            named = inputs.named()
-            shapes = {name: named[name].shape for name in totals}
-            grads = passes.backward(
-                inputs, context, own, own_cotangent, shapes, config, reversible=reversible
-            )
-            return {
-                name: _add(shard, name, total, pair, owner, grads[name]) for name, total in totals.items()
-            }
-
-        totals = _each(meet, state | vary(_keys_of(zeros), varying), pairs)
+        state = state | vary(_keys_of(zeros), varying)
+        totals = _each(meet, state, shard, cut | keys, number, pairs)
         dkv = _keys_of(totals)
         return {name: total for name, total in totals.items() if name not in dkv}, dkv or None
 
@@ -180,12 +168,19 @@ def _alike(hops: list[int]) -> int:
     return max(len(list(itertools.takewhile(lambda hop: hop == hops[0] != 0, hops))), 1)
 
 
-def _each(meet: Callable[[Any, Any], Any], carry: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
-    """Fold `meet` over the pairs, compiled once."""
+def _each(
+    meet: Callable[..., Any], carry: Any, shard: Shard, cut: dict[str, Array], number: Any, pairs: Any
+) -> Any:
+    """Fold `meet(carry, pair, owner, inputs, context, config)` over the pairs of a round, compiled once."""
+    owner = shard.owner(number)
+
+    def step(carry: Any, pair: Any) -> tuple[Any, None]:
+        read = {name: _read(shard, name, array, pair, owner) for name, array in cut.items()}
+        return meet(carry, pair, owner, *shard.prepare(Operands.from_named(read), pair, owner)), None
+
     if len(pairs) == 1:
-        return meet(carry, pairs[0])
-    places = jnp.asarray(pairs, jnp.int32)
-    return jax.lax.scan(lambda carry, pair: (meet(carry, pair), None), carry, places)[0]
+        return step(carry, pairs[0])[0]
+    return jax.lax.scan(step, carry, jnp.asarray(pairs, jnp.int32))[0]
 
 
 def _as_running(found: Results, first_key: Any) -> Running:
@@ -232,10 +227,6 @@ def _cut_rows(rows: Results, parts: int) -> dict[str, Array]:
 
 def _keys_of(cut: dict[str, Array]) -> dict[str, Array]:
     return {name: array for name, array in cut.items() if name in ("key", "value")}
-
-
-def _read_all(shard: Shard, cut: dict[str, Array], pair: Any, owner: Any) -> Operands:
-    return Operands.from_named({name: _read(shard, name, array, pair, owner) for name, array in cut.items()})
 
 
 def _read(shard: Shard, name: str, array: Array, pair: Any, owner: Any) -> Array:

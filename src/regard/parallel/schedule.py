@@ -34,10 +34,9 @@ def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
     shape = (-(-problem.T // queries.chunk), -(-problem.S // keys.chunk))
     blocks = np.broadcast_to(blocks, (*blocks.shape[:-2], *shape))
     # Rows and heads that differ are computed together.
-    least, most = (edge.reshape((-1, *shape)) for edge in (blocks, blocks))
-    least, most = least.min(0), most.max(0)
+    blocks = blocks.reshape((-1, *shape))
+    least, most = blocks.min(0), blocks.max(0)
     codes[: shape[0], : shape[1]] = np.where(least == most, most, TileKind.PARTIAL)
-    codes[: shape[0], : shape[1]][most == TileKind.EMPTY] = TileKind.EMPTY
     return codes
 
 
@@ -106,16 +105,13 @@ def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
     if not is_countable(problem):
         return None
     queries, side = division.queries, tile_side(problem, division)
-    counts = []
-    for member in range(queries.ring):
-        total = 0
-        for part in range(queries.parts):
-            first = division.chunk_of(part, member) * queries.chunk
-            size = min(queries.chunk, problem.T - first)
-            if size > 0:
-                total += _count(problem, first, size, side)
-        counts.append(total)
-    return tuple(counts)
+
+    def count(member: int) -> int:
+        starts = (division.chunk_of(part, member) * queries.chunk for part in range(queries.parts))
+        spans = ((first, min(queries.chunk, problem.T - first)) for first in starts if first < problem.T)
+        return sum(_count(problem, first, size, side) for first, size in spans)
+
+    return tuple(map(count, range(queries.ring)))
 
 
 def _count(problem: Problem, first: int, size: int, side: int) -> int:

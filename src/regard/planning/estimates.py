@@ -54,19 +54,10 @@ class Work:
         """Share of the cells that are in tiles with work."""
         return self.total / self.pairs
 
-    def divide(self, division: Division) -> np.ndarray:
-        """Return the cells of each member of the ring."""
-        chunk, members = division.queries.chunk, np.arange(division.queries.ring)
-        first = np.stack([division.chunk_of(part, members) * chunk for part in range(division.parts)])
-        return self.count_rows(first, chunk).sum(0)
-
     def count_rows(self, first: np.ndarray, count: int) -> np.ndarray:
-        """Return the cells of so many rows, from each first one on."""
-        return self._before(first + count) - self._before(first)
-
-    def _before(self, rows: np.ndarray) -> np.ndarray:
-        """Return the cells above a row; within a tile they are taken to be spread evenly."""
-        return np.interp(rows, self.edges, self.cells)
+        """Return the cells of so many rows, from each first one on; within a tile they are spread evenly."""
+        before, after = (np.interp(rows, self.edges, self.cells) for rows in (first, first + count))
+        return after - before
 
 
 @dataclass(frozen=True)

@@ -34,22 +34,19 @@ class Rings:
 
     def __init__(self, problem: Problem, work: Work):
         self.problem, self.work = problem, work
-        self._loads: dict[tuple[int, str, int], Load] = {}
         self._rounds: dict[tuple[int, str, int], tuple[Round, ...]] = {}
-        self._held: dict[tuple[int, int], np.ndarray | None] = {}
+        self.load = functools.cache(self._load)
+        self._list_pairs = functools.cache(self._classify)
 
-    def load(self, ring: int, layout: str, chunk: int) -> Load:
+    def _load(self, ring: int, layout: str, chunk: int) -> Load:
         """Return the work of a ring's members."""
-        key = (ring, layout, chunk)
-        if key not in self._loads:
-            parts = 1 if layout == "contiguous" else 2
-            members = np.arange(ring)
-            chunks = members[None] if parts == 1 else np.stack([members, 2 * ring - 1 - members])
-            cells = self.work.count_rows(chunks * chunk, chunk)
-            # One round brings it as many chunks of keys as a member has.
-            least = math.ceil(cells.max() / (chunk * chunk * parts) - 1e-6)
-            self._loads[key] = Load(cells.sum(0), max(least, 1))
-        return self._loads[key]
+        parts = 1 if layout == "contiguous" else 2
+        members = np.arange(ring)
+        chunks = members[None] if parts == 1 else np.stack([members, 2 * ring - 1 - members])
+        cells = self.work.count_rows(chunks * chunk, chunk)
+        # One round brings it as many chunks of keys as a member has.
+        least = math.ceil(cells.max() / (chunk * chunk * parts) - 1e-6)
+        return Load(cells.sum(0), max(least, 1))
 
     def divide(self, division: Division) -> tuple[Division, np.ndarray]:
         """Return the division with its rounds, and the cells of each member.
@@ -80,12 +77,6 @@ class Rings:
             first, last = int((found.number - 1) * scale) + 1, int((found.number + 1) * scale)
             met[np.arange(first, last) % ring] = True
         return tuple(Round(int(number), ()) for number in np.flatnonzero(met))
-
-    def _list_pairs(self, count: int, chunk: int) -> np.ndarray | None:
-        key = (count, chunk)
-        if key not in self._held:
-            self._held[key] = self._classify(*key)
-        return self._held[key]
 
     def _classify(self, count: int, chunk: int) -> np.ndarray | None:
         """Return the pairs of chunks that have work; None where the mask takes chunks of its own alone."""

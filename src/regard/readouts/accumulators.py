@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
@@ -68,10 +66,6 @@ class PerQuery(NamedTuple):
         """Use the same array for each sum."""
         patterns = (row,) * (len(PATTERNS) if tokens is not None else PATTERNS.index("duplicate"))
         return cls(row, row, row, patterns, patterns)
-
-    def restore(self, arrays: Sequence[Array]) -> PerQuery:
-        """Return the sums from a list of them, which may have other shapes."""
-        return jax.tree.unflatten(jax.tree.structure(self), arrays)
 
 
 class PerKey(NamedTuple):

@@ -94,7 +94,7 @@ class _Counting:
 
         return Found(
             Norm(peak, rest),
-            like.restore(sums),
+            jax.tree.unflatten(jax.tree.structure(like), sums),
             whole[..., 0],
             reals[..., real - sweep_config.top_k :],
             whole[..., 1:],

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import eval_jaxpr
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
+from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
 from regard.scores.cells import Cells
@@ -25,14 +27,14 @@ def softcap(cap: float | ArrayLike) -> Score:
     s' = cap tanh(s / cap)
 
     Args:
-        cap: a number above 0, or one per query head `(H,)`; may be traced, and has a gradient.
+        cap: a finite number above 0, or one per query head `(H,)`; may be traced, and has a gradient.
 
     Returns:
         A score.
 
     Raises:
         TypeError: a cap that is not a number.
-        ValueError: a cap that is not above 0, or of a wrong shape.
+        ValueError: a cap that is not above 0, infinite, or of a wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,7 +45,12 @@ def softcap(cap: float | ArrayLike) -> Score:
 
     Reference: Gemma Team, "Gemma 2", 2024, section 2.
     """
-    return Softcap(parameter("cap", cap))
+    found = parameter("cap", cap)
+    if is_concrete(found) and np.isinf(np.asarray(found)).any():
+        raise ValueError(
+            f"cap: expected finite numbers, got {np.asarray(found).tolist()}; without a cap, no score"
+        )
+    return Softcap(found)
 
 
 @record

@@ -5,6 +5,8 @@ Files may be larger than memory: documents are places in them, which are read wh
 
 import codecs
 import hashlib
+import itertools
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,36 +66,27 @@ class Documents:
             >>> list(Documents.of_texts(["one", "two"]).read())
             [('one', True), ('two', True)]
         """
-        opened, file = -1, None
-        try:
-            for place in self.places:
-                index, start, stop = place.tolist()
-                source = self.sources[index]
-                if isinstance(source, bytes):
-                    yield source[start:stop].decode(), True
-                    continue
-                if index != opened:
-                    if file is not None:
-                        file.close()
-                    opened, file = index, source.open("rb")
-                assert file is not None
-                file.seek(start)
-                rest = b""
-                while True:
-                    data = rest + file.read(min(PART_BYTES, stop - file.tell()))
-                    if file.tell() == stop:
-                        yield data.decode(), True
-                        break
-                    if len(data) - len(rest) < PART_BYTES:
-                        raise ValueError(f"files: {source} changed while it was read; leave it as it is")
-                    text = data.decode(errors="ignore")  # without a character cut in two
-                    end = LINE_END.match(text) or WORD_END.match(text)
-                    text = text if end is None else end[0]
-                    rest = data[len(text.encode()) :]
-                    yield text, False
-        finally:
-            if file is not None:
-                file.close()
+        for index, places in itertools.groupby(map(np.ndarray.tolist, self.places), operator.itemgetter(0)):
+            source = self.sources[index]
+            if isinstance(source, bytes):
+                yield from ((source[start:stop].decode(), True) for _, start, stop in places)
+                continue
+            with source.open("rb") as file:
+                for _, start, stop in places:
+                    file.seek(start)
+                    rest = b""
+                    while True:
+                        data = rest + file.read(min(PART_BYTES, stop - file.tell()))
+                        if file.tell() == stop:
+                            yield data.decode(), True
+                            break
+                        if len(data) - len(rest) < PART_BYTES:
+                            raise ValueError(f"files: {source} changed while it was read; leave it as it is")
+                        text = data.decode(errors="ignore")  # without a character cut in two
+                        end = LINE_END.match(text) or WORD_END.match(text)
+                        text = text if end is None else end[0]
+                        rest = data[len(text.encode()) :]
+                        yield text, False
 
     def texts(self) -> Iterator[str]:
         """Yield the parts of `read` without their ends."""

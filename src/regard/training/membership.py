@@ -58,11 +58,8 @@ def find_membership(
     if coordinator == AUTO:
         return Membership(None, None, None)
     coordinator = environment.get("JAX_COORDINATOR_ADDRESS") if coordinator is None else coordinator
-    count = _read(environment, "JAX_NUM_PROCESSES") if count is None else count
-    index = _read(environment, "JAX_PROCESS_ID") if index is None else index
     launcher = next((names for mark, *names in LAUNCHERS if mark in environment), None)
-    if launcher is not None:
-        size, rank = launcher
+    for size, rank in (("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), *([] if launcher is None else [launcher])):
         count = _read(environment, size) if count is None else count
         index = _read(environment, rank) if index is None else index
     if count == 1 or (coordinator, count, index) == (None, None, None):

@@ -33,6 +33,12 @@ class Settings:
                 if isinstance(allowed, Range) and not allowed.holds(value := getattr(self, name)):
                     raise ValueError(f"{name} must be {allowed.words}, got {value}")
 
+    def _demand(self, holds: bool, rule: str, *names: str) -> None:
+        """Raise a ValueError that tells the rule and these settings, unless it holds."""
+        if not holds:
+            found = " and ".join(f"{name}={getattr(self, name)}" for name in names)
+            raise ValueError(f"{rule}, got {found}")
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -94,10 +100,8 @@ class LayerSizes(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_model % self.num_heads:
-            raise ValueError(
-                f"num_heads must divide d_model, got num_heads={self.num_heads} and d_model={self.d_model}"
-            )
+        divides = self.d_model % self.num_heads == 0
+        self._demand(divides, "num_heads must divide d_model", "num_heads", "d_model")
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,8 @@ class DecoderSizes(LayerSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_model // self.num_heads % 2:
-            raise ValueError(
-                "d_model / num_heads must be even, as rotary positions turn pairs, got "
-                f"d_model={self.d_model} and num_heads={self.num_heads}"
-            )
+        rule = "d_model / num_heads must be even, as rotary positions turn pairs"
+        self._demand(self.d_model // self.num_heads % 2 == 0, rule, "d_model", "num_heads")
 
 
 @dataclass(frozen=True)
@@ -155,16 +156,10 @@ class Optimization(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warmup_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps must be at most steps, got warmup_steps={self.warmup_steps} and "
-                f"steps={self.steps}"
-            )
-        if self.batch_size % self.accumulate_steps:
-            raise ValueError(
-                f"accumulate_steps must divide batch_size, got accumulate_steps={self.accumulate_steps} and "
-                f"batch_size={self.batch_size}"
-            )
+        is_shorter = self.warmup_steps <= self.steps
+        self._demand(is_shorter, "warmup_steps must be at most steps", "warmup_steps", "steps")
+        divides, names = self.batch_size % self.accumulate_steps == 0, ("accumulate_steps", "batch_size")
+        self._demand(divides, "accumulate_steps must divide batch_size", *names)
 
 
 @dataclass(frozen=True)

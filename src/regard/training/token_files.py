@@ -20,6 +20,7 @@ from jaxtyping import Int
 
 from regard.engine.flash.tuning import cache_file
 from regard.training.corpora import Documents, list_files, measure_overlap, read_manual
+from regard.training.metrics import replace_text
 from regard.training.vocabularies import ByteVocabulary
 
 FORMAT = 1
@@ -182,7 +183,7 @@ def keep(
                     record = make(draft)
                     sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
                     body = json.dumps({"inputs": inputs, "sizes": sizes, "record": record})
-                    _write(draft / RECORD, body.encode())
+                    replace_text(draft / RECORD, body)
                     shutil.rmtree(folder, ignore_errors=True)
                     draft.rename(folder)
                 finally:
@@ -260,10 +261,3 @@ def _read_record(folder: Path, inputs: str) -> dict[str, Any] | None:
         return found["record"] if (found["inputs"], found["sizes"]) == (inputs, sizes) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -107,7 +107,7 @@ def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None
         return f"it takes values as wide as keys, got E = {problem.E}, D = {problem.D}"
     if problem.D % 8 or problem.D not in range(1, widest + 1):
         return f"it takes head widths up to {widest} that 8 divides, got {problem.D}"
-    if problem.leading and problem.leading[-1] != problem.query.shape[-3]:
+    if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
         return "it takes no query that several heads share"
     return None
 

@@ -54,7 +54,7 @@ def _refuses_options(problem: Problem) -> str | None:
         return "it rounds weights to bfloat16, and precision asks for more"
     if 0 in (*problem.leading, problem.T, problem.S):
         return "there is nothing to compute"
-    if problem.leading and problem.leading[-1] != problem.query.shape[-3]:
+    if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
         return "it takes no query that several heads share"
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from regard.interop.families.entries import read_number
+from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
@@ -44,9 +44,12 @@ class Gemma2(Llama):
         Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale", ONE_MORE),
     )
     head_dim = 256
+    num_key_heads = 4
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         sliding = [layer % 2 == 0 for layer in range(fields["num_layers"])]
+        window = settings.get("sliding_window", 4096)
+        demand_same(settings, "sliding_window_size", window, "sliding_window")
         activation = settings.get("hidden_activation")
         return {
             **super().read_more(settings, fields, length),
@@ -55,7 +58,7 @@ class Gemma2(Llama):
                 "query_pre_attn_scalar", settings.get("query_pre_attn_scalar", 256)
             )
             ** -0.5,
-            "windows": read_windows(settings, settings.get("sliding_window", 4096), sliding),
+            "windows": read_windows(settings, window, sliding),
         }
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:

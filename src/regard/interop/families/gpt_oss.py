@@ -28,6 +28,7 @@ class GptOss(Llama):
 
     kind = "gpt_oss"
     architecture = "GptOssForCausalLM"
+    num_key_heads = 8
     sizes: ClassVar = {
         **SIZES,
         **TOKENS,

@@ -46,6 +46,8 @@ class Llama(Family):
 
     Attributes:
         head_dim: width of a head where config.json leaves it out; None is hidden_size / num_attention_heads.
+        num_key_heads: heads of keys where config.json leaves them out; None is as many as of queries, which
+            is what null says there.
     """
 
     kind = "llama"
@@ -73,9 +75,11 @@ class Llama(Family):
         Pair("norm.weight", "trunk.stack.final_norm.scale"),
     )
     head_dim: int | None = None
+    num_key_heads: int | None = None
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        head_dim, key_heads = settings.get("head_dim"), settings.get("num_key_value_heads")
+        head_dim = settings.get("head_dim")
+        key_heads = settings.get("num_key_value_heads", self.num_key_heads)
         head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)
         head_width = fields["d_model"] // max(fields["num_heads"], 1) if head_dim is None else head_dim
         key_heads = fields["num_heads"] if key_heads is None else read_size("num_key_value_heads", key_heads)

@@ -16,9 +16,10 @@ class Mistral(Llama):
 
     kind = "mistral"
     architecture = "MistralForCausalLM"
+    num_key_heads = 8
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        windows = (read_window(settings.get("sliding_window")),)
+        windows = (read_window(settings.get("sliding_window", 4096)),)
         return {**super().read_more(settings, fields, length), "windows": windows}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Qwen3(Llama):
     choices: ClassVar = {**Llama.choices, "query_key_norm": True}
     required: ClassVar = {**Llama.required, "use_mrope": False}
     head_dim = 128
+    num_key_heads = 32
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         window, first = settings.get("sliding_window", 4096), settings.get("max_window_layers", 28)

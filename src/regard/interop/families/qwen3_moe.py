@@ -18,6 +18,7 @@ class Qwen3Moe(Llama):
 
     kind = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
+    num_key_heads = 4
     sizes: ClassVar = {
         **SIZES,
         **TOKENS,

@@ -114,12 +114,14 @@ def cut_patches(
     Reference: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.1.
     """
     images = jnp.asarray(images)
+    if isinstance(settings, Mapping):
+        settings = {**ViT.assumed, **settings}
     high, wide = _sides(settings["patch_size"] if isinstance(settings, Mapping) else settings)
     if images.ndim < 3:
         raise ValueError(f"images: expected (*B, height, width, channels), got shape {images.shape}")
     *batch, height, width, channels = images.shape
     if isinstance(settings, Mapping):
-        expected = (*_sides(settings["image_size"]), settings.get("num_channels", 3))
+        expected = (*_sides(settings["image_size"]), settings["num_channels"])
         if (height, width, channels) != expected:
             raise ValueError(
                 f"images: expected height, width and channels {expected}, got {(height, width, channels)};"

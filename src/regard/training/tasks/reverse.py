@@ -40,11 +40,8 @@ class Reverse(SyntheticTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_length < self.min_length:
-            raise ValueError(
-                f"max_length must be at least min_length, got max_length={self.max_length} and "
-                f"min_length={self.min_length}"
-            )
+        is_longer = self.max_length >= self.min_length
+        self._demand(is_longer, "max_length must be at least min_length", "max_length", "min_length")
 
     @property
     def start_token(self) -> int:

@@ -165,13 +165,11 @@ class Text(Task):
     def fetch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         read, length = self.tokens.training.read, self.length
         rows = np.stack([read(place, place + length + 1) for place in chosen.tolist()])
-        targets = rows[:, 1:]
-        return {
-            "inputs": rows[:, :-1],
-            "targets": targets,
-            "counted": np.ones(targets.shape, bool),
-            "bytes": self._token_bytes[targets].sum(-1, dtype=np.int32),
-        }
+        return self._pack(rows[:, :-1], rows[:, 1:], np.ones((len(rows), length), bool))
+
+    def _pack(self, inputs: np.ndarray, targets: np.ndarray, counted: np.ndarray) -> dict[str, np.ndarray]:
+        sizes = self._token_bytes[targets].sum(-1, dtype=np.int32, where=counted)
+        return {"inputs": inputs, "targets": targets, "counted": counted, "bytes": sizes}
 
     @functools.cached_property
     def _token_bytes(self) -> np.ndarray:
@@ -179,10 +177,8 @@ class Text(Task):
 
     def make_held_out(self) -> Batch:
         """Cut all held-out text into overlapping rows; see `cut_windows`."""
-        inputs, targets, counted = cut_windows(self.tokens.held_out.read(), self.length)
-        sizes = np.where(counted, self._token_bytes[targets], 0).sum(-1)
-        batch = {"inputs": inputs, "targets": targets, "counted": counted, "bytes": sizes.astype(np.int32)}
-        return jax.tree.map(jnp.asarray, batch)
+        windows = cut_windows(self.tokens.held_out.read(), self.length)
+        return jax.tree.map(jnp.asarray, self._pack(*windows))
 
     def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
         """Compute logits of the next token, every token seeing its own document up to itself."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.training.accuracy import measure_labels
-from regard.training.lazy_modules import inspection, jax, jnp, models, np
+from regard.training.lazy_modules import jax, jnp, models, np
 from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
@@ -57,11 +57,11 @@ class Threshold(SyntheticTask):
 
     def example(self) -> Example:
         """Choose the first held-out sequence."""
-        batch = self.pick(0)
-        row = np.asarray(batch["inputs"][0])
-        said = "above" if int(batch["labels"][0]) else "not above"
-        title = f"threshold: {self.length} tokens with sum {row.sum()}, {said} {self.threshold}"
-        return Example(batch, {"": inspection.Tokens([str(token) for token in row], ids=row)}, title)
+        example = super().example()
+        total = np.asarray(example.batch["inputs"]).sum()
+        said = "above" if int(example.batch["labels"][0]) else "not above"
+        title = f"threshold: {self.length} tokens with sum {total}, {said} {self.threshold}"
+        return example._replace(title=title)
 
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the example; every token weighs the same in a sum, and attention learns to be even."""
