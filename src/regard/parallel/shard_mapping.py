@@ -79,19 +79,13 @@ def finish(
 ) -> tuple[Array, dict[str, Array]]:
     """Return output and statistics from rows (..., T, x); `sinks` are a column (..., H, 1, 1)."""
     output, entropy, peak = found["output"], found.get("entropy"), jax.lax.stop_gradient(found["peak"])
-    lse = peak + found["log_total"]
+    lse = jnp.where(peak == -jnp.inf, -jnp.inf, peak + found["log_total"])
     if sinks is not None:
         sunk = sink(sinks, lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
-    # As in the tiled backend: what has no key takes no gradient that is NaN, and NaN is the largest score.
-    alive = peak != -jnp.inf
-    output = jnp.where(alive, output, 0)
-    if sinks is None:
-        lse = jnp.where(alive, lse, -jnp.inf)
-        entropy = None if entropy is None else jnp.where(alive, entropy, 0)
     argmax = found.get("argmax")
-    rows = {"lse": lse, "entropy": entropy}
-    rows |= {"argmax": None if argmax is None else jnp.where(jnp.isnan(peak), 0, argmax)}
+    argmax = None if argmax is None else jnp.where(jnp.isnan(peak), 0, argmax)
+    rows = {"lse": lse, "entropy": entropy, "argmax": argmax}
     *_, length, width = output.shape
     extra = {name: rows[name].reshape((*leading, length)) for name in aux}
     return output.reshape((*leading, length, width)).astype(dtype), extra

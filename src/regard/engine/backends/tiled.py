@@ -55,20 +55,19 @@ def _run(
     results = tile_calls.run(inputs, context, config, spec)
 
     peak = jax.lax.stop_gradient(results.peak)
-    alive = peak != -jnp.inf
     bare = dataclasses.replace(problem, mask=None, score=None)  # nothing that closes over arrays
     rows = {
         # A gradient that is NaN where there is no key ends here, as with the definition.
-        "lse": lambda: jnp.where(alive, peak + results.log_total, -jnp.inf),
+        "lse": lambda: jnp.where(peak == -jnp.inf, -jnp.inf, peak + results.log_total),
         "max_score": lambda: _largest(inputs, context, peak, bare, config, spec),
         "argmax": lambda: jnp.where(jnp.isnan(peak), 0, results.argmax),
-        "entropy": lambda: jnp.where(alive, results.entropy, 0),
+        "entropy": lambda: results.entropy,
     }
     matrices = {
         "scores": lambda: _scores(problem),
         "weights": lambda: _weights(problem, peak, results.log_total),
     }
-    output = jnp.where(alive[..., None], results.output, 0)
+    output = results.output
     if problem.sinks is not None:
         lse = peak + results.log_total
         entropy = jnp.zeros_like(lse) if results.entropy is None else results.entropy

@@ -257,12 +257,13 @@ def backward(
             if reversible:
                 (key,) = zero_before_scoring(has_nonfinite, inputs, context, view, key, across=True)
             peak = view.row_vector(results.peak)
+            alive = peak != -jnp.inf
             row = _read_alive(view, peak, inputs.query)
             query = scale_early(row, view.cells(inputs.scale), low_precision)
-            cotangent = view.rows(cotangents.output)
+            cotangent = _read_alive(view, peak, cotangents.output, config.dtype)
             # All that is the same along a row of scores.
             row_cotangent = jnp.sum(cotangent * view.rows(results.output), -1)
-            row_cotangent = row_cotangent - view.row_vector(cotangents.log_total)
+            row_cotangent = row_cotangent - jnp.where(alive, view.row_vector(cotangents.log_total), 0)
             cotangent = (cotangent * grow).astype(config.matmul_dtype)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
@@ -284,7 +285,8 @@ def backward(
                     log_plus_entropy = (
                         jnp.where(weights > 0, logs, 0) + view.row_vector(results.entropy)[..., None, :]
                     )
-                    change = change - view.row_vector(cotangents.entropy)[..., None, :] * log_plus_entropy
+                    entropy_cotangent = jnp.where(alive, view.row_vector(cotangents.entropy), 0)
+                    change = change - entropy_cotangent[..., None, :] * log_plus_entropy
                 change = weights * change
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
@@ -356,12 +358,13 @@ def sum_to(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum(alike, keepdims=True)
 
 
-def _read_alive(view: TileView, peak: Array, array: Array) -> Array:
+def _read_alive(view: TileView, peak: Array, array: Array, dtype: Any = None) -> Array:
     """Read a tile of rows, to be multiplied, without what empty ones hold.
 
     It may be NaN, which a gradient of 0 would pass on to keys and scale.
     """
-    return jnp.where((peak != -jnp.inf)[..., None], view.rows(array).astype(view.config.matmul_dtype), 0)
+    rows = view.rows(array).astype(dtype or view.config.matmul_dtype)
+    return jnp.where((peak != -jnp.inf)[..., None], rows, 0)
 
 
 def _unreached(peak: Array) -> Array:
