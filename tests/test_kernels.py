@@ -440,6 +440,10 @@ def test_forward_mode_of_splash_attention_is_that_of_the_same_call(interpreted):
 ALIGNED = {
     "a window after the first key": (SHAPES, {"mask": masks.sliding_window(5), "query_offset": 4}),
     "a window that leaves out one key of the last query": (SHAPES, {"mask": masks.sliding_window(T - 2)}),
+    "lengths beyond all keys that were moved": (
+        SHAPES,
+        {"mask": masks.lengths(np.array([2**31 - 1, 3], np.int64)), "key_offset": -3},
+    ),
     "lengths of keys that were moved": (SHAPES, {"mask": masks.lengths([5, 12]), "key_offset": 3}),
     "lengths of the first of two batch axes": (
         ((2, 3, H, T, D), (3, K, S, D), (2, 3, K, S, D)),

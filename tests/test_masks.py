@@ -460,6 +460,23 @@ def test_distances_that_int32_does_not_hold_are_distances():
     ).any()
 
 
+@pytest.mark.parametrize("stride", [1, 3, 7, 2**31 - 1])
+def test_tiles_of_multiples_hold_what_their_cells_hold(stride):
+    """Exact, and at distances that int32 does not hold."""
+    mask = masks.dilated(stride)
+    for offset, key_offset in ((0, 5), (4, -(2**31)), (2**31 - 12, -(2**31)), (-(2**31), 2**31 - 12)):
+        where = {"query_offset": offset, "key_offset": key_offset}
+        rows, columns = offset + np.arange(11)[:, None], key_offset + np.arange(11)
+        keep = (columns - rows) % stride == 0
+        np.testing.assert_array_equal(mask.dense(11, **where), keep)
+        for size in (1, 2, 5):
+            kinds = np.asarray(mask.tiles(11, query_block=size, key_block=size, **where))
+            for row, column in np.ndindex(kinds.shape):
+                cells = keep[row * size : (row + 1) * size, column * size : (column + 1) * size]
+                full = TileKind.FULL if cells.all() else TileKind.PARTIAL
+                assert kinds[row, column] == (full if cells.any() else TileKind.EMPTY)
+
+
 def test_a_key_offset_of_0_is_none():
     np.testing.assert_array_equal(masks.causal().dense(3, key_offset=0), np.tri(3, dtype=bool))
 

@@ -74,7 +74,7 @@ def test_amounts_are_read(text, amount):
     assert planning.read_amount(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf", "1.0e999"])
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
         planning.read_amount(text)
@@ -599,6 +599,7 @@ def test_a_step_takes_the_best_number_of_devices():
         ),
         ({"fixed": {"rows": 2}}, "fixed: expected axes among data, sequence, exchange, heads; got rows"),
         ({"fixed": {"data": 3}}, "expected sizes whose product divides the 8 devices"),
+        ({"fixed": {"data": -2, "sequence": -2}}, r"fixed\['data'\]: expected a whole number"),
         (
             {"fixed": {"data": 2}},
             "no mesh of up to 8 with data=2 divides the call; data is at most the batch, 1",
@@ -612,6 +613,24 @@ def test_a_step_takes_the_best_number_of_devices():
 def test_a_wrong_request_says_what_was_expected(options, message):
     with pytest.raises(ValueError, match=message):
         plan(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 0}, "devices: expected a whole number"),
+        ({"batch": "many"}, "batch: expected a whole number"),
+        ({"fixed": {"rows": 2}}, "fixed: expected axes among data, sequence, exchange, heads; got rows"),
+        ({"fixed": {"data": 0}}, r"fixed\['data'\]: expected a whole number"),
+        (
+            {"fixed": {"data": 8}},
+            "no mesh of up to 8 with data=8 divides the call; data is at most the batch, 2",
+        ),
+    ],
+)
+def test_a_step_refuses_what_a_plan_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        planning.plan_step(TINY, **{"length": 512, "batch": 2, "devices": 8, "chip": "h100", **options})
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """attend over several devices: the compiler's partitioning and shard_map. Another process has them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,7 +119,16 @@ def divide_in_context():
         call()
     with parallel.use(mesh, "seq", plan="whole"), pytest.raises(NotImplementedError, match="plan: inside"):
         call()
+    with parallel.use(mesh, "seq"), pytest.raises(NotImplementedError, match=r"query_positions: .*all rows"):
+        call(mask=masks.causal(), query_positions=np.arange(3), key_positions=np.arange(3))
     two = make_mesh(seq=2, heads=2)
+    # A device has one head, whose number is that of all heads.
+    later = {"mask": masks.predicate(lambda head, query, key: key <= query - head)}
+    pair, places = draw(*[(1, 2, 6, 3)] * 3), jax.sharding.PartitionSpec(None, "heads", "seq")
+    part = functools.partial(attend, **later)
+    with parallel.use(two, "seq", head_axis="heads"):
+        found = jax.jit(jax.shard_map(part, mesh=two, in_specs=(places,) * 3, out_specs=places))(*pair)
+    np.testing.assert_allclose(found, attend(*pair, **later, backend="dense"), 2e-5, 5e-6)
     some = {"mesh": two, "in_specs": (spec,) * 3, "out_specs": spec, "axis_names": {"seq"}}
     with parallel.use(two, "seq", head_axis="heads"), pytest.raises(ValueError, match="leaves 'heads' to"):
         jax.jit(jax.shard_map(lambda *arrays: attend(*arrays), **some))(*arrays)

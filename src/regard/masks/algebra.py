@@ -61,7 +61,7 @@ class Combination(Mask):
     def slice_grid(self, grid: Grid) -> Mask:
         return self._map(lambda mask: mask.slice_grid(grid))
 
-    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+    def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
         return self._map(lambda mask: mask.number_leading(leading))
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
@@ -190,8 +190,8 @@ class Prepared(Mask, operation="prepare"):
     def closure_convert(self, grid: Grid) -> Mask:
         return dataclasses.replace(self, mask=self.mask.closure_convert(grid))
 
-    def number_leading(self, leading: tuple[int, ...]) -> Mask:
-        numbered = self.mask.number_leading(leading)
+    def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
+        numbered = self.mask if leading is None else self.mask.number_leading(leading)
         if jax.tree.structure(numbered) != jax.tree.structure(self.mask):
             raise ValueError(
                 f"prepare: expected leading={leading}, because the mask reads batch rows or heads; it was"

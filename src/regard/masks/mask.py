@@ -114,8 +114,11 @@ class Mask:
             )
         return self
 
-    def number_leading(self, leading: tuple[int, ...]) -> Mask:
-        """Return the mask for these leading axes: its functions then know their batch row and head."""
+    def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
+        """Return the mask for these leading axes: its functions then know their batch row and head.
+
+        With None, return the mask of no call yet.
+        """
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:

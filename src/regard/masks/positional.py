@@ -134,14 +134,6 @@ def global_tokens(count: int) -> Mask:
     return GlobalTokens(whole_number("count", count, 0, clamp=True))
 
 
-def _distances(blocks: Blocks) -> tuple[Array, Array]:
-    """Return bounds of the key - query distances in each tile, sharp where positions are consecutive."""
-    return (
-        blocks.key_position_first - blocks.position_last,
-        blocks.key_position_last - blocks.position_first,
-    )
-
-
 @record
 class Causal(Mask):
     """Keys at the query's position and before it."""
@@ -236,13 +228,17 @@ class Dilated(Mask):
     maker = staticmethod(dilated)
 
     def keep(self, grid: Grid) -> Array:
-        return (grid.key_position - grid.query_position) % self.stride == 0
+        return grid.key_position % self.stride == grid.query_position % self.stride
 
     def classify(self, blocks: Blocks) -> Array:
-        nearest, farthest = _distances(blocks)
-        next_multiple = -((-nearest) // self.stride) * self.stride
-        empty = next_multiple > farthest
-        return tile_kind(empty, full=~empty & ((nearest == farthest) | (self.stride == 1)))
+        low, high = blocks.position_first, blocks.position_last
+        first, last = blocks.key_position_first, blocks.key_position_last
+        # The least distance is first - high, the next multiple so far beyond it; uint32 holds them all.
+        missing = ((high % self.stride - first % self.stride) % self.stride).astype(jnp.uint32)
+        rows, columns = (high - low).astype(jnp.uint32), (last - first).astype(jnp.uint32)
+        empty = (missing > rows) & (missing - rows > columns)
+        single = (rows == 0) & (columns == 0)
+        return tile_kind(empty, full=~empty & (single | (self.stride == 1)))
 
 
 @record

@@ -132,7 +132,9 @@ class Predicate(Mask):
     def reads_cells(self) -> bool:
         return self.classifier == "exact"
 
-    def number_leading(self, leading: tuple[int, ...]) -> Mask:
+    def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
+        if leading is None:
+            return dataclasses.replace(self, batch=None, head=None)
         if not leading or not self._reads_numbers or self.leading_axes:
             return self
         *rows, heads = leading

@@ -20,6 +20,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid
+from regard.masks.offsets import positions_of
 from regard.masks.runs import Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
@@ -124,6 +125,14 @@ class MeshPlacement:
             return self._run_whole(problem)
         names = (field.name for field in dataclasses.fields(Problem))
         options = {name: getattr(problem, name) for name in names}
+        for side in ("query", "key"):
+            if not positions_of(options[f"{side}_offset"]).is_consecutive:
+                raise NotImplementedError(
+                    f"{side}_positions: expected none under `parallel.use` inside jax.shard_map, where a call"
+                    " is checked with this device's rows; `parallel.attend` takes the positions of all rows"
+                )
+        if problem.mask is not None:
+            options["mask"] = problem.mask.number_leading(None)  # its heads were those of this device
         arrays = {name: options.pop(name) for name in ("query", "key", "value")} | {"bias": problem.bias}
         return self._run_part(arrays, options)
 

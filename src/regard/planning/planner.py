@@ -85,19 +85,14 @@ def plan(
     """
     numbers = {"length": length, "heads": heads, "devices": devices, "width": width, "batch": batch}
     numbers["key_heads"] = heads if key_heads is None else key_heads
-    sizes = {name: _read(name, number) for name, number in numbers.items()}
+    sizes = read_sizes(numbers)
     heads, key_heads, devices = sizes["heads"], sizes["key_heads"], sizes["devices"]
     if heads % key_heads:
         raise ValueError(
             f"heads: expected a multiple of key_heads, {key_heads}; got {heads}. Each key head serves as many"
             " query heads"
         )
-    fixed = dict(fixed or {})
-    if unknown := [name for name in fixed if name not in AXES]:
-        raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(unknown)}")
-    product = math.prod(fixed.values())
-    if product < 1 or devices % product:
-        raise ValueError(f"fixed: expected sizes whose product divides the {devices} devices; got {fixed}")
+    fixed = read_fixed(fixed, devices)
     with jax.enable_x64(dtype == "float64"):
         query, key = (
             jax.ShapeDtypeStruct((sizes["batch"], count, sizes["length"], sizes["width"]), dtype)
@@ -107,7 +102,8 @@ def plan(
     search = prepare(problem, chip, assumptions or Assumptions(), backward, fixed)
     best = search.find_best(devices)
     if best is None:
-        _refuse(search, devices, sizes)
+        check_divisible(search, devices, sizes)
+        _refuse(search, devices)
     found = [search.weigh(one) for one in nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)]
     best = next((item for item in found if item.candidate == best.candidate), best)
     request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
@@ -128,17 +124,22 @@ def prepare(
     return Search(problem, chosen, assumptions, backward, fixed, Rings(problem, Work.count(problem)))
 
 
-def _refuse(search: Search, devices: int, sizes: Mapping[str, int]) -> NoReturn:
-    """Raise for a call that no mesh divides, or none holds."""
-    fixed, chip = search.fixed, search.chip
+def check_divisible(search: Search, devices: int, sizes: Mapping[str, int]) -> None:
+    """Raise ValueError for a call that no mesh divides."""
+    fixed, key_heads = search.fixed, search.problem.key_heads
     step = math.prod(fixed.values())
     if not any(True for count in list_counts(devices // step) for _ in search.list(count * step)):
         wanted = ", ".join(f"{name}={size}" for name, size in fixed.items())
         raise ValueError(
             f"devices: no mesh of up to {devices}{' with ' * bool(fixed)}{wanted} divides the call; data is"
-            f" at most the batch, {sizes['batch']}; heads times exchange divides the {sizes['key_heads']} key"
+            f" at most the batch, {sizes['batch']}; heads times exchange divides the {key_heads} key"
             f" heads; and sequence times exchange is at most the length, {sizes['length']}"
         )
+
+
+def _refuse(search: Search, devices: int) -> NoReturn:
+    """Raise for a call that no mesh holds."""
+    chip = search.chip
     room = chip.memory_bytes * search.assumptions.memory_share
 
     def find_least(count: int) -> float:
@@ -194,13 +195,27 @@ def read_amount(text: str | int) -> int:
         amount = int(digits) * factor if "." not in digits else float(digits) * factor
     except ValueError:
         amount = 0
-    if amount < 1 or amount != int(amount):
+    if not math.isfinite(amount) or amount < 1 or amount != int(amount):
         raise ValueError(f"expected a whole number such as 4096, 128k, 1M or 1_048_576, got {text!r}")
     return int(amount)
 
 
-def _read(name: str, number: Any) -> int:
-    try:
-        return read_amount(number)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
+    """Read whole numbers of at least 1, by name."""
+    sizes = {}
+    for name, number in numbers.items():
+        try:
+            sizes[name] = read_amount(number)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return sizes
+
+
+def read_fixed(fixed: Mapping[str, Any] | None, devices: int) -> dict[str, int]:
+    """Read the sizes of mesh axes that are not to be chosen."""
+    if unknown := [name for name in fixed or {} if name not in AXES]:
+        raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(map(str, unknown))}")
+    sizes = read_sizes({f"fixed[{name!r}]": size for name, size in (fixed or {}).items()})
+    if devices % math.prod(sizes.values()):
+        raise ValueError(f"fixed: expected sizes whose product divides the {devices} devices; got {fixed}")
+    return dict(zip(fixed or {}, sizes.values(), strict=True))

@@ -18,7 +18,7 @@ from regard.engine.dispatch.explanation import scaled
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions, Estimate
-from regard.planning.planner import MemoryTooSmallError, prepare, read_amount
+from regard.planning.planner import MemoryTooSmallError, check_divisible, prepare, read_fixed, read_sizes
 from regard.planning.reports import name_mesh, spell_seconds
 from regard.planning.search import Beside
 
@@ -192,8 +192,9 @@ def plan_step(
     """
     if config.vocab_size is None:
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
-    sizes = {"length": read_amount(length), "batch": batch, "devices": devices}
-    fixed, shares = dict(fixed or {}), assumptions or Assumptions()
+    sizes = read_sizes({"length": length, "batch": batch, "devices": devices})
+    batch, devices = sizes["batch"], sizes["devices"]
+    fixed, shares = read_fixed(fixed, devices), assumptions or Assumptions()
     query, key = (
         jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), "bfloat16")
         for heads in (config.num_heads, config.num_key_heads or config.num_heads)
@@ -212,6 +213,7 @@ def plan_step(
     search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
     best = search.find_best(devices)
     if best is None:
+        check_divisible(search, devices, sizes)
         raise MemoryTooSmallError(
             f"devices: no mesh of up to {devices} {first.chip.name} holds the step; take more devices, a"
             " smaller batch, a shorter sequence, or remat"

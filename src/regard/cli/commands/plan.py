@@ -138,7 +138,7 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
         if not word.strip():
             continue
         name, _, size = word.partition("=")
-        if not size.strip().isdigit():
+        if not size.strip().isdecimal():
             raise UsageError(f"--fix must be sizes of axes such as data=2,heads=1, got {text!r}")
         sizes[name.strip()] = int(size)
     return sizes

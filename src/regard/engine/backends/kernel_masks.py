@@ -19,6 +19,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.masks import Mask
 from regard.masks.bounds import Bounds
+from regard.masks.data import LARGEST
 from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 
@@ -50,6 +51,9 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
         query_ids = found.key_ids if query_ids is None else query_ids
         if any(np.ndim(ids) > max(len(problem.leading), 1) for ids in (query_ids, found.key_ids)):
             return "segments differ between heads"
+    keys_below = found.keys_below
+    if keys_below is not None:  # within the keys: int32 may not hold the difference
+        keys_below = jnp.clip(keys_below, key_offset, min(key_offset + problem.S, LARGEST)) - key_offset
     before = None if found.before is None else found.before - shift
     after = None if found.after is None else found.after + shift
     return dataclasses.replace(
@@ -57,7 +61,7 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
         # A band wider than the matrix is none.
         before=None if before is not None and before >= problem.T - 1 else before,
         after=None if after is not None and after >= problem.S - 1 else after,
-        keys_below=None if found.keys_below is None else found.keys_below - key_offset,
+        keys_below=keys_below,
         query_ids=query_ids,
     )
 
@@ -87,7 +91,7 @@ def row_bounds(kernel_mask: Bounds, problem: Problem) -> Array | str | None:
     if bound.ndim > len(batch):
         return "lengths differ between heads"
     bound = bound.reshape((*bound.shape, *(1,) * (len(batch) - bound.ndim)))
-    return jnp.clip(jnp.broadcast_to(bound, batch).reshape(-1), 0, problem.S).astype(jnp.int32)
+    return jnp.broadcast_to(bound, batch).reshape(-1).astype(jnp.int32)
 
 
 def row_ids(ids: Any, batch: tuple[int, ...]) -> Any:
