@@ -146,6 +146,17 @@ def test_the_law_of_the_texts_is_that_of_the_model(name):
 
 
 @pytest.mark.slow
+def test_a_draft_with_windows_forgets_nothing_that_a_refusal_brings_back():
+    """It proposes what it would without a cache that moves."""
+    model = build(**CONFIGS["windowed"])
+    settings = {"max_tokens": 40, "draft": disturb(model, 0.2), "draft_tokens": 6}
+    moved, whole = (generate(model, PROMPTS, **settings, chunk=chunk) for chunk in (1, 64))
+    assert moved.rows() == whole.rows()
+    assert moved.reads.tolist() == whole.reads.tolist()
+    assert int(min(whole.reads)) > 1 + 40 // 7
+
+
+@pytest.mark.slow
 def test_windows_leave_room_for_proposals():
     model = build(**CONFIGS["windowed"])
     written = generate(model, [[1, 2, 3]], max_tokens=20, chunk=1, draft=model, draft_tokens=6)
@@ -256,3 +267,5 @@ def test_a_conversation_goes_on_with_a_draft(name):
     if name == "windowed":
         with pytest.raises(ValueError, match="draft_tokens: expected at most 15, as many as windows"):
             generate(model, more, **settings | {"max_tokens": 20, "draft_tokens": 16}, cache=written.cache)
+        with pytest.raises(ValueError, match="draft_tokens: expected at most 3, as many as windows"):
+            generate(model, more, **settings | {"draft_tokens": 4}, cache=written.cache)

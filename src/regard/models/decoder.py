@@ -77,22 +77,27 @@ class Decoder(nnx.Module):
         """Compute the logits of hidden states."""
         return predict_tokens(self.config, self.head, self.trunk.embedding, hidden)
 
-    def start_cache(self, batch: int, capacity: int, *, chunk: int | None = None) -> DecodingCache:
+    def start_cache(
+        self, batch: int, capacity: int, *, chunk: int | None = None, rewind: int = 0
+    ) -> DecodingCache:
         """Make room for tokens that `read` will read.
 
         Args:
             batch: number of rows.
             capacity: tokens per row, prompt included. Blocks with a window keep no more than they need.
             chunk: most tokens that one `read` will read; None means any number.
+            rewind: most tokens that `rewind` will take back, of those that earlier calls of `read` read; the
+                tokens of the last one can be taken back without.
 
         Returns:
             An empty cache.
 
         Raises:
             TypeError: sizes that are not integers.
-            ValueError: sizes below 1.
+            ValueError: sizes below 1, a negative rewind.
         """
-        return self.trunk.stack.start_cache(batch, capacity, capacity if chunk is None else chunk)
+        chunk = capacity if chunk is None else chunk
+        return self.trunk.stack.start_cache(batch, capacity, chunk, rewind=rewind)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None

@@ -244,7 +244,8 @@ def _canonicalize(
     proposer, weights = split_model(draft)
     if request.cache is not None:
         ask = (*ask[:5], dataclasses.replace(request.cache, model=request.cache.draft), ask[6])
-    proposal = canonicalize(draft, prompts, *ask, burst=burst)
+    # The draft reads token after token what it may have to forget at once.
+    proposal = canonicalize(draft, prompts, *ask, burst=burst, rewind=burst - 1)
 
     def start() -> State:
         read, writing = prefill()

@@ -50,7 +50,7 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     if request.cache is not None:
         cache = request.cache.model
     elif request.source is None:
-        cache = model.start_cache(batch, capacity, chunk=max(chunk, request.burst))
+        cache = model.start_cache(batch, capacity, chunk=max(chunk, request.burst), rewind=request.rewind)
     else:
         memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)
         cache = model.start_cache(memory, capacity, source_lengths=request.source_lengths)

@@ -60,6 +60,7 @@ class Request:
     capacity: int = static()
     chunk: int = static()  # tokens of the prompt read at once
     burst: int = static()  # tokens read at once while writing
+    rewind: int = static()  # tokens taken back that were read one by one
 
 
 def canonicalize(
@@ -73,6 +74,7 @@ def canonicalize(
     cache: Any = None,
     padding: str = "right",
     burst: int = 1,
+    rewind: int = 0,
 ) -> Request:
     """Check what a model is asked to read and write."""
     vocab_size = vocabulary_size(model)
@@ -114,10 +116,14 @@ def canonicalize(
                 f" {_room(cache)} places. Give capacity= to the first call of a conversation"
             )
         longest_chunk = min((layer.longest_chunk for layer in cache.model.layers), default=longest)
-        if min(burst, max_tokens) > longest_chunk:
+        most = longest_chunk - 1
+        if rewind:
+            windows = ((layer.window, model.config.window(n)) for n, layer in enumerate(cache.model.layers))
+            most = min(kept - (window or 0) for kept, window in [(most, 0), *windows] if kept is not None)
+        if min(burst, max_tokens) > most + 1:
             raise ValueError(
-                f"draft_tokens: expected at most {longest_chunk - 1}, as many as windows of the cache have"
-                f" room for; got {burst - 1}"
+                f"draft_tokens: expected at most {most}, as many as windows of the cache have room for; got"
+                f" {burst - 1}"
             )
         chunk = longest_chunk if chunk is None else min(chunk, longest_chunk)
     start, counts, chunk = _pad_to_chunks(start, counts, chunk)
@@ -131,9 +137,8 @@ def canonicalize(
             f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
             f" of max_tokens but the last; got {capacity}. None chooses it"
         )
-    return Request(
-        start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, min(burst, max_tokens)
-    )
+    burst, rewind = min(burst, max_tokens), min(rewind, max_tokens - 1)
+    return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, burst, rewind)
 
 
 def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int | None) -> None:

@@ -143,8 +143,14 @@ class Stack(nnx.Module):
         x, seen = self._run(call, x, is_decoding=caches is not None or isinstance(memory, tuple))
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
-    def start_cache(self, batch: int, capacity: int, chunk: int, *memory: Any) -> DecodingCache:
-        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it."""
+    def start_cache(
+        self, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
+    ) -> DecodingCache:
+        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
+
+        Windows keep as many tokens more as `rewind` takes back.
+        """
+        rewind = whole_number("rewind", rewind, 0)
         sizes = {"batch": batch, "capacity": capacity, "chunk": chunk}
         batch, capacity, chunk = (whole_number(name, size, 1) for name, size in sizes.items())
 
@@ -152,6 +158,7 @@ class Stack(nnx.Module):
             block: Any = self.blocks[number]
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots = self.config.window(number), capacity
+            window = None if window is None else window + rewind
             if window is not None and window + max(window, chunk) < capacity:
                 slots = window + max(window, chunk)
             else:
