@@ -626,6 +626,22 @@ def test_tokens_serve_statistics_and_are_checked():
         inspection.capture(tokens={4: words}).__enter__()
 
 
+def test_queries_and_keys_count_the_same_tokens():
+    """The last query of a cache reads keys whose texts are numbered as its own is."""
+    words = ["a", "b", "c", "b", "c"]
+    (query, key, value), _ = inputs(Case(query=(1, 1, 1, D), key=(1, 1, 5, D), value=(1, 1, 5, E)))
+    with inspection.capture(tokens=words) as trace:
+        attend(query, key, value, mask=masks.causal(), query_offset=4)
+    (call,) = trace
+    weights, readout = call.window()[0, 0], call.readout()
+    np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
+    np.testing.assert_allclose(readout.induction_mass[0], weights[3], atol=1e-6)
+    # Ids of one side alone say nothing of the other side's; texts of both do.
+    for asked in (inspection.Tokens(["c"]), inspection.Tokens(["c"], ids=[0])):
+        readout = replace(call, query_tokens=asked, _found={}).readout()
+        np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
+
+
 def test_tokens_refuse_what_does_not_fit():
     make = inspection.Tokens
     for arguments, error, message in [

@@ -219,11 +219,12 @@ class Call:
         problem, lse = self.problem, self.lse
         if heads is not None:
             problem, lse = take_heads(problem, heads) if heads else problem, lse[list(heads)]
-        asked, held = number_tokens(self.query_tokens), number_tokens(self.key_tokens)
-        known = asked is not None and held is not None
-        ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
-        if known:
-            ids["delimiters"] = find_delimiters(self.key_tokens)
+        ids: dict[str, Any] = {}
+        numbers = number_tokens(self.query_tokens, self.key_tokens)
+        if numbers is not None and self.key_tokens is not None:
+            asked, held = numbers
+            delimiters = find_delimiters(self.key_tokens, held)
+            ids = {"tokens": held, "query_tokens": asked, "delimiters": delimiters}
         found = readouts.read(
             problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )
