@@ -166,6 +166,9 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(tmp_path):
         back.readout(8, 4)
     with pytest.raises(ValueError, match="grid: expected at most 6 blocks"):
         back.readout(64, 3)
+    for sizes in ((0, 3), (8, 0)):
+        with pytest.raises(ValueError, match="expected an integer of at least 1, got 0"):
+            back.readout(*sizes)
     coarse, direct = back.readout(2, 2), call.readout(2, 2)
     assert coarse.block_mass.shape == direct.block_mass.shape == (H, 2, 2)
     np.testing.assert_allclose(coarse.block_mass, direct.block_mass, atol=1e-6)

@@ -126,5 +126,5 @@ def _fold(text: str) -> str:
 
 
 def _read_labels(call: Any, name: str) -> dict[int, tuple[float, int]]:
-    found = readouts.label(call.readout()).items()
+    found = readouts.label(call.readout(exact=False)).items()
     return {head: (one.value, one.rows) for (head,), labels in found for one in labels if one.name == name}

@@ -18,8 +18,10 @@ from regard.inspection.contributions import measure_values
 from regard.inspection.tokens import Tokens, find_delimiters, number_tokens
 from regard.inspection.traces.slices import take_heads
 from regard.masks import Mask
+from regard.masks.data import whole_number
 from regard.positions import Rotary
 from regard.readouts import Readout
+from regard.readouts.accumulators import choose_block
 from regard.scores import Score
 
 NOT_KEPT = (
@@ -123,12 +125,20 @@ class Call:
         """The call with its padding, which programs are compiled for; itself where there is none."""
         return self
 
-    def readout(self, grid: int = 64, top_k: int = 8, heads: Sequence[int] | slice | None = None) -> Readout:
+    def readout(
+        self,
+        grid: int = 64,
+        top_k: int = 8,
+        heads: Sequence[int] | slice | None = None,
+        *,
+        exact: bool = True,
+    ) -> Readout:
         """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
 
         Args:
             grid, top_k: as in `readouts.read`.
             heads: which query heads; None means all.
+            exact: False takes what was saved where that is less than asked for, and q and k are not kept.
 
         Returns:
             As `readouts.read`, with leading axes `(heads,)`. `trust` compares with the `lse` of the backend
@@ -138,10 +148,8 @@ class Call:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.
         """
         chosen = self._choose(heads)
-        sizes = (int(grid), int(top_k))
-        whole = self._found.get((*sizes, None))
-        if whole is None and self.problem is None:
-            whole = self._found[(*sizes, None)] = self._recall(*sizes)
+        sizes = whole_number("grid", grid, 1), whole_number("top_k", top_k, 1)
+        whole = self._recall(*sizes, exact) if self.problem is None else self._found.get((*sizes, None))
         if chosen is None:
             return self._count(sizes, None) if whole is None else whole
         if whole is not None:
@@ -234,16 +242,16 @@ class Call:
         self._found[(*sizes, heads)] = found
         return found
 
-    def _recall(self, grid: int, top_k: int) -> Readout:
-        """Return the saved statistics, in blocks that the grid holds."""
+    def _recall(self, grid: int, top_k: int, exact: bool) -> Readout:
+        """Return the saved statistics, in blocks that the grid holds; they may be fewer unless exact."""
         kept = self.stored
         if kept is None:
             raise ValueError(f"readout: {NOT_KEPT}")
-        if top_k > kept.top_keys.shape[-1]:
+        if exact and top_k > kept.top_keys.shape[-1]:
             raise ValueError(f"top_k: expected at most {kept.top_keys.shape[-1]}, as {NOT_KEPT}; got {top_k}")
         blocks = kept.block_mass.shape[-2:]
-        needed = [1 << (-(-max(length, 1) // grid) - 1).bit_length() for length in (self.rows, self.keys)]
-        if needed[0] < kept.query_block or needed[1] < kept.key_block:
+        needed = [choose_block(length, grid) for length in (self.rows, self.keys)]
+        if exact and (needed[0] < kept.query_block or needed[1] < kept.key_block):
             raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
         number = next(n for n in range(kept.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
         level = kept.level(number)

@@ -107,7 +107,7 @@ class Store:
             query_tokens=number_sequence(self.sequences, call.query_tokens),
             key_tokens=number_sequence(self.sequences, call.key_tokens),
             output_error=None if call.output_error is None else np.asarray(call.output_error, np.float32),
-            readout=None if problem is not None else call.readout(*self._sizes),
+            readout=None if problem is not None else call.readout(*self._sizes, exact=False),
         )
 
 
