@@ -192,7 +192,7 @@ class Call:
         problem, shape = self.problem, (self.heads, len(rows), len(columns))
         if problem is None:
             raise ValueError(f"permit: {NOT_KEPT}")
-        if problem.mask is None and problem.bias is None:
+        if problem.mask is None and problem.bias is None and problem.score is None:
             return np.ones(shape, bool)
         chosen = (jnp.asarray(one, jnp.int32) for one in (rows, columns, np.arange(self.heads)))
         return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
