@@ -439,6 +439,7 @@ def test_arrays_that_do_not_fit_their_headers_are_refused(tmp_path, good):
         (npy(lse, descr=">f4"), "has the unknown dtype >f4"),
         (npy(lse, descr="__import__('os')"), "has no header of NumPy's"),
         (npy(lse).replace(b"False", b"print"), "has no header of NumPy's"),
+        (npy(lse).replace(b"}", b"("), "has no header of NumPy's"),
         (npy(lse)[6:], "has no header of NumPy's"),
         (b"", "has no header of NumPy's"),
         (b"\x93NUMPY\x02\x00" + npy(lse)[8:], "has no header of NumPy's .it has another version"),
@@ -481,6 +482,33 @@ def test_bombs_are_refused_before_they_are_read(tmp_path, good, monkeypatch):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="expected a trace"):
         read_archive(path)
+
+
+def test_other_ways_to_compress_are_refused(tmp_path, good):
+    path = tmp_path / "bad.regard"
+    path.write_bytes(good["qk"])
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        refused(path, r"meta\.json is compressed in another way than Trace\.save compresses")
+
+
+def test_a_directory_that_points_anywhere_is_refused(tmp_path, good):
+    """Offsets before the file begins, methods of compression that the data are not in, names in no code."""
+    path, data = tmp_path / "bad.regard", good["qk"]
+    central, end = data.index(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+    for place, value in [(central + 10, 12), (central + 10, 14), (central + 42, 2**31), (end + 12, 2**31)]:
+        damaged = bytearray(data)
+        struct.pack_into("<H" if value < 2**16 else "<I", damaged, place, value)
+        path.write_bytes(damaged)
+        refused(path, "expected a trace that Trace.save wrote")
+    damaged = bytearray(data)
+    damaged[central + 9], damaged[central + 46] = 8, 0xFF  # a name said to be UTF-8
+    path.write_bytes(damaged)
+    refused(path, "expected a trace that Trace.save wrote")
 
 
 def edit(*keys, to):
