@@ -395,7 +395,7 @@ def test_only_the_block_is_watched_and_only_by_this_thread():
     attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert len(seen) == 2
     with hooks.called_by("nobody watches"):
-        assert hooks._OWNER.get() == (None, None)
+        assert hooks._OWNER.get() == (None, None, None)
     with hooks.watch(seen.append), hooks.called_by("outer"), hooks.called_by("inner", "cross"):
         attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert seen[-1].owner == "inner"

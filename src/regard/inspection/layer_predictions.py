@@ -131,8 +131,7 @@ def _project(event: CallEvent, directions: np.ndarray) -> np.ndarray:
     """Return what each head's output adds along the directions, float32 (H, T)."""
     output = np.asarray(event.output[0], np.float64)
     heads, _, width = output.shape
-    owner: Any = event.owner
-    kernel = np.asarray(owner.output_projection.kernel[...], np.float64).reshape(heads, width, -1)
+    kernel = np.asarray(event.projection.kernel[...], np.float64).reshape(heads, width, -1)
     return np.stack([((directions @ w.T) * o).sum(-1) for o, w in zip(output, kernel, strict=True)]).astype(
         np.float32
     )

@@ -275,12 +275,13 @@ def make_call(
     backend: str,
     dropout_rate: float = 0.0,
     output_error: float | None = None,
-    owner: Any = None,
+    projection: Any = None,
 ) -> Call:
     """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`.
 
-    Where its `owner` is a layer of Regard, lengths of its values are kept.
+    With the `projection` of its heads' outputs, lengths of its values are kept.
     """
+    heads = problem.leading[-1]
     scores = () if problem.score is None else problem.score.parts
     offsets: dict[str, Any] = {
         "query_offset": int(problem.query_offset),
@@ -302,7 +303,7 @@ def make_call(
         name="",
         layer=0,
         kind=kind or _guess_kind(problem),
-        heads=problem.leading[-1],
+        heads=heads,
         rows=problem.T,
         keys=problem.S,
         **offsets,
@@ -314,17 +315,8 @@ def make_call(
         # Values are read no more.
         problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
         output_error=output_error,
-        value_norms=_read_values(problem, owner),
+        value_norms=None if projection is None else measure_values(problem.value, projection.kernel, heads),
     )
-
-
-def _read_values(problem: Problem, owner: Any) -> np.ndarray | None:
-    projection, heads = getattr(owner, "output_projection", None), problem.leading[-1]
-    # Latent vectors from a cache are no values yet.
-    groups = getattr(owner, "num_key_heads", getattr(owner, "num_heads", None))
-    if projection is None or groups != len(problem.value):
-        return None
-    return measure_values(problem.value, projection.kernel, heads)
 
 
 def _guess_kind(problem: Problem) -> str:

@@ -226,7 +226,7 @@ def _keep(seen: CallEvent, example: int) -> Call:
         backend=seen.backend,
         dropout_rate=seen.problem.dropout_rate,
         output_error=error,
-        owner=seen.owner,
+        projection=seen.projection,
     )
 
 
