@@ -173,11 +173,11 @@ def test_latex_shows_numbers_on_request():
     assert latex.count(r"\begin{array}") == latex.count(r"\end{array}")
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
 def test_nothing_is_printed_of_no_rows_and_no_keys(shape):
     T, S = shape
-    derivation = regard.derive(jnp.ones((T, 5)), jnp.ones((S, 5)), jnp.ones((S, 5)))
-    assert derivation.output.shape == (T, 5)
+    derivation = regard.derive(jnp.ones((2, T, 5)), *[jnp.ones((2, S, 5))] * 2)
+    assert derivation.output.shape == (2, T, 5)
     latex = derivation.to_latex(numbers=True)
     assert latex.count(r"\begin{array}") == latex.count(r"\end{array}")
     assert "output" in str(derivation)
