@@ -14,9 +14,10 @@ from economy import mostly_slow
 from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
+from regard.inspection.explorer.payload import collect
 from regard.inspection.traces import captures, owners, slices
 from regard.interop.flax import attention_fn
-from regard.layers import MultiHeadAttention
+from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import (
     Classifier,
     Decoder,
@@ -479,6 +480,14 @@ def test_every_other_model_is_recorded():
     assert trace.calls[0].positions is None
     _, trace = inspection.record(plain, x, x)
     assert trace.calls[0].kind == "self"
+
+
+def test_of_a_latent_layer_the_features_that_are_turned_are_known():
+    layer = LatentAttention(12, 3, latent_dim=7, head_dim=5, rotary_dim=4, rngs=nnx.Rngs(0))
+    _, trace = inspection.record(layer, jnp.ones((1, 3, 12)))
+    assert trace[0].positions.rotary == positions.Rotary(width=4, interleaved=True)
+    (curve,) = collect([trace]).document["positions"]
+    assert curve["frequencies"] == pytest.approx([1.0, 0.01])
 
 
 def test_layers_outside_of_the_model_are_numbered():
