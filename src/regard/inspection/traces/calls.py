@@ -125,6 +125,11 @@ class Call:
         """The call with its padding, which programs are compiled for; itself where there is none."""
         return self
 
+    @property
+    def trimmed(self) -> Problem | None:
+        """The problem without padding."""
+        return self.problem
+
     def readout(
         self,
         grid: int = 64,

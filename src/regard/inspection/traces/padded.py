@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard import masks
+from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import Call, read_indices
 from regard.readouts import Readout
@@ -59,6 +60,14 @@ class PaddedCall(Call):
         if call.value_norms is not None:
             own["value_norms"] = call.value_norms[:, :count]
         return cls(**{**fields, **own}, whole=whole)
+
+    @property
+    def trimmed(self) -> Problem:
+        """The problem without padding."""
+        problem = self.whole.problem
+        parts = {name: getattr(problem, name)[:, : self.rows] for name in ("query", "key", "value")}
+        bias = None if problem.bias is None else problem.bias[..., : self.rows, : self.keys]
+        return dataclasses.replace(problem, **parts, bias=bias, mask=self.mask)
 
     def window(
         self,

@@ -92,7 +92,8 @@ class Store:
         try:
             Writer().write("mask", call.mask, _DEPTH)
             Writer().write("score", call.score, _DEPTH)
-            problem = _store_problem(call.problem) if self._keep_queries and call.problem else None
+            trimmed = call.trimmed if self._keep_queries else None
+            problem = None if trimmed is None else _store_problem(trimmed)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
             kept |= {"mask": None, "score": None}
