@@ -15,7 +15,7 @@ from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
 from regard.inspection.explorer.payload import collect
-from regard.inspection.traces import captures, owners, slices
+from regard.inspection.traces import captures, owners, padded, slices
 from regard.interop.flax import attention_fn
 from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import (
@@ -304,6 +304,20 @@ def test_readouts_are_counted_once_and_heads_are_checked():
         call.window(heads=[6])
     with pytest.raises(ValueError, match=r"rows: expected indices in 0\.\.10"):
         call.window(rows=[11])
+
+
+def test_places_are_integers():
+    arrays, _ = inputs(CASES["heads alone"])
+    with inspection.capture() as trace:
+        attend(*arrays)
+    call = trace[np.int64(0)]
+    short = padded.PaddedCall.cut(call, 3, inspection.Tokens(3))
+    for wrong in ([1.5], np.array([True, False, True]), ["a"]):
+        for of, name in ((call, "heads"), (call, "rows"), (short, "columns")):
+            with pytest.raises(TypeError, match=rf"^{name}: expected a slice or a list of integers, got"):
+                of.window(**{name: wrong})
+    with pytest.raises(TypeError, match=r"heads: expected a slice or a list of integers"):
+        call.readout(heads=[1.5])
 
 
 def test_trust_and_output_error_tell_of_another_computation(monkeypatch):

@@ -176,6 +176,7 @@ class Call:
             float32 weights `(heads, rows, columns)`.
 
         Raises:
+            TypeError: indices that are not integers.
             ValueError: an index out of range; queries and keys that are not kept.
         """
         if self.problem is None:
@@ -184,8 +185,8 @@ class Call:
         problem, lse = self.problem, self.lse
         if chosen is not None:
             if not chosen:
-                rows, columns = (read_indices(i, n) for i, n in ((rows, self.rows), (columns, self.keys)))
-                return np.zeros((0, len(rows), len(columns)), np.float32)
+                listed = read_indices("rows", rows, self.rows), read_indices("columns", columns, self.keys)
+                return np.zeros((0, *map(len, listed)), np.float32)
             problem, lse = take_heads(problem, chosen), self.lse[chosen]
         weights = readouts.window(
             problem.query, problem.key, lse, rows=rows, columns=columns, **options(problem)
@@ -219,7 +220,7 @@ class Call:
         """Return the heads as a list; None, all of them."""
         if heads is None:
             return None
-        chosen = read_indices(heads, self.heads)
+        chosen = read_indices("heads", heads, self.heads)
         wrong = [head for head in chosen if not 0 <= head < self.heads]
         if wrong:
             raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
@@ -336,11 +337,14 @@ def options(problem: Problem) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in names}
 
 
-def read_indices(index: Any, size: int) -> list[int]:
+def read_indices(name: str, index: Any, size: int) -> list[int]:
     """Return what an index of rows, columns or heads chooses, as a list."""
     if index is None or isinstance(index, slice):
         return list(range(size))[slice(None) if index is None else index]
-    return [int(one) for one in np.asarray(index).reshape(-1)]
+    array = np.asarray(index)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
+    return array.reshape(-1).tolist()
 
 
 def _trust(found: Readout, lse: np.ndarray) -> Any:

@@ -76,10 +76,12 @@ class PaddedCall(Call):
         heads: Sequence[int] | slice | None = None,
     ) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
-        chosen = [read_indices(index, size) for index, size in ((rows, self.rows), (columns, self.keys))]
-        for name, index, size in zip(("rows", "columns"), chosen, (self.rows, self.keys), strict=True):
+        chosen = []
+        for name, given, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
+            index = read_indices(name, given, size)
             if any(not 0 <= one < size for one in index):
                 raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
+            chosen.append(index)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
 
     def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:

@@ -111,7 +111,7 @@ class Trace:
 
     def __getitem__(self, index: int | str) -> Call:
         """Return a call by number, or the first one of this name."""
-        if isinstance(index, int):
+        if not isinstance(index, str):
             return self.calls[index]
         for call in self.calls:
             if call.name == index:
