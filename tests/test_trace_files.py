@@ -557,6 +557,11 @@ WRONG = {
     "ids": (edit("sequences", 0, "ids", to="a3"), "Tokens cannot be made: ids: expected integers"),
     "patches": (edit("sequences", 0, "patch_grid", to=["x", 1]), r"patch_grid\[0\]: expected int"),
     "description": (edit(*C, "description", "scale", to="1"), "description.scale: expected float"),
+    "width": (edit(*C, "description", "width", to=2**30), "description.width: expected 0 to 65536"),
+    "rotary width": (
+        edit(*C, "positions", to=POSITIONS | {"rotary": ROTARY | {"width": 2**30}}),
+        "positions.rotary.width: expected 0 to 65536",
+    ),
     "mask": (
         edit(*C, "mask", to={"class": "eval"}),
         "mask: expected one of .*Causal.*or a class defined before the file is read",
@@ -586,6 +591,22 @@ def test_plain_data_that_make_no_sense_are_refused(name, tmp_path, good):
     change, message = WRONG[name]
     rewrite(tmp_path / "bad.regard", good["qk"], change)
     refused(tmp_path / "bad.regard", message)
+
+
+def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
+    """Keys without features may be as many as they like, and what is formed of them would be."""
+    path, many = tmp_path / "bad.regard", 10**7
+    problem = json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json"))["trace"]["calls"][0][
+        "problem"
+    ]
+    shapes = {f"arrays/{problem['query']}.npy": (H, T, 0), f"arrays/{problem['key']}.npy": (1, many, 0)}
+    hollow = {name: npy(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+
+    def change(meta):
+        meta["trace"]["calls"][0] |= {"keys": many, "key_tokens": None, "value_norms": None}
+
+    rewrite(path, good["qk"], change, members=hollow, drop=hollow)
+    refused(path, r"problem\.query: expected at least one feature")
 
 
 def test_masks_within_masks_have_an_end(tmp_path, good):
