@@ -643,6 +643,8 @@ def test_tokens_serve_statistics_and_are_checked():
         TypeError, match="tokens: expected a list of strings, one per position, got the string"
     ):
         inspection.capture(tokens="abcde").__enter__()
+    with pytest.raises(TypeError, match="title: expected a string, got int"):
+        inspection.capture(title=3).__enter__()
     with pytest.raises(TypeError, match=r"lengths or the beginnings of layers' names, got 1\.5"):
         inspection.capture(tokens={1.5: words}).__enter__()
     with pytest.raises(ValueError, match=r"tokens\[4\]: expected 4 tokens, got 5"):
@@ -687,6 +689,7 @@ def test_tokens_refuse_what_does_not_fit():
     assert patches.kind == "patches"
     assert len(patches) == 5
     assert patches.texts[4] == "4"
+    assert tokens.number_tokens(patches.part(3, 2), patches.part(0, 4)) is None
     part = make(list("abc"), ids=[4, 5, 6], spans=[[0, 1], [1, 2], [2, 3]]).part(2, 3)
     assert part.texts == ("c", "", "")
     assert part.ids.tolist() == [6, -1, -1]

@@ -46,6 +46,17 @@ def test_keys_that_a_score_removes_make_no_pairs():
     assert inspection.find_heads(trace, offset=-1) == []
 
 
+def test_weights_that_are_no_numbers_count_for_nothing():
+    query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 11, 5)).astype(np.float32)
+    sound, broken = (
+        inspection.find_heads(inspection.Trace.from_arrays(query=[one], key=[key]), offset=1)[0]
+        for one in (query, np.where(np.arange(11)[:, None] == 10, np.nan, query))
+    )
+    weights = inspection.Trace.from_arrays(query=[query], key=[key])[0].window()[0]
+    assert (sound.pairs, broken.pairs) == (10, 9)
+    assert abs(broken.weight - np.diagonal(weights, -1)[:9].mean()) < 1e-6
+
+
 def test_rows_taken_in_strips_give_the_same(monkeypatch):
     trace, weights, _, keep = watch(11, tokens=WORDS, mask=masks.causal())
     monkeypatch.setattr("regard.inspection.head_search._CELLS", 3 * 11 * 2)

@@ -203,6 +203,13 @@ def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     assert "modifier" in there_and_back(trace, tmp_path).notes[0]
 
 
+@pytest.mark.parametrize("keep", ["qk", "statistics"])
+def test_a_scale_that_is_no_number_does_not_keep_a_trace_from_its_file(keep, tmp_path):
+    back = there_and_back(capture_call(scale=np.nan), tmp_path, keep=keep).calls[0]
+    assert back.describe()["scale"] is None
+    assert np.isnan(back.readout().entropy).all()
+
+
 def test_models_tokens_and_positions_come_back(tmp_path):
     config = TransformerConfig(
         d_model=12, num_heads=3, d_ff=11, num_layers=2, vocab_size=13, positions="learned", max_length=17

@@ -102,7 +102,7 @@ class Tokens:
             return np.concatenate([array, np.full_like(array, missing, shape=(1, *array.shape[1:]))])[rows]
 
         # Of a part, a grid of patches says nothing.
-        kind = "text" if self.kind == "patches" else self.kind
+        kind = "index" if self.kind == "patches" else self.kind
         return Tokens(texts, kind=kind, ids=take(self.ids, -1), spans=take(self.spans, 0))
 
     def _check(self) -> None:

@@ -36,7 +36,8 @@ class Description:
 
     mask: str | None
     score: str | None
-    scale: float
+    scale: float | None
+    """None in a file where it is not a finite number."""
     bias: bool
     sinks: bool
     dropout_rate: float

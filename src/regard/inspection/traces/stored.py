@@ -90,6 +90,8 @@ class Store:
     def take(self, call: Call) -> StoredCall:
         """Return a call for the file, with statistics where queries and keys are not kept."""
         kept, problem = _same_fields(call), None
+        if not np.isfinite(call.description.scale or 0):
+            kept["description"] = dataclasses.replace(call.description, scale=None)
         try:
             Writer().write("mask", call.mask, _DEPTH)
             Writer().write("score", call.score, _DEPTH)

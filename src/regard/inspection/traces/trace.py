@@ -103,6 +103,10 @@ class Trace:
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
         return cls(given.lay(calls), title, versions=own_versions())
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.title, str):
+            raise TypeError(f"title: expected a string, got {type(self.title).__name__}")
+
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
 
