@@ -273,12 +273,12 @@ def _find_readout(call: Any, part: _Part) -> tuple[Any, int] | None:
         return part.query_block % query_block == part.key_block % key_block == 0
 
     if call.problem is None:  # all that the file holds
-        found = call.readout(max(call.rows, call.keys, 1), TOP_K, exact=False)
+        found = call.readout(grid=max(call.rows, call.keys, 1), top_k=TOP_K, exact=False)
         return (found, part.head) if fits(found.query_block, found.key_block) else None
     if fits(choose_block(call.rows, _COARSE), choose_block(call.keys, _COARSE)):
-        return call.readout(_COARSE, TOP_K), part.head
+        return call.readout(grid=_COARSE, top_k=TOP_K), part.head
     if not _is_small(call, part) and fits(choose_block(call.rows, _FINE), choose_block(call.keys, _FINE)):
-        return call.readout(_FINE, TOP_K, [part.head]), 0
+        return call.readout(grid=_FINE, top_k=TOP_K, heads=[part.head]), 0
     return None
 
 
