@@ -14,9 +14,10 @@ from economy import mostly_slow
 from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
-from regard.inspection.traces import captures, owners, slices
+from regard.inspection.explorer.payload import collect
+from regard.inspection.traces import captures, owners, padded, slices
 from regard.interop.flax import attention_fn
-from regard.layers import MultiHeadAttention
+from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import (
     Classifier,
     Decoder,
@@ -305,6 +306,20 @@ def test_readouts_are_counted_once_and_heads_are_checked():
         call.window(rows=[11])
 
 
+def test_places_are_integers():
+    arrays, _ = inputs(CASES["heads alone"])
+    with inspection.capture() as trace:
+        attend(*arrays)
+    call = trace[np.int64(0)]
+    short = padded.PaddedCall.cut(call, 3, inspection.Tokens(3))
+    for wrong in ([1.5], np.array([True, False, True]), ["a"]):
+        for of, name in ((call, "heads"), (call, "rows"), (short, "columns")):
+            with pytest.raises(TypeError, match=rf"^{name}: expected a slice or a list of integers, got"):
+                of.window(**{name: wrong})
+    with pytest.raises(TypeError, match=r"heads: expected a slice or a list of integers"):
+        call.readout(heads=[1.5])
+
+
 def test_trust_and_output_error_tell_of_another_computation(monkeypatch):
     arrays, options = inputs(CASES["causal"])
     run = captures.BACKENDS["dense"].run
@@ -395,7 +410,7 @@ def test_only_the_block_is_watched_and_only_by_this_thread():
     attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert len(seen) == 2
     with hooks.called_by("nobody watches"):
-        assert hooks._OWNER.get() == (None, None)
+        assert hooks._OWNER.get() == (None, None, None)
     with hooks.watch(seen.append), hooks.called_by("outer"), hooks.called_by("inner", "cross"):
         attend(jnp.ones((5, 5)), *[jnp.ones((5, 5))] * 2)
     assert seen[-1].owner == "inner"
@@ -479,6 +494,14 @@ def test_every_other_model_is_recorded():
     assert trace.calls[0].positions is None
     _, trace = inspection.record(plain, x, x)
     assert trace.calls[0].kind == "self"
+
+
+def test_of_a_latent_layer_the_features_that_are_turned_are_known():
+    layer = LatentAttention(12, 3, latent_dim=7, head_dim=5, rotary_dim=4, rngs=nnx.Rngs(0))
+    _, trace = inspection.record(layer, jnp.ones((1, 3, 12)))
+    assert trace[0].positions.rotary == positions.Rotary(width=4, interleaved=True)
+    (curve,) = collect([trace]).document["positions"]
+    assert curve["frequencies"] == pytest.approx([1.0, 0.01])
 
 
 def test_layers_outside_of_the_model_are_numbered():
@@ -620,10 +643,28 @@ def test_tokens_serve_statistics_and_are_checked():
         TypeError, match="tokens: expected a list of strings, one per position, got the string"
     ):
         inspection.capture(tokens="abcde").__enter__()
+    with pytest.raises(TypeError, match="title: expected a string, got int"):
+        inspection.capture(title=3).__enter__()
     with pytest.raises(TypeError, match=r"lengths or the beginnings of layers' names, got 1\.5"):
         inspection.capture(tokens={1.5: words}).__enter__()
     with pytest.raises(ValueError, match=r"tokens\[4\]: expected 4 tokens, got 5"):
         inspection.capture(tokens={4: words}).__enter__()
+
+
+def test_queries_and_keys_count_the_same_tokens():
+    """The last query of a cache reads keys whose texts are numbered as its own is."""
+    words = ["a", "b", "c", "b", "c"]
+    (query, key, value), _ = inputs(Case(query=(1, 1, 1, D), key=(1, 1, 5, D), value=(1, 1, 5, E)))
+    with inspection.capture(tokens=words) as trace:
+        attend(query, key, value, mask=masks.causal(), query_offset=4)
+    (call,) = trace
+    weights, readout = call.window()[0, 0], call.readout()
+    np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
+    np.testing.assert_allclose(readout.induction_mass[0], weights[3], atol=1e-6)
+    # Ids of one side alone say nothing of the other side's; texts of both do.
+    for asked in (inspection.Tokens(["c"]), inspection.Tokens(["c"], ids=[0])):
+        readout = replace(call, query_tokens=asked, _found={}).readout()
+        np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
 
 
 def test_tokens_refuse_what_does_not_fit():
@@ -648,6 +689,7 @@ def test_tokens_refuse_what_does_not_fit():
     assert patches.kind == "patches"
     assert len(patches) == 5
     assert patches.texts[4] == "4"
+    assert tokens.number_tokens(patches.part(3, 2), patches.part(0, 4)) is None
     part = make(list("abc"), ids=[4, 5, 6], spans=[[0, 1], [1, 2], [2, 3]]).part(2, 3)
     assert part.texts == ("c", "", "")
     assert part.ids.tolist() == [6, -1, -1]

@@ -80,6 +80,12 @@ def test_values_are_measured_where_the_layer_says_what_becomes_of_them():
     truth = [np.linalg.norm(expanded @ kernel[:, h] @ wide[h], axis=-1) for h in range(3)]
     np.testing.assert_allclose(trace[0].value_norms, truth, rtol=2e-5)
     assert trace[1].value_norms is None
+    # Of one head, too, for which there are as many latent vectors as values.
+    for width in (4, 7):
+        alone = LatentAttention(12, 1, **sizes | {"latent_dim": width})
+        with inspection.capture(alone) as trace:
+            alone(x, mask=masks.causal(), cache=alone.start_cache(1, 5))
+        assert trace[0].value_norms is None
     bare = MultiHeadAttention(12, num_heads=3, project_output=False, rngs=nnx.Rngs(0))
     with inspection.capture() as trace:
         bare(x)

@@ -247,6 +247,12 @@ def test_nobody_reads_what_is_masked():
     assert "whatever it holds" in derivation["output"].words
 
 
+def test_scores_that_are_no_numbers_stay_so_to_the_end():
+    query, key, value = draw()
+    query = query.at[0, 0, 0].set(jnp.nan)
+    compare(regard.derive(query, key, value), (query, key, value), {}, 4e-6)
+
+
 def test_empty_rows_are_told():
     derivation = regard.derive(*draw(), **OPTIONS["empty_rows"])
     assert "24 rows may attend to nothing: -inf" in derivation["lse"].words  # 2 of 5 rows, B * H times

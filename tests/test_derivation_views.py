@@ -173,6 +173,17 @@ def test_latex_shows_numbers_on_request():
     assert latex.count(r"\begin{array}") == latex.count(r"\end{array}")
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
+def test_nothing_is_printed_of_no_rows_and_no_keys(shape):
+    T, S = shape
+    derivation = regard.derive(jnp.ones((2, T, 5)), *[jnp.ones((2, S, 5))] * 2)
+    assert derivation.output.shape == (2, T, 5)
+    latex = derivation.to_latex(numbers=True)
+    assert latex.count(r"\begin{array}") == latex.count(r"\end{array}")
+    assert "output" in str(derivation)
+    assert "output" in derivation.to_html()
+
+
 def test_numbers_show_as_many_digits_as_matter():
     x = jnp.asarray([[1e-6, -2e-7]])
     derivation = regard.derive(x, x, jnp.asarray([[123456.0, np.nan]]))

@@ -1,10 +1,11 @@
 """Heads found by what they read, against float64 means over the pairs."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from page_traces import watch
-from regard import inspection, masks, readouts
+from regard import inspection, masks, readouts, scores
 
 WORDS = ["The", " cat", "\u2581saw", "the", " dog", ".", " THE", "cat", "s", "\u0120the", "."]
 
@@ -34,6 +35,26 @@ def test_weights_are_averaged_over_the_pairs(asked, rows, keys, offset):
         pairs = wanted[one.head]
         assert one.pairs == pairs.sum()
         assert abs(one.weight - weights[one.head][pairs].mean()) < 3e-6
+
+
+def test_keys_that_a_score_removes_make_no_pairs():
+    def remove(score, batch, head, query, key):
+        return jnp.where(key <= query, score, -jnp.inf)
+
+    trace, *_ = watch(11, score=scores.modifier(remove))
+    assert [one.pairs for one in inspection.find_heads(trace, offset=1)] == [10] * 3
+    assert inspection.find_heads(trace, offset=-1) == []
+
+
+def test_weights_that_are_no_numbers_count_for_nothing():
+    query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 11, 5)).astype(np.float32)
+    sound, broken = (
+        inspection.find_heads(inspection.Trace.from_arrays(query=[one], key=[key]), offset=1)[0]
+        for one in (query, np.where(np.arange(11)[:, None] == 10, np.nan, query))
+    )
+    weights = inspection.Trace.from_arrays(query=[query], key=[key])[0].window()[0]
+    assert (sound.pairs, broken.pairs) == (10, 9)
+    assert abs(broken.weight - np.diagonal(weights, -1)[:9].mean()) < 1e-6
 
 
 def test_rows_taken_in_strips_give_the_same(monkeypatch):

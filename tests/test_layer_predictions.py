@@ -102,6 +102,11 @@ def test_what_fits_no_model_is_refused(predicted):
         inspection.predict_layers(predicted, model, IDS[:, :5])
     with pytest.raises(ValueError, match=r"targets: expected shape \(7,\), got \(2,\)"):
         inspection.predict_layers(predicted, model, IDS, targets=[1, 2])
+    for wrong in (-1, 13):
+        with pytest.raises(ValueError, match=rf"targets: expected tokens in 0\.\.12 .*got .*{wrong}"):
+            inspection.predict_layers(predicted, model, IDS, targets=[5] * 6 + [wrong])
+    with pytest.raises(TypeError, match="targets: expected integers, got float"):
+        inspection.predict_layers(predicted, model, IDS, targets=[1.5] * 7)
     encoder = Encoder(TransformerConfig(**SIZES), rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"model: expected a regard\.models\.Decoder, got Encoder"):
         inspection.predict_layers(predicted, encoder, IDS)

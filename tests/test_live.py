@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from economy import mostly_slow
 from regard import attend, inspection, masks
 from regard.inspection import Tokens
 from regard.inspection.explorer import live, pages
@@ -70,6 +71,17 @@ def test_padding_is_not_seen_and_one_program_serves_for_many_lengths(kind, caplo
                 np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=field.name)
         with pytest.raises(ValueError, match=r"rows: expected indices in 0\.\.30"):
             mine.window(rows=[31])
+
+
+@pytest.mark.parametrize("kind", mostly_slow([Decoder, Encoder], Encoder))
+def test_padding_is_not_saved(kind, tmp_path):
+    model = kind(dataclasses.replace(CONFIG, num_layers=1, windows=(5,)), rngs=nnx.Rngs(0))
+    model.eval()
+    (call,) = trace = Recorder(model).record(make_tokens(7), "a title")
+    (kept,) = inspection.load(trace.save(tmp_path / "one.regard", keep="qk"))
+    assert (kept.problem.query.shape, kept.problem.key.shape) == ((6, 7, 2), (2, 7, 2))
+    np.testing.assert_allclose(kept.window(), call.window(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(kept.readout().keys, call.readout().keys)
 
 
 @pytest.mark.slow

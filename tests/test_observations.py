@@ -11,6 +11,7 @@ from flax import nnx
 
 from economy import mostly_slow
 from regard import attend, inspection, masks, readouts
+from regard.cache import KVCache, PagedKVCache
 from regard.inspection import Change, intervene, observe
 from regard.models import Decoder, TransformerConfig
 
@@ -129,6 +130,25 @@ def test_many_prompts_have_a_mean_and_a_spread():
     mean, deviation = found["entropy"]
     np.testing.assert_allclose(mean, each.mean(0), rtol=1e-6)
     np.testing.assert_allclose(deviation, each.std(0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["int8", "paged"])
+def test_stored_keys_and_values_are_observed_as_arrays(kind):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 5, 4)), jnp.float32)
+    if kind == "int8":
+        cache = KVCache.create(1, 3, 7, 4, dtype="int8")
+    else:
+        cache = PagedKVCache.create(1, 3, 4, num_pages=2, page_size=7, pages_per_row=1).assign(0, 1)
+    cache = cache.append(x, x)
+
+    def run(cache, x):
+        return cache.attend(x[..., -1:, :], mask=masks.causal())
+
+    _, ((key, value),) = observe(run, lambda problem, output: (problem.key, problem.value))(cache, x)
+    for found in (key, value):
+        np.testing.assert_allclose(found[..., :5, :], x, atol=0.02)
+    _, (found,) = jax.jit(observe(run, ("readout", "entropy")))(cache, x)
+    np.testing.assert_allclose(found["readout"].entropy, found["entropy"], rtol=1e-5)
 
 
 def test_what_cannot_be_observed_is_refused():

@@ -13,8 +13,8 @@ import pytest
 from economy import mostly_slow
 from javascript import NODE
 from page_traces import BARE, opened, small, watch
-from regard import masks, scores
-from regard.inspection.explorer import pages, payload
+from regard import inspection, masks, scores
+from regard.inspection.explorer import pages, payload, thumbnails
 
 WEB = Path(__file__).parents[1] / "src" / "regard" / "inspection" / "explorer" / "web"
 HALF = 2 ** (12 / 254) * (1 + 1e-5)  # half a step of log8, and float32
@@ -189,6 +189,27 @@ def test_of_long_calls_blocks_and_profiles_are_carried(case, long):
         near_code(values, np.where(keys >= 0, held, 0))
         best = -np.sort(-p, -1)[:, : keys.shape[1]]
         near_code(values[:, : best.shape[1]], best)
+
+
+def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
+    """A file may hold less than a page would carry: the page has what there is."""
+    trace, weights, _, keep = watch_case("cross")
+    trace = inspection.load(trace.save(tmp_path / "one.regard", grid=5, top_k=3))
+    document, chunks = opened(pages.html(trace))
+    for head, p, k in zip(document["traces"][0]["calls"][0]["head"], weights, keep, strict=True):
+        (level,) = head["levels"]
+        assert (level["query_block"], level["key_block"]) == (16, 32)
+        check_levels(head, chunks, p, k.any(-1))
+        assert chunks[head["top_keys"]].shape == (67, 3)
+        near_code(chunks[head["top_weights"]], -np.sort(-p, -1)[:, :3])
+    assert thumbnails.draw_png(trace).startswith(b"\x89PNG")
+    assert "not drawn" not in thumbnails.draw_text(trace)
+    assert inspection.find_heads(trace, label="self") == []
+    # It is saved again as it is.
+    again = inspection.load(trace.save(tmp_path / "two.regard"))
+    assert again[0].readout(5, 3).top_keys.shape == (3, 67, 3)
+    with pytest.raises(ValueError, match="top_k: expected at most 3"):
+        again[0].readout(5)
 
 
 def test_what_is_said_of_heads_is_computed_from_their_weights(case, bare):

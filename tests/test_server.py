@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from page_traces import watch
 from regard import attend, inspection, masks, scores
 from regard.inspection.explorer import server, tiles
 from regard.inspection.explorer.server import serve
@@ -196,6 +197,21 @@ def test_without_queries_and_keys_there_is_what_was_saved(trace, tmp_path):
             status, body, _ = ask(page, path)
             assert status == 404
             assert b"not kept" in body
+
+
+def test_tiles_of_a_file_come_from_its_own_blocks(tmp_path):
+    """Of few queries and many keys, and of the most detail that the file holds."""
+    found, weights, *_ = watch(61, 149, heads=1)
+    loaded = inspection.load(found.save(tmp_path / "s.regard", grid=128, top_k=3))
+    for blocks in ((1, 2), (1, 4), (2, 4), (6, 2)):
+        starts, across = np.arange(0, 61, blocks[0]), np.arange(0, 149, blocks[1])
+        largest = np.maximum.reduceat(np.maximum.reduceat(weights[0], starts, 0), across, 1)
+        tile = tiles.Tiles([loaded]).tile(0, 0, 0, *blocks, row=0, column=0, channel="max")
+        np.testing.assert_allclose(tile[: largest.shape[0], : largest.shape[1]], largest, rtol=3e-5)
+        assert np.isnan(tile).sum() == tile.size - largest.size
+    for blocks in ((1, 1), (2, 3)):
+        with pytest.raises(ValueError, match="not kept"):
+            tiles.Tiles([loaded]).tile(0, 0, 0, *blocks, row=0, column=0)
 
 
 @pytest.mark.slow

@@ -166,6 +166,9 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(tmp_path):
         back.readout(8, 4)
     with pytest.raises(ValueError, match="grid: expected at most 6 blocks"):
         back.readout(64, 3)
+    for sizes in ((0, 3), (8, 0)):
+        with pytest.raises(ValueError, match="expected an integer of at least 1, got 0"):
+            back.readout(*sizes)
     coarse, direct = back.readout(2, 2), call.readout(2, 2)
     assert coarse.block_mass.shape == direct.block_mass.shape == (H, 2, 2)
     np.testing.assert_allclose(coarse.block_mass, direct.block_mass, atol=1e-6)
@@ -198,6 +201,13 @@ def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     assert there_and_back(back, tmp_path, grid=8).notes == back.notes
     trace = capture_call(score=scores.modifier(lambda s, b, h, q, k: s + 1))
     assert "modifier" in there_and_back(trace, tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("keep", ["qk", "statistics"])
+def test_a_scale_that_is_no_number_does_not_keep_a_trace_from_its_file(keep, tmp_path):
+    back = there_and_back(capture_call(scale=np.nan), tmp_path, keep=keep).calls[0]
+    assert back.describe()["scale"] is None
+    assert np.isnan(back.readout().entropy).all()
 
 
 def test_models_tokens_and_positions_come_back(tmp_path):
@@ -436,6 +446,7 @@ def test_arrays_that_do_not_fit_their_headers_are_refused(tmp_path, good):
         (npy(lse, descr=">f4"), "has the unknown dtype >f4"),
         (npy(lse, descr="__import__('os')"), "has no header of NumPy's"),
         (npy(lse).replace(b"False", b"print"), "has no header of NumPy's"),
+        (npy(lse).replace(b"}", b"("), "has no header of NumPy's"),
         (npy(lse)[6:], "has no header of NumPy's"),
         (b"", "has no header of NumPy's"),
         (b"\x93NUMPY\x02\x00" + npy(lse)[8:], "has no header of NumPy's .it has another version"),
@@ -478,6 +489,33 @@ def test_bombs_are_refused_before_they_are_read(tmp_path, good, monkeypatch):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="expected a trace"):
         read_archive(path)
+
+
+def test_other_ways_to_compress_are_refused(tmp_path, good):
+    path = tmp_path / "bad.regard"
+    path.write_bytes(good["qk"])
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        refused(path, r"meta\.json is compressed in another way than Trace\.save compresses")
+
+
+def test_a_directory_that_points_anywhere_is_refused(tmp_path, good):
+    """Offsets before the file begins, methods of compression that the data are not in, names in no code."""
+    path, data = tmp_path / "bad.regard", good["qk"]
+    central, end = data.index(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+    for place, value in [(central + 10, 12), (central + 10, 14), (central + 42, 2**31), (end + 12, 2**31)]:
+        damaged = bytearray(data)
+        struct.pack_into("<H" if value < 2**16 else "<I", damaged, place, value)
+        path.write_bytes(damaged)
+        refused(path, "expected a trace that Trace.save wrote")
+    damaged = bytearray(data)
+    damaged[central + 9], damaged[central + 46] = 8, 0xFF  # a name said to be UTF-8
+    path.write_bytes(damaged)
+    refused(path, "expected a trace that Trace.save wrote")
 
 
 def edit(*keys, to):
@@ -526,6 +564,11 @@ WRONG = {
     "ids": (edit("sequences", 0, "ids", to="a3"), "Tokens cannot be made: ids: expected integers"),
     "patches": (edit("sequences", 0, "patch_grid", to=["x", 1]), r"patch_grid\[0\]: expected int"),
     "description": (edit(*C, "description", "scale", to="1"), "description.scale: expected float"),
+    "width": (edit(*C, "description", "width", to=2**30), "description.width: expected 0 to 65536"),
+    "rotary width": (
+        edit(*C, "positions", to=POSITIONS | {"rotary": ROTARY | {"width": 2**30}}),
+        "positions.rotary.width: expected 0 to 65536",
+    ),
     "mask": (
         edit(*C, "mask", to={"class": "eval"}),
         "mask: expected one of .*Causal.*or a class defined before the file is read",
@@ -555,6 +598,22 @@ def test_plain_data_that_make_no_sense_are_refused(name, tmp_path, good):
     change, message = WRONG[name]
     rewrite(tmp_path / "bad.regard", good["qk"], change)
     refused(tmp_path / "bad.regard", message)
+
+
+def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
+    """Keys without features may be as many as they like, and what is formed of them would be."""
+    path, many = tmp_path / "bad.regard", 10**7
+    problem = json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json"))["trace"]["calls"][0][
+        "problem"
+    ]
+    shapes = {f"arrays/{problem['query']}.npy": (H, T, 0), f"arrays/{problem['key']}.npy": (1, many, 0)}
+    hollow = {name: npy(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+
+    def change(meta):
+        meta["trace"]["calls"][0] |= {"keys": many, "key_tokens": None, "value_norms": None}
+
+    rewrite(path, good["qk"], change, members=hollow, drop=hollow)
+    refused(path, r"problem\.query: expected at least one feature")
 
 
 def test_masks_within_masks_have_an_end(tmp_path, good):

@@ -302,7 +302,7 @@ class Course:
         if own > 1:
             spread = jnp.take(spread, self.heads // np.int32(problem.leading[-1] // own), -3)
         spread = jnp.broadcast_to(spread, (*weights.shape[:-2], *spread.shape[-2:]))
-        readable = scores > -jnp.inf
+        readable = scores != -jnp.inf
         if not bool(jnp.isfinite(spread).all()):
             read = readable.any(-2)[..., None]
             spread = jnp.where(read, spread, 0)

@@ -46,10 +46,10 @@ def _write_step(number: int, step: Step, view: View) -> list[list[Span]]:
 
 
 def _write_tables(tables: list[Table]) -> list[str]:
-    """Write tables side by side as far as they fit."""
+    """Write tables side by side as far as they fit; those without rows and columns are left out."""
     lines: list[str] = []
     row: list[list[str]] = []
-    for block in map(_write_table, tables):
+    for block in filter(None, map(_write_table, tables)):
         if row and sum(len(part[0]) + 4 for part in row) + len(block[0]) > WIDTH - len(_INDENT):
             lines += [*_join(row), ""]
             row = []

@@ -26,7 +26,8 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
 def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
     place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
     rows = [" & ".join(_SIGNS.get(cell.text, cell.text) for cell in row) for row in table.cells]
-    body = rows[0] if len(rows) == 1 and len(table.cells[0]) == 1 else _bracket(rows, len(table.cells[0]))
+    columns = len(table.columns)
+    body = rows[0] if len(rows) == columns == 1 else _bracket(rows, columns)
     left = rf"\left[{symbol}\right]_{{{place}}}" if place else symbol
     return f"{left} &= {body}" + (f" && {name}" if is_given else "")
 

@@ -46,6 +46,8 @@ def find_heads(
 
     weight_h = sum_{ts in P} p_hts / |P|,  P: queries t and keys s that match and that may attend
 
+    Weights that are not numbers count for nothing.
+
     Args:
         trace: of `capture` or `load`, with queries and keys.
         query: texts of tokens, one or several, of which the query's must be one; white space around it and
@@ -101,11 +103,11 @@ def _sum_pairs(call: Any, query: Any, key: Any, offset: int | None) -> tuple[np.
             keys = np.intersect1d(keys, own + call.query_offset - call.key_offset - offset)
         if not len(keys):
             continue
-        wanted = call.permit(own, keys)
+        weights = call.window(rows=own, columns=keys).astype(np.float64)
+        wanted = call.permit(own, keys) & ~np.isnan(weights)
         if offset is not None:
             away = own[:, None] + call.query_offset - keys - call.key_offset
             wanted = wanted & (away == offset)
-        weights = call.window(rows=own, columns=keys).astype(np.float64)
         sums += np.where(wanted, weights, 0).sum((1, 2))
         pairs += wanted.sum((1, 2))
     return sums, pairs
@@ -126,5 +128,5 @@ def _fold(text: str) -> str:
 
 
 def _read_labels(call: Any, name: str) -> dict[int, tuple[float, int]]:
-    found = readouts.label(call.readout()).items()
+    found = readouts.label(call.readout(exact=False)).items()
     return {head: (one.value, one.rows) for (head,), labels in found for one in labels if one.name == name}

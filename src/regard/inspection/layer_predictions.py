@@ -14,7 +14,7 @@ from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
 from regard.inspection.traces import Trace
 from regard.inspection.traces.predictions import Predictions
-from regard.masks.data import whole_number
+from regard.masks.data import integers, whole_number
 
 
 def predict_layers(
@@ -50,8 +50,8 @@ def predict_layers(
         and the stream (`norm="post"` or `"both"`).
 
     Raises:
-        TypeError: a model of another kind.
-        ValueError: a trace of other calls; targets of another shape.
+        TypeError: a model of another kind; targets that are not integers.
+        ValueError: a trace of other calls; targets of another shape, or that the model has no logits of.
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,6 +69,7 @@ def predict_layers(
     Framework for Transformer Circuits", 2021.
     """
     from regard.models import Decoder
+    from regard.models.padding import check_range
 
     if not isinstance(model, Decoder):
         raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
@@ -80,7 +81,8 @@ def predict_layers(
     kept = [(1, call.heads, call.rows) for call in trace.calls]
     if [shape[:3] for shape in ran] != kept:
         raise ValueError(f"trace: expected calls of the shapes {ran}, as the model has them; got {kept}")
-    count = min(whole_number("top_k", top_k, 1), model.config.vocab_size or 1)
+    vocab_size = model.config.vocab_size or 1  # which a decoder always has
+    count = min(whole_number("top_k", top_k, 1), vocab_size)
     norm = model.trunk.stack.final_norm
     streams = [block["hidden"][0] for block in seen["blocks"]]
     likeliest, probabilities = [], []
@@ -89,9 +91,10 @@ def predict_layers(
         shares, found = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32)), count)
         likeliest.append(np.asarray(found))
         probabilities.append(np.asarray(shares))
-    named = likeliest[-1][:, 0] if targets is None else np.asarray(targets)
+    named = likeliest[-1][:, 0] if targets is None else np.asarray(integers("targets", targets))
     if named.shape != ids.shape[1:]:
         raise ValueError(f"targets: expected shape {ids.shape[1:]}, got {named.shape}")
+    check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
     contributions = None
     if model.config.norm == "pre":
         directions = _find_directions(model, streams[-1], named)
@@ -128,8 +131,7 @@ def _project(event: CallEvent, directions: np.ndarray) -> np.ndarray:
     """Return what each head's output adds along the directions, float32 (H, T)."""
     output = np.asarray(event.output[0], np.float64)
     heads, _, width = output.shape
-    owner: Any = event.owner
-    kernel = np.asarray(owner.output_projection.kernel[...], np.float64).reshape(heads, width, -1)
+    kernel = np.asarray(event.projection.kernel[...], np.float64).reshape(heads, width, -1)
     return np.stack([((directions @ w.T) * o).sum(-1) for o, w in zip(output, kernel, strict=True)]).astype(
         np.float32
     )

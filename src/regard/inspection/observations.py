@@ -96,7 +96,7 @@ def observe(
         def rewriter(problem: Problem) -> tuple[Problem, Finish]:
             def finish(output: Array, extra: Any) -> Array:
                 if callable(measure):
-                    found = measure(problem, output)
+                    found = measure(problem.with_arrays(), output)
                 else:
                     found = {name: extra[name] if name in extra else _read(problem, extra) for name in names}
                 numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(found))
@@ -141,6 +141,7 @@ def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(problem: Problem, extra: dict[str, Array]) -> readouts.Readout:
+    problem = problem.with_arrays()
     return readouts.read(problem.query, problem.key, lse=extra["lse"], **options(problem))
 
 

@@ -72,7 +72,9 @@ class Recorder:
         for (problem, rows), (name, event), layer in zip(found, about, layers, strict=True):
             rows = {key: row[0] for key, row in rows.items()}
             owner = self._modules.get(name)
-            told = {"kind": event.kind, "backend": event.backend, "owner": owner}
+            # That of the event has no numbers, as it was traced.
+            projection = getattr(owner, "output_projection", None)
+            told = {"kind": event.kind, "backend": event.backend, "projection": projection}
             whole = make_call(take_example(problem, 0), rows, **told)
             places = self._positions.find(owner, name, whole.kind)
             call = PaddedCall.cut(whole, count, tokens)
@@ -102,6 +104,5 @@ class Recorder:
 
 def _keep(problem: Problem, output: Any) -> Any:
     del output
-    problem = problem.with_arrays()
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     return problem, BACKENDS[choose(asked).name].run(asked)[1]

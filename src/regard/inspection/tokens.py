@@ -102,7 +102,7 @@ class Tokens:
             return np.concatenate([array, np.full_like(array, missing, shape=(1, *array.shape[1:]))])[rows]
 
         # Of a part, a grid of patches says nothing.
-        kind = "text" if self.kind == "patches" else self.kind
+        kind = "index" if self.kind == "patches" else self.kind
         return Tokens(texts, kind=kind, ids=take(self.ids, -1), spans=take(self.spans, 0))
 
     def _check(self) -> None:
@@ -143,19 +143,25 @@ def read_tokens(name: str, tokens: Any) -> Tokens:
         raise TypeError(f"{name}: expected a list of strings or Tokens ({error})") from None
 
 
-def number_tokens(tokens: Tokens | None) -> np.ndarray | None:
-    """Return the ids of the tokens, or, where texts tell, a number for each different one."""
-    if tokens is None or tokens.ids is not None or tokens.kind != "text":
-        return None if tokens is None else tokens.ids
+def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
+    """Number the tokens of all sides together, by their ids or else their texts; None where neither tells."""
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides):
+        return None
+    ids = [side.ids for side in known if side.ids is not None]
+    if len(ids) == len(sides):
+        return ids
+    if any(side.kind != "text" for side in known):
+        return None
     numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(text, len(numbers)) for text in tokens.texts], np.int32)
+    return [
+        np.asarray([numbers.setdefault(text, len(numbers)) for text in side.texts], np.int32)
+        for side in known
+    ]
 
 
-def find_delimiters(tokens: Tokens | None) -> list[int]:
-    """Return the ids of the tokens that end or part sentences: punctuation, line breaks, separators."""
-    ids = number_tokens(tokens)
-    if tokens is None or ids is None:
-        return []
+def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
+    """Return which ids are of tokens that end or part sentences: punctuation, line breaks, separators."""
     bare = [text.strip(_SPACES) for text in tokens.texts]
     places = [n for n, text in enumerate(bare) if text in _SEPARATORS or _PUNCTUATION.fullmatch(text)]
     return sorted(set(ids[places].tolist()))

@@ -171,7 +171,8 @@ class LatentAttention(nnx.Module):
         options = {"scale": self.scale, "aux": aux, "precision": self.precision}
         num_keys = x.shape[-2] if cache is None else cache.slots
         options["mask"] = place_mask(mask, leading, x.shape[-2], num_keys)
-        with called_by(self, "self"):
+        # From a cache, heads read latent vectors, which the projection does not take as they are.
+        with called_by(self, "self", self.output_projection if cache is None else None):
             if cache is None:
                 key, value = self._expand(latent, turned)
                 query = jnp.concatenate([query, turned_query], axis=-1)

@@ -254,7 +254,7 @@ class MultiHeadAttention(nnx.Module):
             cache = cache.append(*memory, counts)
             call, num_keys = functools.partial(cache.attend, heads, counts=counts), cache.slots
         rate, rng = draw_dropout(self.dropout, deterministic, rngs)
-        with called_by(self, kind):
+        with called_by(self, kind, self.output_projection):
             out = call(
                 mask=place_mask(mask, leading, query.shape[-2], num_keys),
                 bias=place_bias(bias, leading),

@@ -15,6 +15,11 @@ PATTERNS = ("first", "self", "previous", "next", "local", "duplicate", "inductio
 SIDE = 512  # queries of all heads of a group, and keys, of a tile
 
 
+def choose_block(length: int, grid: int) -> int:
+    """Return the smallest power of two that divides a length into no more blocks than the grid has."""
+    return 1 << (-(-max(length, 1) // grid) - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class SweepConfig:
     """The static settings of a sweep: what is counted, and in blocks of which size."""
@@ -30,11 +35,10 @@ class SweepConfig:
     def choose(
         cls, problem: Problem, grid: int, first: int | None, local: int | None, top_k: int
     ) -> SweepConfig:
-        """Choose the smallest power-of-two blocks for the grid; few keys are first or local."""
+        """Choose the blocks of the grid; few keys are first or local."""
         first = min(max(problem.S // 32, 1), 4) if first is None else first
         local = min(max(problem.S // 8, 2), 16) if local is None else local
-        rows, keys = (-(-max(length, 1) // grid) for length in (problem.T, problem.S))
-        return cls(first, local, top_k, 1 << (rows - 1).bit_length(), 1 << (keys - 1).bit_length(), SIDE)
+        return cls(first, local, top_k, choose_block(problem.T, grid), choose_block(problem.S, grid), SIDE)
 
 
 class Norm(NamedTuple):

@@ -20,6 +20,7 @@ class CallEvent(NamedTuple):
     backend: str
     owner: Any  # the layer that called; None, unknown
     kind: str | None  # "self" or "cross"; None, unknown
+    projection: Any  # what the layer maps the heads' outputs with; None, unknown
 
 
 Watcher = Callable[[CallEvent], None]
@@ -31,7 +32,7 @@ _REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriter
 # What `jit` traced with changes belongs to one block: the next one has a number of its own, and traces anew.
 _RETRACE = jax.make_user_context()
 _traced_changes = 0
-_OWNER: ContextVar[tuple[Any, str | None]] = ContextVar("owner", default=(None, None))
+_OWNER: ContextVar[tuple[Any, str | None, Any]] = ContextVar("owner", default=(None, None, None))
 
 
 @contextmanager
@@ -82,9 +83,12 @@ def rewritten(problem: Problem) -> tuple[Problem, Finish]:
     return problem, finish_all
 
 
-def called_by(owner: Any, kind: str | None = None) -> AbstractContextManager[None]:
-    """Say whose calls those in the block are, and of which kind; the innermost owner counts."""
-    return _hold(_OWNER, (owner, kind)) if _WATCHERS.get() else nullcontext()
+def called_by(owner: Any, kind: str | None = None, projection: Any = None) -> AbstractContextManager[None]:
+    """Say whose calls those in the block are, of which kind, and what maps their outputs.
+
+    The innermost owner counts.
+    """
+    return _hold(_OWNER, (owner, kind, projection)) if _WATCHERS.get() else nullcontext()
 
 
 def report(problem: Problem, output: Array, backend: str) -> None:

@@ -32,13 +32,15 @@ class CallRecords:
         queries and keys are carried.
         """
         self.call, self.pinned, self.featured = call, pinned, featured
-        self.readout = call.readout(grid=64, top_k=TOP_K)
+        self.readout = call.readout(grid=64, top_k=TOP_K, exact=False)
         # Padding counts for nothing, and its program serves for other lengths.
-        self._summed = call.whole.readout(grid=64, top_k=TOP_K)
+        self._summed = call.whole.readout(grid=64, top_k=TOP_K, exact=False)
         self.alive = np.asarray(self.readout.keys) > 0
         self.weights = _exact_weights(call, slice(None)) if weights_code else None
         self.weights_code = weights_code if self.weights is not None else None
-        self.fine = _fine_readout(call, pinned) if pinned and self.weights is None else None
+        self.fine = None
+        if pinned and self.weights is None:
+            self.fine = call.readout(grid=PINNED_BLOCKS, top_k=TOP_K, heads=pinned, exact=False)
         last = _exact_weights(call, slice(call.rows - 1, call.rows)) if call.rows else None
         self.last = None if last is None else last[:, 0]
         living = np.maximum(self.alive.sum(-1, keepdims=True), 1)
@@ -230,13 +232,6 @@ def _exact_weights(call: Any, rows: slice) -> np.ndarray | None:
     try:
         return np.asarray(call.window(rows=rows, columns=slice(None)))
     except ValueError:  # of a trace without queries and keys
-        return None
-
-
-def _fine_readout(call: Any, heads: list[int]) -> Any:
-    try:
-        return call.readout(grid=PINNED_BLOCKS, top_k=TOP_K, heads=heads)
-    except ValueError:  # statistics from a file are no finer than they were
         return None
 
 

@@ -111,7 +111,7 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     clearest: dict[str, list[tuple[float, int, int]]] = {name: [] for name in LABELS}
     quiet: list[tuple[float, int, int]] = []
     for index, call in enumerate(trace.calls if pinned else ()):
-        readout = call.readout(grid=64, top_k=TOP_K)
+        readout = call.readout(grid=64, top_k=TOP_K, exact=False)
         entropy = np.asarray(average(readout)["entropy"])
         for (head,), labels in label(readout).items():
             quiet.append((float(entropy[head]), index, head))
@@ -161,6 +161,6 @@ def _remarks(traces: Sequence[Any]) -> list[str]:
                 f"{trace.title}: saved without queries and keys, so there is nothing finer than these blocks."
             )
         for call in trace.calls:
-            if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K).trust)).all():
+            if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K, exact=False).trust)).all():
                 remarks.append(f"{call.name}: some weights are not numbers; they are drawn as 0.")
     return remarks

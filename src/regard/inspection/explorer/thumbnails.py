@@ -65,7 +65,7 @@ def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
 
 def _blocks(call: Any, most: int) -> np.ndarray:
     """Return the largest weights of blocks (H, I, J), neither axis above `most` where that is stored."""
-    _, level = coarsen(call.readout(grid=64, top_k=8), most)
+    _, level = coarsen(call.readout(exact=False), most)
     return np.nan_to_num(np.asarray(level.max))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from regard.inspection.explorer.budgets import TOP_K
 from regard.inspection.explorer.position_curves import split_scores
 from regard.inspection.rollouts import roll_out_row
+from regard.readouts.accumulators import choose_block
 
 SIDE = 256  # blocks of a tile along each axis
 CHANNELS = ("mass", "max")
@@ -248,29 +249,36 @@ def _cut(call: Any, part: _Part, is_wanted: Callable[[], bool] = _always) -> np.
 
 def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
     """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
-    head = part.head
-    for grid, heads in ((_COARSE, None), (_FINE, [head])):
-        if grid == _FINE and _is_small(call, part):
-            continue
-        blocks = [1 << (-(-max(size, 1) // grid) - 1).bit_length() for size in (call.rows, call.keys)]
-        if part.query_block % blocks[0] or part.key_block % blocks[1]:
-            continue
-        try:
-            readout = call.readout(grid=grid, top_k=TOP_K, heads=heads)
-        except ValueError:  # of a file that holds coarser ones
-            continue
-        index = head if heads is None else 0
-        across = slice(part.rows[0] // blocks[0], -(-part.rows[1] // blocks[0]))
-        down = slice(part.keys[0] // blocks[1], -(-part.keys[1] // blocks[1]))
-        mass, largest, rows = (
-            np.asarray(array)[index][across]
-            for array in (readout.block_mass, readout.block_max, readout.block_rows)
-        )
-        sums = mass[:, down].astype(np.float64) * rows[:, None]
-        steps = part.query_block // blocks[0], part.key_block // blocks[1]
-        sums, largest = _join(sums, steps, np.add), _join(largest[:, down], steps, np.maximum)
-        living = np.add.reduceat(rows, np.arange(0, len(rows), steps[0]))
-        return sums / np.maximum(living, 1)[:, None], largest
+    known = _find_readout(call, part)
+    if known is None:
+        return None
+    found, head = known
+    blocks = found.query_block, found.key_block
+    across = slice(part.rows[0] // blocks[0], -(-part.rows[1] // blocks[0]))
+    down = slice(part.keys[0] // blocks[1], -(-part.keys[1] // blocks[1]))
+    mass, largest, rows = (
+        np.asarray(array)[head][across] for array in (found.block_mass, found.block_max, found.block_rows)
+    )
+    sums = mass[:, down].astype(np.float64) * rows[:, None]
+    steps = part.query_block // blocks[0], part.key_block // blocks[1]
+    sums, largest = _join(sums, steps, np.add), _join(largest[:, down], steps, np.maximum)
+    living = np.add.reduceat(rows, np.arange(0, len(rows), steps[0]))
+    return sums / np.maximum(living, 1)[:, None], largest
+
+
+def _find_readout(call: Any, part: _Part) -> tuple[Any, int] | None:
+    """Find a readout whose blocks make up those of the part, and the place of the head in it."""
+
+    def fits(query_block: int, key_block: int) -> bool:
+        return part.query_block % query_block == part.key_block % key_block == 0
+
+    if call.problem is None:  # all that the file holds
+        found = call.readout(grid=max(call.rows, call.keys, 1), top_k=TOP_K, exact=False)
+        return (found, part.head) if fits(found.query_block, found.key_block) else None
+    if fits(choose_block(call.rows, _COARSE), choose_block(call.keys, _COARSE)):
+        return call.readout(grid=_COARSE, top_k=TOP_K), part.head
+    if not _is_small(call, part) and fits(choose_block(call.rows, _FINE), choose_block(call.keys, _FINE)):
+        return call.readout(grid=_FINE, top_k=TOP_K, heads=[part.head]), 0
     return None
 
 

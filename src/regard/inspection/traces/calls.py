@@ -18,8 +18,10 @@ from regard.inspection.contributions import measure_values
 from regard.inspection.tokens import Tokens, find_delimiters, number_tokens
 from regard.inspection.traces.slices import take_heads
 from regard.masks import Mask
+from regard.masks.data import whole_number
 from regard.positions import Rotary
 from regard.readouts import Readout
+from regard.readouts.accumulators import choose_block
 from regard.scores import Score
 
 NOT_KEPT = (
@@ -34,7 +36,8 @@ class Description:
 
     mask: str | None
     score: str | None
-    scale: float
+    scale: float | None
+    """None in a file where it is not a finite number."""
     bias: bool
     sinks: bool
     dropout_rate: float
@@ -123,12 +126,25 @@ class Call:
         """The call with its padding, which programs are compiled for; itself where there is none."""
         return self
 
-    def readout(self, grid: int = 64, top_k: int = 8, heads: Sequence[int] | slice | None = None) -> Readout:
+    @property
+    def trimmed(self) -> Problem | None:
+        """The problem without padding."""
+        return self.problem
+
+    def readout(
+        self,
+        grid: int = 64,
+        top_k: int = 8,
+        heads: Sequence[int] | slice | None = None,
+        *,
+        exact: bool = True,
+    ) -> Readout:
         """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
 
         Args:
             grid, top_k: as in `readouts.read`.
             heads: which query heads; None means all.
+            exact: False takes what was saved where that is less than asked for, and q and k are not kept.
 
         Returns:
             As `readouts.read`, with leading axes `(heads,)`. `trust` compares with the `lse` of the backend
@@ -138,10 +154,8 @@ class Call:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.
         """
         chosen = self._choose(heads)
-        sizes = (int(grid), int(top_k))
-        whole = self._found.get((*sizes, None))
-        if whole is None and self.problem is None:
-            whole = self._found[(*sizes, None)] = self._recall(*sizes)
+        sizes = whole_number("grid", grid, 1), whole_number("top_k", top_k, 1)
+        whole = self._recall(*sizes, exact) if self.problem is None else self._found.get((*sizes, None))
         if chosen is None:
             return self._count(sizes, None) if whole is None else whole
         if whole is not None:
@@ -163,6 +177,7 @@ class Call:
             float32 weights `(heads, rows, columns)`.
 
         Raises:
+            TypeError: indices that are not integers.
             ValueError: an index out of range; queries and keys that are not kept.
         """
         if self.problem is None:
@@ -171,8 +186,8 @@ class Call:
         problem, lse = self.problem, self.lse
         if chosen is not None:
             if not chosen:
-                rows, columns = (read_indices(i, n) for i, n in ((rows, self.rows), (columns, self.keys)))
-                return np.zeros((0, len(rows), len(columns)), np.float32)
+                listed = read_indices("rows", rows, self.rows), read_indices("columns", columns, self.keys)
+                return np.zeros((0, *map(len, listed)), np.float32)
             problem, lse = take_heads(problem, chosen), self.lse[chosen]
         weights = readouts.window(
             problem.query, problem.key, lse, rows=rows, columns=columns, **options(problem)
@@ -184,7 +199,7 @@ class Call:
         problem, shape = self.problem, (self.heads, len(rows), len(columns))
         if problem is None:
             raise ValueError(f"permit: {NOT_KEPT}")
-        if problem.mask is None and problem.bias is None:
+        if problem.mask is None and problem.bias is None and problem.score is None:
             return np.ones(shape, bool)
         chosen = (jnp.asarray(one, jnp.int32) for one in (rows, columns, np.arange(self.heads)))
         return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
@@ -206,7 +221,7 @@ class Call:
         """Return the heads as a list; None, all of them."""
         if heads is None:
             return None
-        chosen = read_indices(heads, self.heads)
+        chosen = read_indices("heads", heads, self.heads)
         wrong = [head for head in chosen if not 0 <= head < self.heads]
         if wrong:
             raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
@@ -219,11 +234,12 @@ class Call:
         problem, lse = self.problem, self.lse
         if heads is not None:
             problem, lse = take_heads(problem, heads) if heads else problem, lse[list(heads)]
-        asked, held = number_tokens(self.query_tokens), number_tokens(self.key_tokens)
-        known = asked is not None and held is not None
-        ids: dict[str, Any] = {"tokens": held, "query_tokens": asked} if known else {}
-        if known:
-            ids["delimiters"] = find_delimiters(self.key_tokens)
+        ids: dict[str, Any] = {}
+        numbers = number_tokens(self.query_tokens, self.key_tokens)
+        if numbers is not None and self.key_tokens is not None:
+            asked, held = numbers
+            delimiters = find_delimiters(self.key_tokens, held)
+            ids = {"tokens": held, "query_tokens": asked, "delimiters": delimiters}
         found = readouts.read(
             problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )
@@ -233,16 +249,16 @@ class Call:
         self._found[(*sizes, heads)] = found
         return found
 
-    def _recall(self, grid: int, top_k: int) -> Readout:
-        """Return the saved statistics, in blocks that the grid holds."""
+    def _recall(self, grid: int, top_k: int, exact: bool) -> Readout:
+        """Return the saved statistics, in blocks that the grid holds; they may be fewer unless exact."""
         kept = self.stored
         if kept is None:
             raise ValueError(f"readout: {NOT_KEPT}")
-        if top_k > kept.top_keys.shape[-1]:
+        if exact and top_k > kept.top_keys.shape[-1]:
             raise ValueError(f"top_k: expected at most {kept.top_keys.shape[-1]}, as {NOT_KEPT}; got {top_k}")
         blocks = kept.block_mass.shape[-2:]
-        needed = [1 << (-(-max(length, 1) // grid) - 1).bit_length() for length in (self.rows, self.keys)]
-        if needed[0] < kept.query_block or needed[1] < kept.key_block:
+        needed = [choose_block(length, grid) for length in (self.rows, self.keys)]
+        if exact and (needed[0] < kept.query_block or needed[1] < kept.key_block):
             raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
         number = next(n for n in range(kept.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
         level = kept.level(number)
@@ -266,12 +282,13 @@ def make_call(
     backend: str,
     dropout_rate: float = 0.0,
     output_error: float | None = None,
-    owner: Any = None,
+    projection: Any = None,
 ) -> Call:
     """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`.
 
-    Where its `owner` is a layer of Regard, lengths of its values are kept.
+    With the `projection` of its heads' outputs, lengths of its values are kept.
     """
+    heads = problem.leading[-1]
     scores = () if problem.score is None else problem.score.parts
     offsets: dict[str, Any] = {
         "query_offset": int(problem.query_offset),
@@ -293,7 +310,7 @@ def make_call(
         name="",
         layer=0,
         kind=kind or _guess_kind(problem),
-        heads=problem.leading[-1],
+        heads=heads,
         rows=problem.T,
         keys=problem.S,
         **offsets,
@@ -305,17 +322,8 @@ def make_call(
         # Values are read no more.
         problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
         output_error=output_error,
-        value_norms=_read_values(problem, owner),
+        value_norms=None if projection is None else measure_values(problem.value, projection.kernel, heads),
     )
-
-
-def _read_values(problem: Problem, owner: Any) -> np.ndarray | None:
-    projection, heads = getattr(owner, "output_projection", None), problem.leading[-1]
-    # Latent vectors from a cache are no values yet.
-    groups = getattr(owner, "num_key_heads", getattr(owner, "num_heads", None))
-    if projection is None or groups != len(problem.value):
-        return None
-    return measure_values(problem.value, projection.kernel, heads)
 
 
 def _guess_kind(problem: Problem) -> str:
@@ -330,11 +338,14 @@ def options(problem: Problem) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in names}
 
 
-def read_indices(index: Any, size: int) -> list[int]:
+def read_indices(name: str, index: Any, size: int) -> list[int]:
     """Return what an index of rows, columns or heads chooses, as a list."""
     if index is None or isinstance(index, slice):
         return list(range(size))[slice(None) if index is None else index]
-    return [int(one) for one in np.asarray(index).reshape(-1)]
+    array = np.asarray(index)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
+    return array.reshape(-1).tolist()
 
 
 def _trust(found: Readout, lse: np.ndarray) -> Any:

@@ -52,7 +52,7 @@ def capture(
         A context manager that gives a `Trace`.
 
     Raises:
-        TypeError: tokens of another type.
+        TypeError: tokens or a title of another type.
         ValueError: at the end of the block: nothing ran, or it ran inside a trace such as `jax.jit`, where
             arrays have no values; an example that is not there; tokens that fit no call.
 
@@ -226,7 +226,7 @@ def _keep(seen: CallEvent, example: int) -> Call:
         backend=seen.backend,
         dropout_rate=seen.problem.dropout_rate,
         output_error=error,
-        owner=seen.owner,
+        projection=seen.projection,
     )
 
 

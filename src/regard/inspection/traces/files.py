@@ -6,9 +6,11 @@ import math
 import os
 import re
 import secrets
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +22,7 @@ MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherw
 
 _MOST_META = 64 * 2**20
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same trace makes the same bytes
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MEMBER = re.compile(r"arrays/([a-z0-9_]{1,64})(\.bfloat16)?\.npy")  # NumPy itself does not know bfloat16
 
 
@@ -51,24 +53,42 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
 
 def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str, np.ndarray]]:
     """Read what `write_archive` wrote and nothing else: the plain data, yet to be checked, and the arrays."""
-    path = Path(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            head = _read_head(path, archive)
-            version = head.get("version")
-            if type(version) is not int or version != VERSION:
-                _refuse(path, f"its version is {version!r}, and this library reads {VERSION}")
-            infos = [info for info in archive.infolist() if info.filename != "meta.json"]
-            strange = [info.filename for info in infos if not _MEMBER.fullmatch(info.filename)]
-            if strange:
-                _refuse(path, f"it has members that are no arrays: {strange[:3]}")
-            total = sum(info.file_size for info in infos)
-            if total > max_bytes:
-                _refuse(path, f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass more")
-            arrays = dict(_read_array(path, archive, info) for info in infos)
-    except _BROKEN as error:
-        _refuse(path, f"it is no zip, cut short or damaged ({error})")
-    return head.get("trace"), arrays
+    with _open(Path(path)) as archive:
+        head = _read_head(archive)
+        version = head.get("version")
+        if type(version) is not int or version != VERSION:
+            raise _RefusedError(f"its version is {version!r}, and this library reads {VERSION}")
+        infos = [info for info in archive.infolist() if info.filename != "meta.json"]
+        strange = [info.filename for info in infos if not _MEMBER.fullmatch(info.filename)]
+        if strange:
+            raise _RefusedError(f"it has members that are no arrays: {strange[:3]}")
+        total = sum(info.file_size for info in infos)
+        if total > max_bytes:
+            raise _RefusedError(
+                f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass more"
+            )
+        return head.get("trace"), dict(_read_array(archive, info) for info in infos)
+
+
+class _RefusedError(ValueError):
+    """A reason why a file is no trace."""
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the zip of a trace; whatever is wrong with it is a ValueError that names the file."""
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                for info in archive.infolist():
+                    if info.compress_type not in _METHODS:
+                        way = "is compressed in another way than Trace.save compresses"
+                        raise _RefusedError(f"{info.filename} {way}")
+                yield archive
+        except Exception as error:  # of damaged zips, Python raises errors of any kind
+            refused = isinstance(error, _RefusedError)
+            reason = error if refused else f"it is no zip, cut short or damaged ({error})"
+            raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {reason}") from None
 
 
 def _entry(name: str, method: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
@@ -91,29 +111,25 @@ def _check_target(path: Path) -> None:
             raise FileNotFoundError(f"path: expected a folder at {path.parent}, there is none; make it first")
         return
     try:
-        with zipfile.ZipFile(path) as archive:
-            _read_head(path, archive)
-    except (ValueError, OSError, *_BROKEN):
+        with _open(path) as archive:
+            _read_head(archive)
+    except (ValueError, OSError):
         raise FileExistsError(
             f"path: expected nothing, or a trace that may be replaced, at {path}; something else is there."
             " Choose another name, or remove it first"
         ) from None
 
 
-def _refuse(path: Path, reason: str) -> NoReturn:
-    raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {reason}")
-
-
-def _read_head(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
+def _read_head(archive: zipfile.ZipFile) -> dict[str, Any]:
     """Return the plain data of a trace of any version."""
     names = archive.namelist()
     if len(set(names)) != len(names):
-        _refuse(path, "two members have one name")
+        raise _RefusedError("two members have one name")
     if "meta.json" not in names:
-        _refuse(path, "it is a zip of another kind, without meta.json")
+        raise _RefusedError("it is a zip of another kind, without meta.json")
     info = archive.getinfo("meta.json")
     if info.file_size > _MOST_META:
-        _refuse(path, f"meta.json has {info.file_size} bytes, more than the {_MOST_META} that are read")
+        raise _RefusedError(f"meta.json has {info.file_size} bytes, more than the {_MOST_META} that are read")
 
     def constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number of JSON")
@@ -121,34 +137,36 @@ def _read_head(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     try:
         head = json.loads(archive.read(info).decode("utf-8"), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"meta.json does not read as JSON ({error})")
+        raise _RefusedError(f"meta.json does not read as JSON ({error})") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        _refuse(path, "it is a zip of another kind")
+        raise _RefusedError("it is a zip of another kind")
     return head
 
 
-def _read_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, np.ndarray]:
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, np.ndarray]:
     """Return the name and the array of a member; its header is checked before an array is made."""
     data = archive.read(info)
     if len(data) != info.file_size:
-        _refuse(path, f"{info.filename} has another length than it says")
+        raise _RefusedError(f"{info.filename} has another length than it says")
     file = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("it has another version")
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        _refuse(path, f"{info.filename} has no header of NumPy's ({error})")
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise _RefusedError(f"{info.filename} has no header of NumPy's ({error})") from None
     name, *marks, _ = Path(info.filename).name.split(".")
     strange = dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.byteorder == ">"
     if strange or (marks and dtype != np.uint16):
-        _refuse(path, f"{info.filename} has the unknown dtype {dtype}")
+        raise _RefusedError(f"{info.filename} has the unknown dtype {dtype}")
     if is_fortran or min(shape, default=0) < 0 or len(shape) > 8:
-        _refuse(path, f"{info.filename} has the shape {shape}, or another order")
+        raise _RefusedError(f"{info.filename} has the shape {shape}, or another order")
     start = file.tell()
     if len(data) - start != math.prod(shape) * dtype.itemsize:
-        _refuse(path, f"{info.filename} has {len(data) - start} bytes; {dtype} {shape} has another number")
+        raise _RefusedError(
+            f"{info.filename} has {len(data) - start} bytes; {dtype} {shape} has another number"
+        )
     if dtype.kind == "b" and data[start:].translate(None, b"\x00\x01"):
-        _refuse(path, f"{info.filename} holds other bytes than 0 and 1")
+        raise _RefusedError(f"{info.filename} holds other bytes than 0 and 1")
     array = np.frombuffer(data, dtype, offset=start).reshape(shape)
     return name, array.view(jnp.bfloat16) if marks else array

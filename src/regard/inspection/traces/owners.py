@@ -89,6 +89,8 @@ class Positions:
             found = max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
         rotary = getattr(owner, "rotary", None)
         if isinstance(rotary, positions.Rotary):
+            # A latent layer turns these features of a head alone.
+            rotary = dataclasses.replace(rotary, width=rotary.width or getattr(owner, "rotary_dim", None))
             found = dataclasses.replace(found, rotary=rotary)
         return None if found.rotary is None and found.table is None else found
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard import masks
+from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import Call, read_indices
 from regard.readouts import Readout
@@ -60,6 +61,14 @@ class PaddedCall(Call):
             own["value_norms"] = call.value_norms[:, :count]
         return cls(**{**fields, **own}, whole=whole)
 
+    @property
+    def trimmed(self) -> Problem:
+        """The problem without padding."""
+        problem = self.whole.problem
+        parts = {name: getattr(problem, name)[:, : self.rows] for name in ("query", "key", "value")}
+        bias = None if problem.bias is None else problem.bias[..., : self.rows, : self.keys]
+        return dataclasses.replace(problem, **parts, bias=bias, mask=self.mask)
+
     def window(
         self,
         rows: slice | Sequence[int] | None = None,
@@ -67,10 +76,12 @@ class PaddedCall(Call):
         heads: Sequence[int] | slice | None = None,
     ) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
-        chosen = [read_indices(index, size) for index, size in ((rows, self.rows), (columns, self.keys))]
-        for name, index, size in zip(("rows", "columns"), chosen, (self.rows, self.keys), strict=True):
+        chosen = []
+        for name, given, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
+            index = read_indices(name, given, size)
             if any(not 0 <= one < size for one in index):
                 raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
+            chosen.append(index)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
 
     def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:

@@ -23,6 +23,7 @@ from regard.readouts.reading import canonicalize_readable
 from regard.scores import Score
 
 _DEPTH = 2  # of the fields of a call: a trace, and calls in it
+_WIDEST = 1 << 16  # of a head: a page has a frequency for every other feature
 _PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
 
@@ -89,10 +90,13 @@ class Store:
     def take(self, call: Call) -> StoredCall:
         """Return a call for the file, with statistics where queries and keys are not kept."""
         kept, problem = _same_fields(call), None
+        if not np.isfinite(call.description.scale or 0):
+            kept["description"] = dataclasses.replace(call.description, scale=None)
         try:
             Writer().write("mask", call.mask, _DEPTH)
             Writer().write("score", call.score, _DEPTH)
-            problem = _store_problem(call.problem) if self._keep_queries and call.problem else None
+            trimmed = call.trimmed if self._keep_queries else None
+            problem = None if trimmed is None else _store_problem(trimmed)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
             kept |= {"mask": None, "score": None}
@@ -107,7 +111,7 @@ class Store:
             query_tokens=number_sequence(self.sequences, call.query_tokens),
             key_tokens=number_sequence(self.sequences, call.key_tokens),
             output_error=None if call.output_error is None else np.asarray(call.output_error, np.float32),
-            readout=None if problem is not None else call.readout(*self._sizes),
+            readout=None if problem is not None else call.readout(*self._sizes, exact=False),
         )
 
 
@@ -139,6 +143,10 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
     error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
     _check_array(f"{place}.value_norms", stored.value_norms, "f", (stored.heads, stored.keys))
     known = stored.positions
+    turned = None if known is None or known.rotary is None else known.rotary.width
+    for name, width in (("description.width", stored.description.width), ("positions.rotary.width", turned)):
+        if not 0 <= (width or 0) <= _WIDEST:
+            wrong(f"{place}.{name}", f"0 to {_WIDEST}", width)
     if known is not None and known.table is not None:
         _check_array(f"{place}.positions.table", known.table, "f", (None, None))
         if known.table_kind is None or (known.trained_length or 0) < 0:
@@ -166,6 +174,8 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
 def _restore_problem(place: str, stored: StoredProblem, call: Call) -> Problem:
     query, key = stored.query, stored.key
     _check_array(f"{place}.query", query, "f", (call.heads, call.rows, None))
+    if not query.shape[-1]:  # keys without features are no bytes in the file, whatever their number
+        wrong(f"{place}.query", "at least one feature", query.shape)
     _check_array(f"{place}.key", key, "f", (None, call.keys, query.shape[-1]))
     if not key.shape[0] or call.heads % key.shape[0]:
         wrong(f"{place}.key", f"heads that divide {call.heads}", key.shape[0])

@@ -103,6 +103,10 @@ class Trace:
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
         return cls(given.lay(calls), title, versions=own_versions())
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.title, str):
+            raise TypeError(f"title: expected a string, got {type(self.title).__name__}")
+
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
 
@@ -111,7 +115,7 @@ class Trace:
 
     def __getitem__(self, index: int | str) -> Call:
         """Return a call by number, or the first one of this name."""
-        if isinstance(index, int):
+        if not isinstance(index, str):
             return self.calls[index]
         for call in self.calls:
             if call.name == index:
