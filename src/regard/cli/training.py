@@ -24,8 +24,9 @@ def run_training(command: Train, console: Console) -> int:
     directory = command.directory
     with expected_errors():
         deployment = choose_deployment(command, task)
-        options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
-        run = processes.alone(lambda: runs.open_run(directory, task, force=command.force, **options))
+        options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
+        options["mesh"] = deployment and deployment.name
+        run = processes.alone(lambda: runs.open_run(directory, task, **options))
         # What the first process found sound need not be read by all.
         run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
         if not run.is_finished:
