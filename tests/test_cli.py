@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import regard
 from regard.cli import commands, main, pictures
 from regard.cli.arguments import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
@@ -331,6 +332,7 @@ def test_a_finished_run_says_so_and_does_nothing(finished, capsys):
         (["train", "copy", *TINY, "--seed", "1"], "seed: it has 0, asked for 1"),
         (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
         (["train", "copy", *TINY, "--resume", "never"], "holds a run already"),
+        (["train", "copy", *TINY, "--force", "--profile", "-1"], "--profile must be at least 0, got -1"),
         (["train", "copy", *TINY, "--steps", "30"], "optimization.steps: it has 20, asked for 30"),
     ],
 )
@@ -622,6 +624,20 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
     facts = json.loads(capsys.readouterr().out)
     assert facts["packages"]["jax"] == real("jax")
     assert facts["optional"]["matplotlib"]["version"] is None
+
+
+def test_the_doctor_says_why_a_platform_cannot_be_used(capsys, monkeypatch):
+    import jax
+
+    def fail(*_, **options):
+        raise RuntimeError("Unable to initialize backend 'tpu': no libtpu.so")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setattr(regard, "explain", fail)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "none: Unable to initialize backend 'tpu'" in text
+    assert re.search(r"backend +dense: Unable to initialize backend 'tpu'", text)
 
 
 def test_words_with_brackets_are_printed_as_they_are(capsys):

@@ -52,7 +52,7 @@ def test_a_line_torn_by_a_kill_is_left_out(path):
     assert [line["step"] for line in metrics.read(path)] == [2, 3]
 
 
-@pytest.mark.parametrize("line", ["{]", "[3]", '{"loss": 1.0}', '{"step": "3"}', "\xff"])
+@pytest.mark.parametrize("line", ["{]", "[" * 100_000, "[3]", '{"loss": 1.0}', '{"step": "3"}', "\xff"])
 def test_a_damaged_line_is_named(path, line):
     path.write_bytes(b'{"step": 2}\n' + line.encode("latin-1") + b'\n{"step": 5}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):

@@ -1,6 +1,7 @@
 """A task of one's own: one class, whose runs resume; one variable, and every command knows it."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 from flax import nnx
 
 from regard.cli import main
+from regard.cli.console import Console
+from regard.cli.overview import print_overview
 from regard.inspection import Tokens, figures
 from regard.models import Classifier, TransformerConfig
 from regard.training import loop, runs, tasks
@@ -122,6 +125,16 @@ def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path)
     told = r"task: .*Mine has the name of Copy, 'copy'; give the class a name of its own"
     with pytest.raises(ValueError, match=told):
         runs.open_run(tmp_path / "run", Mine())
+
+
+class Undescribed(Parity):
+    name: ClassVar[str] = "undescribed"
+
+
+def test_a_class_without_a_docstring_is_announced_by_its_name(tmp_path, capsys):
+    assert Undescribed.__doc__ is None
+    print_overview(Console(), Undescribed(), runs.open_run(tmp_path / "run", Undescribed()))
+    assert re.match(r"task +undescribed\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow

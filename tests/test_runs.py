@@ -118,7 +118,14 @@ def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"model_type": "bert"}', '{"format": 1, "task": "copy", "seed": 0, "settings": {}}'],
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"model_type": "bert"}',
+        '{"format": 1, "task": "copy", "seed": 0, "settings": {}}',
+    ],
 )
 def test_a_foreign_or_damaged_config_is_refused_also_with_force(run, text):
     (run / "config.json").write_text(text)

@@ -20,9 +20,11 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 def run_training(command: Train, console: Console) -> int:
     """Train one task; return the exit code. Where there are several processes, all of them run this."""
-    task = shrink(command.task) if command.smoke else command.task
+    if command.profile < 0:
+        raise UsageError(f"--profile must be at least 0, got {command.profile}")
     directory = command.directory
     with expected_errors():
+        task = shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
         options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
         options["mesh"] = deployment and deployment.name

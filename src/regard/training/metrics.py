@@ -98,7 +98,7 @@ def _parse(path: Path, number: int, line: bytes) -> Line:
     """Parse one line as a mapping with a whole-number step."""
     try:
         parsed = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("step"), int):
         raise ValueError(

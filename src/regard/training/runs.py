@@ -263,7 +263,7 @@ def is_run(directory: Path) -> bool:
     """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and {"task", "settings", "seed"} <= config.keys()
 
@@ -328,7 +328,7 @@ def _read_config(directory: Path) -> _Config | None:
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
         task = tasks.from_settings(config["task"], config["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"

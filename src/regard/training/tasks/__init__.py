@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +124,7 @@ def _list_subclasses(kind: type[Task]) -> Iterator[type[Task]]:
 
 
 def shrink(task: Task) -> Task:
-    """Return the task at smoke-test size; settings that differ from the defaults stay.
+    """Return the task at smoke-test size; settings that differ from the defaults stay, and what they need.
 
     Example:
         >>> shrink(Copy(length=5)).optimization.steps, shrink(Copy(length=5)).length
@@ -137,13 +139,20 @@ def shrink(task: Task) -> Task:
 
 
 def _shrink_record(record: Any, default: Any, small: dict[str, int]) -> Any:
-    """Return a dataclass with the small value of each field that it has and that was left at its default."""
+    """Return a dataclass with the small value of each field that it has and that was left at its default.
+
+    Where those do not fit the other values, it has as many of them as do.
+    """
     changes = {
         name: value
         for name, value in small.items()
         if hasattr(record, name) and getattr(record, name) == getattr(default, name)
     }
-    return dataclasses.replace(record, **changes)
+    for count in range(len(changes), 0, -1):
+        for chosen in itertools.combinations(changes.items(), count):
+            with contextlib.suppress(ValueError):
+                return dataclasses.replace(record, **dict(chosen))
+    return record
 
 
 def to_settings(task: Task) -> dict[str, Any]:
