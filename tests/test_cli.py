@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import regard
@@ -68,6 +69,11 @@ def test_a_reader_that_leaves_is_no_mistake():
         raise BrokenPipeError("head has seen enough")
     with pytest.raises(UsageError, match="no such disk"), expected_errors():
         raise OSError("no such disk")
+
+
+def test_a_number_beyond_64_bits_is_a_mistake():
+    with pytest.raises(UsageError, match="too large"), expected_errors():
+        np.int32(2**70)
 
 
 # Help, arguments
@@ -525,6 +531,14 @@ def test_two_runs_are_compared(finished, tmp_path, monkeypatch):
     one, two = (shutil.copytree(finished[0], tmp_path / name) for name in ("one", "two"))
     assert call(["plot", one, two, "--format", "svg"]).split() == [str(one / "figures" / "comparison.svg")]
     assert (one / "figures" / "comparison.svg").read_text().startswith("<?xml")
+
+
+def test_a_place_where_no_figure_can_be_written_is_named(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "draw_run", lambda *_: iter(()))  # sinusoids are drawn too
+    directory = shutil.copytree(finished[0], tmp_path / "run")
+    (directory / "figures").touch()
+    assert main(["plot", str(directory)]) == 2
+    assert f"{directory / 'figures'}" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_plot_needs_runs(tmp_path, capsys):

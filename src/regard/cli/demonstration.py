@@ -69,20 +69,21 @@ def run_demonstration(command: Demo, console: Console) -> int:
             console.say(f"stopped with a checkpoint; {describe_next(console.words)}")
             return 130
         entries.append(Entry(run.task, run, outcome))
-    console.say("drawing figures ...")
-    figures = draw_figures(entries, out / "figures")
-    console.say("writing pages ...")
-    pages = write_pages(entries, out)
-    seconds = time.perf_counter() - start
-    summary = {
-        "tasks": {entry.task.name: entry.summarise() for entry in entries},
-        "seconds": round(seconds, 3),
-        "smoke": command.smoke,
-        "figures": [str(figure.relative_to(out)) for figure in figures],
-        "pages": [str(page.relative_to(out)) for page in pages],
-        "versions": read_versions(),
-    }
-    metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    with expected_errors():
+        console.say("drawing figures ...")
+        figures = draw_figures(entries, out / "figures")
+        console.say("writing pages ...")
+        pages = write_pages(entries, out)
+        seconds = time.perf_counter() - start
+        summary = {
+            "tasks": {entry.task.name: entry.summarise() for entry in entries},
+            "seconds": round(seconds, 3),
+            "smoke": command.smoke,
+            "figures": [str(figure.relative_to(out)) for figure in figures],
+            "pages": [str(page.relative_to(out)) for page in pages],
+            "versions": read_versions(),
+        }
+        metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.emit("end", **summary)
     code = report(console, out, entries, figures, seconds, smoke=command.smoke)
     if not command.smoke:
@@ -123,8 +124,7 @@ def write_pages(entries: list[Entry], out: Path) -> list[Path]:
     for name, page in PAGES.items():
         task, directory = trained[name].task, trained[name].run.directory
         trace = task.watch(runs.load_model(task, directory))
-        with expected_errors():
-            written.append(trace.explore(out / page, training=training_document(directory)))
+        written.append(trace.explore(out / page, training=training_document(directory)))
     return written
 
 

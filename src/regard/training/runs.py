@@ -345,9 +345,9 @@ def _demand_same(
         for one, number in ((found.task, found.seed), (task, seed))
     )
     differences = [
-        f"  {name}: it has {there.get(name)!r}, asked for {asked[name]!r}"
-        for name in (asked if found.task.name == task.name else ["task"])
-        if there.get(name) != asked[name] and not name.startswith(free)
+        f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
+        for name in (asked | there if found.task.name == task.name else ["task"])
+        if there.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
