@@ -62,6 +62,12 @@ def test_only_the_newest_are_kept(tmp_path):
     assert_same_bits(restored, make_state(11))
 
 
+def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):
+    for name in ("100000000", "99999900", "²"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["99999900", "100000000"]
+
+
 def test_nothing_is_overwritten(saved):
     before = (saved / "00000007" / "checkpoint.json").read_bytes()
     with pytest.raises(CheckpointError, match="exists already"):
@@ -127,6 +133,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "00000003").mkdir()
     (tmp_path / "00000003" / "weights.bin").write_bytes(b"not ours")
     with pytest.raises(CheckpointError, match=r"no checkpoint\.json"):
+        checkpoints.load(tmp_path / "00000003")
+    (tmp_path / "00000003" / "checkpoint.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged: .*recursion"):
         checkpoints.load(tmp_path / "00000003")
 
 

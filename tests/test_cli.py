@@ -14,8 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import regard
 from regard.cli import commands, main, pictures
 from regard.cli.arguments import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
@@ -67,6 +69,11 @@ def test_a_reader_that_leaves_is_no_mistake():
         raise BrokenPipeError("head has seen enough")
     with pytest.raises(UsageError, match="no such disk"), expected_errors():
         raise OSError("no such disk")
+
+
+def test_a_number_beyond_64_bits_is_a_mistake():
+    with pytest.raises(UsageError, match="too large"), expected_errors():
+        np.int32(2**70)
 
 
 # Help, arguments
@@ -331,6 +338,7 @@ def test_a_finished_run_says_so_and_does_nothing(finished, capsys):
         (["train", "copy", *TINY, "--seed", "1"], "seed: it has 0, asked for 1"),
         (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
         (["train", "copy", *TINY, "--resume", "never"], "holds a run already"),
+        (["train", "copy", *TINY, "--force", "--profile", "-1"], "--profile must be at least 0, got -1"),
         (["train", "copy", *TINY, "--steps", "30"], "optimization.steps: it has 20, asked for 30"),
     ],
 )
@@ -525,6 +533,14 @@ def test_two_runs_are_compared(finished, tmp_path, monkeypatch):
     assert (one / "figures" / "comparison.svg").read_text().startswith("<?xml")
 
 
+def test_a_place_where_no_figure_can_be_written_is_named(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "draw_run", lambda *_: iter(()))  # sinusoids are drawn too
+    directory = shutil.copytree(finished[0], tmp_path / "run")
+    (directory / "figures").touch()
+    assert main(["plot", str(directory)]) == 2
+    assert f"{directory / 'figures'}" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_plot_needs_runs(tmp_path, capsys):
     assert main(["plot"]) == 2
     assert "at least one run" in capsys.readouterr().err
@@ -622,6 +638,20 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
     facts = json.loads(capsys.readouterr().out)
     assert facts["packages"]["jax"] == real("jax")
     assert facts["optional"]["matplotlib"]["version"] is None
+
+
+def test_the_doctor_says_why_a_platform_cannot_be_used(capsys, monkeypatch):
+    import jax
+
+    def fail(*_, **options):
+        raise RuntimeError("Unable to initialize backend 'tpu': no libtpu.so")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setattr(regard, "explain", fail)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "none: Unable to initialize backend 'tpu'" in text
+    assert re.search(r"backend +dense: Unable to initialize backend 'tpu'", text)
 
 
 def test_words_with_brackets_are_printed_as_they_are(capsys):

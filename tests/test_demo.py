@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from regard.cli import demonstration, main
+from regard.cli.commands import Demo
 from regard.cli.console import Console
 from regard.training import loop, runs, tasks
-from small_runs import snapshot
+from small_runs import begin, snapshot, tiny_copy
 
 FIGURES = {
     "copy-attention",
@@ -105,6 +106,27 @@ def test_other_settings_in_the_output_directory_are_refused(smoke, capsys):
     assert main(["demo", "--smoke", "--seed", "1", "--out", str(smoke)]) == 2
     assert "seed: it has 0, asked for 1" in capsys.readouterr().err
     assert snapshot(smoke) == before
+
+
+def test_force_deletes_every_run_or_none(tmp_path, capsys):
+    begin(tmp_path / "threshold", tiny_copy())
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "thesis.tex").write_text("years")
+    before = snapshot(tmp_path)
+    assert main(["demo", "--force", "--out", str(tmp_path)]) == 2
+    assert "it holds thesis.tex" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+    (tmp_path / "digits" / "thesis.tex").unlink()
+    opened = demonstration.open_all(Demo(force=True), tmp_path)
+    assert snapshot(tmp_path) == {}, "a second command without --force reuses none of them"
+    opened[0].tidy()
+
+
+def test_a_place_where_no_figure_can_be_written_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demonstration, "open_all", lambda *_: [])
+    (tmp_path / "figures").touch()
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'figures'}" in capsys.readouterr().err.replace("\n", "")
 
 
 @pytest.mark.slow

@@ -137,6 +137,15 @@ def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
     assert capsys.readouterr().out == spell_all(tokens) + "\n"
 
 
+def test_settings_that_no_parser_can_read_are_none(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert not text_models.is_pretrained(tmp_path)
+    assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
+    assert "config.json is damaged or not Regard's (RecursionError" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -146,6 +155,7 @@ def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
             "--beams searches and draws nothing; leave out --top-k",
         ),
         (["--prompt", "a", "--beams", "0"], "--beams must be at least 1, got 0"),
+        (["--prompt", "a", "--seed", str(2**63)], "--seed must be from -2**63 to 2**63 - 1, got 9223372036"),
         (["--prompt", "a", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
         (["--prompt", "a", "--stop", ""], "--stop must be a text, got an empty one"),
         (["--prompt", "a", "--top-p", "3"], "top_p: expected a number in (0, 1], got 3.0"),

@@ -69,7 +69,7 @@ FOLDERS = {
     " generation beams",
     "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership"
-    " processes locks checkpoints runs sharding heads optimization programs history work loop",
+    " processes locks checkpoints versions runs sharding heads optimization programs history work loop",
     "inspection": "words tokens contributions rollouts head_search"
     " figures.palette figures.canvas figures.cells figures.heatmaps"
     " figures.matrices figures.curves figures.patches figures.atlases figures.head_curves"

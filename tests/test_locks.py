@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from regard.training import checkpoints, locks, loop, runs
+from regard.training import checkpoints, locks, loop, processes, runs
 from small_runs import begin, snapshot, tiny_copy
 
 HOLD = """
@@ -62,6 +62,19 @@ def test_a_lock_is_held_twice_by_its_holder_and_leaves_nothing(tmp_path):
         assert (directory / locks.HOLDER).exists(), "the inner block does not release it"
         assert runs.open_run(directory, tiny_copy()).start is None
     assert not (tmp_path / "deep").exists()
+
+
+def test_processes_that_train_together_do_not_shut_each_other_out(begun, monkeypatch):
+    def refuse(directory):
+        raise locks.LockError("held by the first process, for all")
+
+    monkeypatch.setattr(locks, "_hold", refuse)
+    (begun / locks.LOCK).touch()
+    with pytest.raises(locks.LockError):
+        runs.open_run(begun, tiny_copy())
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    assert runs.open_run(begun, tiny_copy()).start.step == 1
+    (begun / locks.LOCK).unlink()
 
 
 @pytest.mark.slow

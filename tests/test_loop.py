@@ -216,6 +216,12 @@ def test_interrupted_many_times_is_uninterrupted(whole, compiled, tmp_path):
     assert_same_run(whole[0], tmp_path / "run")
 
 
+def test_a_negative_number_of_steps_to_trace_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="profile: expected a number of steps, at least 0, got -1"):
+        loop.train(runs.open_run(tmp_path / "run", tiny_copy()), profile=-1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_is_left_alone(whole):
     directory, outcome, _ = whole
     before = snapshot(directory)

@@ -137,7 +137,9 @@ def test_flags_come_before_the_environment():
         ((None, None, None), {"JAX_PROCESS_ID": "0"}, "still needed: --coordinator"),
         (("a:1", 2, 2), {}, "expected 0 to 1, as there are 2 processes; got 2"),
         (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
-        (("a", 2, 0), {}, "expected HOST:PORT of process 0, or auto; got 'a'"),
+        (("a", 2, 0), {}, "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
+        (("a:99999", 2, 0), {}, "a port from 1 to 65535, or auto; got 'a:99999'"),
+        (("a:0", 2, 0), {}, "a port from 1 to 65535, or auto; got 'a:0'"),
         ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
     ],
 )

@@ -52,7 +52,34 @@ def test_a_line_torn_by_a_kill_is_left_out(path):
     assert [line["step"] for line in metrics.read(path)] == [2, 3]
 
 
-@pytest.mark.parametrize("line", ["{]", "[3]", '{"loss": 1.0}', '{"step": "3"}', "\xff"])
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ({"loss": "x"}, "loss"),
+        ({"held_out_loss": [1.0]}, "held_out_loss"),
+        ({"split": "heads", "entropy": [1.0]}, "entropy"),
+        ({"split": "heads", "entropy": {"blocks.0": 1.0}}, "entropy"),
+        ({"split": "heads", "max_score": {"blocks.0": [1.0, "x"]}}, "max_score"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(path, line, name):
+    own = {"step": 2, "split": "mine", "words": ["kept"]}
+    layers = {"blocks.0": [1.0, None, 3], "blocks.1": [2.0]}
+    sound = [own, {"step": 3, "loss": None, "seconds": 7}, {"step": 3, "split": "heads", "entropy": layers}]
+    metrics.append(path, sound)
+    assert metrics.read(path) == sound
+    metrics.append(path, [{"step": 5, **line}])
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 4 has a {name} that training never logs: "):
+        metrics.read(path)
+
+
+def test_numbers_that_no_line_of_ours_has_are_read_as_null(path):
+    path.write_text('{"step": 2, "loss": NaN}\n{"step": 3, "loss": 1e999}\n')
+    assert [line["loss"] for line in metrics.read(path)] == [None, None]
+    assert metrics.cut(path, 2) == 1
+
+
+@pytest.mark.parametrize("line", ["{]", "[" * 100_000, "[3]", '{"loss": 1.0}', '{"step": "3"}', "\xff"])
 def test_a_damaged_line_is_named(path, line):
     path.write_bytes(b'{"step": 2}\n' + line.encode("latin-1") + b'\n{"step": 5}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):

@@ -1,12 +1,13 @@
 """A task of one's own: one class, whose runs resume; one variable, and every command knows it."""
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 from unittest import mock
 
 import jax
@@ -16,6 +17,8 @@ import pytest
 from flax import nnx
 
 from regard.cli import main
+from regard.cli.console import Console
+from regard.cli.overview import print_overview
 from regard.inspection import Tokens, figures
 from regard.models import Classifier, TransformerConfig
 from regard.training import loop, runs, tasks
@@ -122,6 +125,91 @@ def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path)
     told = r"task: .*Mine has the name of Copy, 'copy'; give the class a name of its own"
     with pytest.raises(ValueError, match=told):
         runs.open_run(tmp_path / "run", Mine())
+
+
+class Undescribed(Parity):
+    name: ClassVar[str] = "undescribed"
+
+
+def test_a_class_without_a_docstring_is_announced_by_its_name(tmp_path, capsys):
+    assert Undescribed.__doc__ is None
+    print_overview(Console(), Undescribed(), runs.open_run(tmp_path / "run", Undescribed()))
+    assert re.match(r"task +undescribed\n", capsys.readouterr().out)
+
+
+@dataclass(frozen=True)
+class ManySettings(Parity):
+    """Settings of every type that JSON can bring back."""
+
+    name: ClassVar[str] = "many-settings"
+
+    mode: Literal["a", "b"] | None = None
+    sizes: tuple[int, ...] | None = None
+    pair: tuple[int, float] = (1, 0.5)
+    plain: tuple = ()
+    steps: list[int] = field(default_factory=list)
+    names: dict[str, int | str] = field(default_factory=dict)
+    nested: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
+    other: Sizes | None = None
+    anything: Any = None
+
+
+GIVEN = {
+    "mode": "b",
+    "sizes": (2, 3),
+    "pair": (5, 7.5),
+    "plain": (1, "two"),
+    "steps": [2, 3],
+    "names": {"a": 1, "b": "two"},
+    "nested": {"small": (Sizes(d_model=8), Sizes(num_layers=2))},
+    "other": Sizes(d_model=12),
+    "anything": {"a": [None]},
+}
+
+
+@pytest.mark.parametrize("given", [{}, *({name: value} for name, value in GIVEN.items()), GIVEN], ids=list)
+def test_settings_of_many_types_come_back(tmp_path, given):
+    task = ManySettings(**given)
+    runs.open_run(tmp_path, task).begin({})
+    runs.open_run(tmp_path, task)
+    assert tasks.from_settings(task.name, tasks.to_settings(task)) == task
+    if given:
+        with pytest.raises(runs.RunError, match=f"{next(iter(given))}.*: it has .*, asked for"):
+            runs.open_run(tmp_path, ManySettings())
+
+
+def test_a_model_without_a_declared_type_comes_back():
+    @dataclass(frozen=True)
+    class Inherited(tasks.SyntheticTask):
+        name: ClassVar[str] = "inherited"
+        config = make_model = make_batch = measure = None
+
+    task = Inherited(model=Sizes(d_model=12))
+    assert tasks.from_settings(task.name, tasks.to_settings(task)) == task
+
+
+@dataclass(frozen=True)
+class Unwritable(Parity):
+    """Settings that JSON does not bring back."""
+
+    name: ClassVar[str] = "unwritable"
+
+    chosen: Any = None
+    numbers: dict[int, int] = field(default_factory=dict)
+    count: int = 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"chosen": {1}}, "Object of type set is not JSON serializable"),
+        ({"numbers": {1: 2}}, "unwritable.numbers must be int, got '1'"),
+        ({"count": None}, "unwritable.count must be int, got None"),
+    ],
+)
+def test_settings_that_would_not_come_back_are_refused_before_training(tmp_path, given, told):
+    with pytest.raises(ValueError, match=rf"task: Unwritable could not be opened again \(.*{told}\); give"):
+        runs.open_run(tmp_path / "run", Unwritable(**given))
 
 
 @pytest.mark.slow

@@ -712,7 +712,9 @@ def test_the_command_plans_a_whole_model(capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
     for words, message in (
-        (["--heads", "3"], "--model says what --heads would; leave it out"),
+        (["--heads", "3"], "plans a whole training step; leave out --heads, for attention alone"),
+        (["--dtype", "float32", "--width", "64"], "leave out --width, --dtype, for"),
+        (["--backward", "--top", "3"], "leave out --backward, --top, for"),
         (["--model", "gpt3"], "preset: expected one of "),
     ):
         assert main([*MODEL, *words]) == 2
@@ -726,6 +728,8 @@ def test_the_command_plans_a_whole_model(capsys):
     [
         (["--chip", "v1"], 2, "chip: expected one of"),
         (["--fix", "heads"], 2, "--fix must be sizes of axes such as data=2,heads=1"),
+        (["--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
+        (["--remat"], 2, "--remat is for a training step; give --model"),
         (["--top", "0"], 2, "--top must be at least 1"),
         (["--efficiency", "1.5"], 2, "--efficiency must be a share"),
         (["--mask", "causual()"], 2, "causual"),

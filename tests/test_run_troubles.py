@@ -51,6 +51,14 @@ def test_a_place_below_a_file_is_named(tmp_path, capsys):
     assert "file/run: Not a directory; give an --out below directories alone" in error
 
 
+def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys):
+    before = snapshot(run)
+    words = ["train", "text", "--files", tmp_path / "nowhere.txt", "--force", "--out", run]
+    assert main([*map(str, words)]) == 2
+    assert "nowhere.txt, which does not exist" in capsys.readouterr().err
+    assert snapshot(run) == before
+
+
 @pytest.mark.parametrize("seed", [10**20, -(2**63) - 1])
 def test_a_seed_beyond_64_bits_is_refused(tmp_path, capsys, seed):
     error = refuse(capsys, ["--out", tmp_path / "run", "--seed", seed], 2)

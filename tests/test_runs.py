@@ -118,7 +118,14 @@ def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"model_type": "bert"}', '{"format": 1, "task": "copy", "seed": 0, "settings": {}}'],
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"model_type": "bert"}',
+        '{"format": 1, "task": "copy", "seed": 0, "settings": {}}',
+    ],
 )
 def test_a_foreign_or_damaged_config_is_refused_also_with_force(run, text):
     (run / "config.json").write_text(text)
@@ -180,9 +187,39 @@ def test_force_deletes_the_run_and_nothing_else(run):
     (run / "figures").mkdir()
     (run / "figures" / "curves.png").write_bytes(b"old")
     (run / "notes.txt").write_text("mine")
+    before = snapshot(run)
     opened = runs.open_run(run, tiny_copy(steps=23), force=True)
     assert opened.start is None
-    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    opened.tidy()
+    assert snapshot(run) == before, "until everything else is checked"
+    opened.begin({})
+    assert sorted(path.name for path in run.iterdir()) == ["config.json", "notes.txt"]
+    assert json.loads((run / "config.json").read_text())["settings"]["optimization"]["steps"] == 23
+
+
+def test_force_deletes_nothing_where_the_rest_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "other")
+    inside, other = (str(folder / "checkpoints" / "00000007") for folder in (run, tmp_path / "other"))
+    for resume, task, message in (
+        (inside, tiny_copy(steps=23), "is inside --out"),
+        (str(tmp_path / "nowhere"), tiny_copy(), "is not a Regard run"),
+        (other, tiny_copy(steps=7), "is at step 7 already"),
+    ):
+        refuse(run, RunError, message, task=task, resume=resume, force=True)
+    (tmp_path / "other" / "metrics.jsonl").write_text("{\n")
+    opened = runs.open_run(run, tiny_copy(), resume=other, force=True)
+    before = snapshot(run)
+    with pytest.raises(RunError, match="line 1 is not JSON"):
+        opened.begin({})
+    assert snapshot(run) == before
+
+
+def test_a_run_that_was_forced_once_replaces_nothing_later(run):
+    opened = runs.open_run(run, tiny_copy(), force=True)
+    opened.begin({})
+    checkpoints.save(run / "checkpoints", 9, {"a": np.arange(3.0)}, {})
+    with pytest.raises(RunError, match="has changed since it was opened"):
+        opened.tidy()
 
 
 def test_forcing_again_after_a_kill_in_between_works(run):
@@ -244,6 +281,19 @@ def test_loading_a_run_gives_its_task_and_model(finished):
     assert np.array_equal(once, again), "evaluation mode: dropout is off"
     recorded = saved.record["held_out"]["loss"]
     assert float(task.evaluate(model, task.held_out)["loss"]) == pytest.approx(recorded, rel=1e-6)
+
+
+def test_a_branch_without_a_checkpoint_of_its_own_never_starts_from_nothing(half, tmp_path):
+    """As after a kill before the first: fresh parameters would follow the metrics of trained ones."""
+    directory, longer = tmp_path / "branch", tiny_copy(steps=21)
+    runs.open_run(directory, longer).begin({})
+    runs.open_run(directory, longer, resume=str(half)).begin({})
+    assert json.loads((directory / "config.json").read_text())["continued_from"] == str(half)
+    for resume in ("auto", "newest-whole"):
+        told = rf"has no checkpoint of its own yet; give --resume {half}, or --force"
+        refuse(directory, RunError, told, task=longer, resume=resume)
+    assert runs.open_run(directory, longer, resume=str(half)).start.step == 9
+    assert runs.open_run(directory, longer, force=True).start is None
 
 
 def test_loading_needs_a_run_with_a_checkpoint(run, tmp_path):

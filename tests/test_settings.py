@@ -70,6 +70,21 @@ def test_shrinking_respects_what_the_user_chose():
 
 
 @pytest.mark.parametrize(
+    ("kind", "group", "choice", "expected"),
+    [
+        (tasks.Copy, "optimization", {"warmup_steps": 50}, {"steps": 200, "batch_size": 16}),
+        (tasks.Copy, "optimization", {"accumulate_steps": 32}, {"steps": 20, "batch_size": 128}),
+        (tasks.Copy, "model", {"num_heads": 32}, {"d_model": 64, "d_ff": 32}),
+        (tasks.Text, "model", {"num_heads": 32}, {"d_model": 128, "num_layers": 1}),
+    ],
+)
+def test_shrinking_leaves_what_the_users_choice_needs(kind, group, choice, expected):
+    chosen = dataclasses.replace(getattr(kind(), group), **choice)
+    small = dataclasses.asdict(getattr(tasks.shrink(kind(**{group: chosen})), group))
+    assert choice | expected == {name: small[name] for name in choice | expected}
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (
@@ -84,6 +99,9 @@ def test_shrinking_respects_what_the_user_chose():
         (lambda: settings.Optimization(steps=3, warmup_steps=5), "warmup_steps must be at most steps"),
         (lambda: settings.Cadence(log_every=0), "log_every must be at least 1"),
         (lambda: tasks.Threshold(vocab_size=1), "vocab_size must be at least 2"),
+        (lambda: tasks.Threshold(threshold=2**31), r"threshold must be from -2\*\*31 to 2\*\*31 - 1, got"),
+        (lambda: tasks.Copy(vocab_size=2**31), r"vocab_size must be at most 2\*\*30, got 2147483648"),
+        (lambda: tasks.Reverse(vocab_size=2**31), r"vocab_size must be at most 2\*\*30"),
         (lambda: tasks.Copy(length=0), "length must be at least 1"),
         (lambda: tasks.Reverse(min_length=7, max_length=5), "max_length must be at least min_length"),
         (lambda: settings.DecoderSizes(num_heads=3), "num_heads must divide d_model"),

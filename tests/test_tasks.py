@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from regard.training import tasks
+from regard.cli.overview import describe_attention
+from regard.training import settings, tasks
 from regard.training.task import HELD_OUT, TRAINING, make_stream
 from regard.training.tasks import digits
 from small_runs import (
@@ -199,6 +200,11 @@ def test_attention_calls_say_what_the_model_does(task):
     }
 
 
+def test_attention_calls_are_of_batches_larger_than_the_held_out_data():
+    task = tasks.Reverse(held_out_size=5, optimization=settings.Optimization(batch_size=7))
+    assert len(list(describe_attention(task))) == 3
+
+
 def test_digits_are_split_by_class_without_overlap():
     pixels, labels = digits.load_scans()
     assert pixels.shape == (1797, 8, 8)
@@ -209,6 +215,13 @@ def test_digits_are_split_by_class_without_overlap():
         share = held_out[labels == label].mean()
         assert abs(share - 0.2) < 0.5 / (labels == label).sum() + 1e-9
     assert not np.array_equal(held_out, digits.split_stratified(labels, 0.2, seed=1))
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.998])
+def test_neither_side_of_the_digits_is_empty(fraction):
+    _, labels = digits.load_scans()
+    held_out = digits.split_stratified(labels, fraction, seed=0)
+    assert set(labels[held_out]) == set(labels[~held_out]) == set(range(10))
 
 
 def test_digits_train_on_no_held_out_scan():

@@ -116,6 +116,14 @@ def test_of_large_documents_the_end_of_the_smallest_is_held_out():
     sides = split(["漢漢漢漢漢", "漢漢漢"], 0.1, 4)
     assert sorted(map(len, sides[0])) == [2, 5], "no character is cut in two"
     assert sides[1] == ["漢"]
+    for most in (1, 2):
+        training, held_out = split(["漢漢漢漢漢", "漢漢漢"], 0.1, most)
+        assert (sorted(training), held_out) == (["漢漢", "漢漢漢漢漢"], ["漢"]), (
+            "nor where it alone is too long"
+        )
+    assert split(["漢漢漢", "é"], 0.1, 1) == [["漢漢漢"], ["é"]], (
+        "nothing stays of a document that is held out"
+    )
 
 
 def test_files_and_directories_are_documents_by_path(tmp_path):
@@ -656,7 +664,8 @@ def test_force_forgets_the_kept_files(stopped):
     task = dataclasses.replace(task, vocab_size=277)
     opened = runs.open_run(directory, task, force=True)
     assert opened.task.kept == {}
-    assert list(directory.iterdir()) == []
+    opened.begin({})
+    assert [path.name for path in directory.iterdir()] == ["config.json"]
 
 
 @pytest.mark.slow
@@ -711,7 +720,7 @@ def test_tokens_of_other_files_are_written_again(corpus, tmp_path, cache, damage
     elif damage == "cut short":
         (folder / "training").write_bytes((folder / "training").read_bytes()[:-2])
     else:
-        (folder / "record.json").write_text("{")
+        (folder / "record.json").write_text("[" * 100_000)
     found = small(files).tokens
     assert (found.facts == facts) == (damage in ("cut short", "no record"))
     assert hashlib.sha256(found.training.read().tobytes()).hexdigest() == found.facts["sha256"][0]

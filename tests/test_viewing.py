@@ -380,6 +380,8 @@ def test_a_text_is_for_models_of_text(copied, kept, capsys):
     for words in ([copied], [kept / "copy.regard"], [copied, "--compare", kept / "copy.regard"]):
         assert main(["view", *map(str, words), "--text", "some"]) == 2
         assert "--text is what a model of text reads" in capsys.readouterr().err
+    assert main(["view", str(copied), "--text", " "]) == 2
+    assert "--text is empty; give a sentence" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

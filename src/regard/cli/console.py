@@ -48,7 +48,7 @@ def expected_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # the reader has seen enough; `main` knows
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError, OverflowError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -67,7 +67,7 @@ def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> s
 
 def describe_start(directory: Path) -> str:
     """Say where a run goes on."""
-    steps = [int(path.name) for path in directory.glob("checkpoints/*") if path.name.isdigit()]
+    steps = [int(path.name) for path in directory.glob("checkpoints/*") if path.name.isdecimal()]
     return f"goes on from step {max(steps)}, the last checkpoint" if steps else "starts again"
 
 

@@ -16,6 +16,7 @@ from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
 from regard.training import loop, metrics, runs, tasks
 from regard.training.history import training_document
+from regard.training.versions import read_versions
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
@@ -68,20 +69,21 @@ def run_demonstration(command: Demo, console: Console) -> int:
             console.say(f"stopped with a checkpoint; {describe_next(console.words)}")
             return 130
         entries.append(Entry(run.task, run, outcome))
-    console.say("drawing figures ...")
-    figures = draw_figures(entries, out / "figures")
-    console.say("writing pages ...")
-    pages = write_pages(entries, out)
-    seconds = time.perf_counter() - start
-    summary = {
-        "tasks": {entry.task.name: entry.summarise() for entry in entries},
-        "seconds": round(seconds, 3),
-        "smoke": command.smoke,
-        "figures": [str(figure.relative_to(out)) for figure in figures],
-        "pages": [str(page.relative_to(out)) for page in pages],
-        "versions": runs.read_versions(),
-    }
-    metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    with expected_errors():
+        console.say("drawing figures ...")
+        figures = draw_figures(entries, out / "figures")
+        console.say("writing pages ...")
+        pages = write_pages(entries, out)
+        seconds = time.perf_counter() - start
+        summary = {
+            "tasks": {entry.task.name: entry.summarise() for entry in entries},
+            "seconds": round(seconds, 3),
+            "smoke": command.smoke,
+            "figures": [str(figure.relative_to(out)) for figure in figures],
+            "pages": [str(page.relative_to(out)) for page in pages],
+            "versions": read_versions(),
+        }
+        metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.emit("end", **summary)
     code = report(console, out, entries, figures, seconds, smoke=command.smoke)
     if not command.smoke:
@@ -93,12 +95,16 @@ def run_demonstration(command: Demo, console: Console) -> int:
 
 
 def open_all(command: Demo, out: Path) -> list[runs.Run]:
-    """Open every task's run, refused together or not at all: nobody waits a minute for a refusal."""
+    """Open every task's run, refused together or not at all: nobody waits a minute for a refusal.
+
+    Runs to be replaced are deleted at once, so that the command that goes on after a stop reuses none.
+    """
     chosen = [tasks.TASKS[name]() for name in TASKS]
     chosen = [tasks.shrink(task) for task in chosen] if command.smoke else chosen
     options = {"seed": command.seed, "force": command.force}
     with expected_errors():
-        return [runs.open_run(out / task.name, task, **options) for task in chosen]
+        opened = [runs.open_run(out / task.name, task, **options) for task in chosen]
+        return [run.clear() for run in opened]
 
 
 def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
@@ -118,8 +124,7 @@ def write_pages(entries: list[Entry], out: Path) -> list[Path]:
     for name, page in PAGES.items():
         task, directory = trained[name].task, trained[name].run.directory
         trace = task.watch(runs.load_model(task, directory))
-        with expected_errors():
-            written.append(trace.explore(out / page, training=training_document(directory)))
+        written.append(trace.explore(out / page, training=training_document(directory)))
     return written
 
 

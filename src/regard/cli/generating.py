@@ -12,6 +12,7 @@ from regard.cli.spelling import Ending
 from regard.cli.text_models import TextModel, open_text_model
 from regard.models import Sampling, beam_search, stream
 from regard.models.sampling import row_keys
+from regard.training.runs import SEEDS
 
 TEMPERATURE = 0.8
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -49,6 +50,8 @@ def _check(command: Generate) -> dict[str, Any]:
         raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
     if command.max_tokens < 1:
         raise UsageError(f"--max-tokens must be at least 1, got {command.max_tokens}")
+    if command.seed not in SEEDS:
+        raise UsageError(f"--seed must be from -2**63 to 2**63 - 1, got {command.seed}")
     if not all(command.stop):
         raise UsageError("--stop must be a text, got an empty one")
     given = {name: getattr(command, name) for name in SAMPLING_FLAGS if getattr(command, name) is not None}

@@ -26,8 +26,8 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
     for module, sizes in modules.items():
         table.add_row(module, str(len(sizes)), f"{sum(sizes):,}")
     optimization = task.optimization
-    first_line = (type(task).__doc__ or "").splitlines()[0]
-    console.note("task", f"{task.name}: {first_line}")
+    first_line = (type(task).__doc__ or "").strip().splitlines()[:1]
+    console.note("task", ": ".join([task.name, *first_line]))
     console.note("devices", describe_devices())
     if deployment is not None:
         console.note("mesh", describe_mesh(deployment, params))

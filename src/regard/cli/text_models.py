@@ -60,7 +60,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """Read a file of settings; empty where there is none that can be read."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
 

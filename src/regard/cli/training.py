@@ -20,12 +20,15 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 def run_training(command: Train, console: Console) -> int:
     """Train one task; return the exit code. Where there are several processes, all of them run this."""
-    task = shrink(command.task) if command.smoke else command.task
+    if command.profile < 0:
+        raise UsageError(f"--profile must be at least 0, got {command.profile}")
     directory = command.directory
     with expected_errors():
+        task = shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
-        options = {"seed": command.seed, "resume": command.resume, "mesh": deployment and deployment.name}
-        run = processes.alone(lambda: runs.open_run(directory, task, force=command.force, **options))
+        options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
+        options["mesh"] = deployment and deployment.name
+        run = processes.alone(lambda: runs.open_run(directory, task, **options))
         # What the first process found sound need not be read by all.
         run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
         if not run.is_finished:

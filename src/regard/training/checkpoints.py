@@ -186,7 +186,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoint folders from oldest to newest; a missing directory has none."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
+    found = (path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
@@ -355,7 +356,7 @@ def _read_index(path: Path) -> dict[str, Any]:
         body, seal = sealed["body"], sealed["sha256"]
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a complete Regard checkpoint: it has no {INDEX}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} is damaged: {error}") from error
     if hashlib.sha256(json.dumps(body).encode()).hexdigest() != seal:
         raise CheckpointError(f"{index} is damaged: its contents do not match their SHA-256")

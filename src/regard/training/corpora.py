@@ -219,11 +219,11 @@ def split_documents(
         return documents._take(order[~is_held]), documents._take(order[is_held])
     smallest = int(sizes.argmin())
     held_out = documents._take(order[smallest : smallest + 1])
-    if sizes[smallest] <= most:
+    source, start, stop = held_out.places[0].tolist()
+    cut = start if stop - start <= most else _find_start(documents.sources[source], stop - most, stop)
+    if cut == start:
         return documents._take(np.delete(order, smallest)), held_out
     training = documents._take(order)
-    source, _, stop = held_out.places[0].tolist()
-    cut = _find_start(documents.sources[source], stop - most, stop)
     training.places[smallest, 2] = held_out.places[0, 1] = cut
     return training, held_out
 
@@ -343,7 +343,10 @@ def _cut(path: Path, most: int, digests: bytearray) -> Iterator[tuple[int, int, 
 
 
 def _find_start(source: Path | bytes, start: int, stop: int) -> int:
-    """Return the first beginning of a line from `start` on, or of a character where there is none."""
+    """Return the first beginning of a line from `start` on, or of a character where there is none.
+
+    Where there is neither, it is that of the character within which `start` lies.
+    """
     if isinstance(source, bytes):
         data = source[start:stop]
     else:
@@ -353,7 +356,8 @@ def _find_start(source: Path | bytes, start: int, stop: int) -> int:
     line = data.find(b"\n") + 1
     if 0 < line < stop - start:
         return start + line
-    return start + next((end for end, byte in enumerate(data) if not _is_inside(byte)), 0)
+    first = next((end for end, byte in enumerate(data) if not _is_inside(byte)), None)
+    return _find_start(source, start - 1, stop) if first is None else start + first
 
 
 def _is_inside(byte: int) -> bool:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.training.metrics import HEADS
 from regard.training.task import Batch, Task
 
 AUX = ("entropy", "max_score")
-SPLIT = "heads"  # what marks these lines among those of metrics.jsonl
 DIGITS = 6
 HeadStats = dict[str, dict[str, jax.Array]]
 
@@ -49,7 +49,7 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
 def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
     """Return the line of metrics.jsonl for what `measure_heads` found: {"split": "heads", ...}."""
     fetched = jax.device_get(stats)
-    line: dict[str, Any] = {"step": step, "split": SPLIT}
+    line: dict[str, Any] = {"step": step, "split": HEADS}
     for name, layers in fetched.items():
         line[name] = {
             layer: [float(f"{value:.{DIGITS}g}") for value in layers[layer]]
@@ -73,7 +73,7 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
     """
     found: dict[int, dict[str, float]] = {}
     for line in lines:
-        if line.get("split") == SPLIT and name in line:
+        if line.get("split") == HEADS and name in line:
             found[line["step"]] = {
                 f"{layer} head {head}": math.nan if value is None else value
                 for layer, heads in line[name].items()

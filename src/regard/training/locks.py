@@ -36,8 +36,12 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def demand_free(directory: Path) -> None:
-    """Raise a LockError where another process holds the lock; write nothing where there is none."""
-    if (directory / LOCK).exists():
+    """Raise a LockError where another process holds the lock; write nothing where there is none.
+
+    Where there are several processes, the first one alone looks: it may hold the lock for all before the
+    others come here.
+    """
+    if processes.is_first() and (directory / LOCK).exists():
         with _hold(directory):
             pass
 

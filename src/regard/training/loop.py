@@ -116,8 +116,11 @@ def train(
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
         locks.LockError: when another process trains in the directory.
+        ValueError: when `profile` is negative.
         OSError: when the system refuses to write; what was saved before is whole.
     """
+    if profile < 0:
+        raise ValueError(f"profile: expected a number of steps, at least 0, got {profile}")
     with locks.hold(run.directory):
         processes.alone(run.tidy)
         if run.is_finished:

@@ -74,8 +74,12 @@ def find_membership(
         raise ValueError(f"processes: expected all of coordinator, number and index; still needed: {wanted}")
     assert count is not None
     assert index is not None
-    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
-        raise ValueError(f"coordinator: expected HOST:PORT of process 0, or auto; got {coordinator!r}")
+    port = None if coordinator is None else coordinator.rpartition(":")[2]
+    if port is not None and not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ValueError(
+            "coordinator: expected HOST:PORT of process 0, with a port from 1 to 65535, or auto; "
+            f"got {coordinator!r}"
+        )
     if count < 1:
         raise ValueError(f"processes: expected at least 1, got {count}")
     if not 0 <= index < count:
@@ -88,6 +92,6 @@ def _read(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name)
     if text is None:
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ValueError(f"{name}: expected a number, got {text!r}")
     return int(text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+HEADS = "heads"  # the split of lines that hold lists, a number per head, by statistic and layer
 # What people look at first, in this order.
 LEADING = ("loss", "bits_per_byte", "accuracy")
 
@@ -28,7 +29,7 @@ def read(path: Path) -> list[Line]:
     A missing file reads as no lines; values that were not finite when written are None.
 
     Raises:
-        ValueError: where a line is not a JSON object with a step, naming file and line.
+        ValueError: where a line is not a JSON object of a step and numbers, naming file and line.
 
     Example:
         >>> import pathlib, tempfile
@@ -95,13 +96,26 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def _parse(path: Path, number: int, line: bytes) -> Line:
-    """Parse one line as a mapping with a whole-number step."""
+    """Parse one line as a mapping with a whole-number step and values as they are logged."""
     try:
-        parsed = json.loads(line)
-    except ValueError as error:
+        parsed = replace_nonfinite(json.loads(line))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("step"), int):
         raise ValueError(
             f"{path}, line {number} must be an object with a whole-number step, got {line[:80]!r}"
         )
+    for name, value in parsed.items():
+        if not _is_logged(value, parsed.get("split")) and name not in ("step", "split"):
+            raise ValueError(f"{path}, line {number} has a {name} that training never logs: {value!r:.80}")
     return parsed
+
+
+def _is_logged(value: Any, split: Any) -> bool:
+    """Return True for what a line of this split holds: numbers, or those of each head by layer."""
+    if split is None:
+        return isinstance(value, int | float | None)
+    layers = value.values() if isinstance(value, dict) else [None]
+    return split != HEADS or all(
+        isinstance(heads, list) and all(_is_logged(head, None) for head in heads) for heads in layers
+    )

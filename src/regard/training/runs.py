@@ -7,25 +7,23 @@ Opening a run only reads, and decides to go on, to start or to refuse; `begin` i
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from regard.training import checkpoints, locks, metrics, tasks
 from regard.training.compilation import run_once
+from regard.training.versions import compare_versions, read_versions
 
 FORMAT = 1
 SEEDS = range(-(2**63), 2**63)
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
-RECORDED_PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class RunError(ValueError):
@@ -46,6 +44,8 @@ class Run:
         mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
             on on another one.
         damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
+        saved: the checkpoints that were there, and when each was written: see `tidy`.
+        replaces: what Regard may have written in the directory for the run that this one replaces.
     """
 
     directory: Path
@@ -56,6 +56,8 @@ class Run:
     note: str | None = None
     mesh: str | None = None
     damaged: tuple[Path, ...] = ()
+    saved: Mapping[Path, int] = field(default_factory=dict)
+    replaces: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -81,27 +83,44 @@ class Run:
         checkpoints.tidy(self.checkpoints_path)
         for name in (*OWN_ENTRIES, *self.task.keeps):
             (self.directory / f".{name}.draft").unlink(missing_ok=True)
-        saved = checkpoints.list_checkpoints(self.checkpoints_path)
-        found = [path for path in saved if path not in self.damaged]
-        if found[-1:] != ([self.start.path] if self.start and self.source is None else []):
+        if _date_checkpoints(self.directory) != self.saved:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
+
+    def clear(self) -> Self:
+        """Delete the run that this one replaces, config.json last: a kill leaves a run to delete again.
+
+        Returns:
+            The same run, which replaces nothing any more.
+        """
+        for name in reversed(self.replaces):
+            path = self.directory / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        return dataclasses.replace(self, saved={}, replaces=()) if self.replaces else self
 
     def begin(self, kept: Mapping[str, str]) -> None:
         """Write the settings and what the task keeps, and drop the metrics after the starting step.
+
+        The run that this one replaces is deleted first, as everything else has been checked by then.
 
         Raises:
             RunError: when the directory keeps something else than the task, or a line of metrics.jsonl is
                 damaged; nothing is written.
         """
-        for path in (self.metrics_path, *([self.source / "metrics.jsonl"] if self.source else [])):
-            _demand_sound(path)
-        present = _read_kept(self.directory, self.task)
+        read = [self.source, None if self.replaces else self.directory]
+        for directory in filter(None, read):
+            _demand_sound(directory / "metrics.jsonl")
+        present = {} if self.replaces else _read_kept(self.directory, self.task)
         for name, text in kept.items():
             if present.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
+        self.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
-        written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        goes_on = self.start is not None and self.source is None
+        written = json.loads(path.read_text(encoding="utf-8")) if goes_on else None
         if written is None or written.get("mesh") != self.mesh:
             config = self._describe() if written is None else written | {"mesh": self.mesh}
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
@@ -156,17 +175,7 @@ class _Config(NamedTuple):
     task: tasks.Task
     seed: int
     versions: dict[str, str]
-
-
-def read_versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a run."""
-    versions = {"python": platform.python_version()}
-    for package in RECORDED_PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    continued_from: str | None
 
 
 def open_run(
@@ -179,7 +188,7 @@ def open_run(
     mesh: str | None = None,
     verify: bool = True,
 ) -> Run:
-    """Decide how training in this directory starts, without changing anything (but see `force`).
+    """Decide how training in this directory starts, without changing anything.
 
     Args:
         directory: the run directory; may be missing or empty.
@@ -189,7 +198,7 @@ def open_run(
             not damaged, for restarts that nobody watches; "never" refuses a directory that holds a run; a
             path (a run directory, or one of its checkpoints) is where to start when this directory has no
             checkpoint of its own: same task and model, other steps, rates and seeds allowed.
-        force: delete the run that is there and start again. Never deletes what Regard did not write.
+        force: start again in place of the run that is there; `begin` deletes what Regard wrote of it.
         mesh: the devices' mesh of this session; None means one device.
         verify: False does not read the files of the checkpoint, as another process has checked them.
 
@@ -206,28 +215,33 @@ def open_run(
     if seed not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
     locks.demand_free(directory)
-    existing = _read_config(directory)
-    if existing is not None and force:
-        _delete_run(directory, existing.task.keeps)
-        existing = None
+    there = _read_config(directory)
+    replaces = (*OWN_ENTRIES, *there.task.keeps) if there is not None and force else ()
+    options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
+    existing = None if force else there
     if existing is not None and resume == "never":
         raise RunError(
             f"{directory} holds a run already; give another --out, or --force to delete it and start again"
         )
     note, own, damaged = None, None, {}
-    kept = _read_kept(directory, task)
+    kept = {} if replaces else _read_kept(directory, task)
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
         _demand_same(directory, existing, task, seed, remedy)
-        note = _compare_versions(existing.versions)
+        note = compare_versions(existing.versions)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         own, damaged = checkpoints.load_newest(folder, verify=verify, skip_damaged=skips)
         note = "; ".join(filter(None, [note, *map(str, damaged.values())])) or None
     if own is not None or resume in ("auto", "newest-whole", "never"):
-        return Run(directory, task.restore(kept), seed, own, note=note, mesh=mesh, damaged=tuple(damaged))
+        if own is None and existing is not None and existing.continued_from is not None:
+            raise RunError(
+                f"{directory} was to start from {existing.continued_from} and has no checkpoint of its own "
+                f"yet; give --resume {existing.continued_from}, or --force to start from nothing"
+            )
+        return Run(directory, task.restore(kept), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
     restored = task.restore(kept or _read_kept(branch.source or directory, task))
-    return dataclasses.replace(branch, task=restored, mesh=mesh)
+    return dataclasses.replace(branch, task=restored, **options)
 
 
 def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
@@ -249,7 +263,7 @@ def is_run(directory: Path) -> bool:
     """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and {"task", "settings", "seed"} <= config.keys()
 
@@ -283,6 +297,12 @@ def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
+def _date_checkpoints(directory: Path) -> dict[Path, int]:
+    """Return the times at which the checkpoints of a run directory were written, by path."""
+    found = checkpoints.list_checkpoints(directory / "checkpoints")
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
 def _read_config(directory: Path) -> _Config | None:
     """Read config.json; None for a missing or empty directory, an error for anything but a run."""
     if not directory.exists():
@@ -308,12 +328,12 @@ def _read_config(directory: Path) -> _Config | None:
         if not (complete and config["format"] == FORMAT):
             raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
         task = tasks.from_settings(config["task"], config["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return _Config(task, config["seed"], config["versions"])
+    return _Config(task, config["seed"], config["versions"], config.get("continued_from"))
 
 
 def _demand_same(
@@ -325,9 +345,9 @@ def _demand_same(
         for one, number in ((found.task, found.seed), (task, seed))
     )
     differences = [
-        f"  {name}: it has {there.get(name)!r}, asked for {asked[name]!r}"
-        for name in (asked if found.task.name == task.name else ["task"])
-        if there.get(name) != asked[name] and not name.startswith(free)
+        f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
+        for name in (asked | there if found.task.name == task.name else ["task"])
+        if there.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
@@ -353,7 +373,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    return Run(directory, task, seed, start, source=source, note=_compare_versions(config.versions))
+    return Run(directory, task, seed, start, source=source, note=compare_versions(config.versions))
 
 
 def _demand_sound(path: Path) -> None:
@@ -362,23 +382,3 @@ def _demand_sound(path: Path) -> None:
         metrics.read(path)
     except ValueError as error:
         raise RunError(f"{error}; mend or delete that line, and give the same command again") from error
-
-
-def _compare_versions(recorded: dict[str, str]) -> str | None:
-    """Return a sentence about packages that changed since the run began, or None."""
-    now = read_versions()
-    changed = [
-        f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]
-    ]
-    return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None
-
-
-def _delete_run(directory: Path, kept: tuple[str, ...]) -> None:
-    """Delete what Regard wrote in a run directory, config.json last: a kill leaves a run to delete again."""
-    with locks.hold(directory):
-        for name in reversed((*OWN_ENTRIES, *kept)):
-            path = directory / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ def at_least(bound: float) -> Range:
 
 FRACTION = Range("in (0, 1)", lambda value: 0 < value < 1)
 RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
+INT32 = Range("from -2**31 to 2**31 - 1", lambda value: -(2**31) <= value < 2**31)
+VOCABULARY = Range("at most 2**30", lambda value: value <= 2**30)  # int32 holds its tokens, and marks beside
 POSITIVE = Range("above 0", lambda value: value > 0)
 Count = Annotated[int, at_least(1)]
 DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]

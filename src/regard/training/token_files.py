@@ -259,5 +259,5 @@ def _read_record(folder: Path, inputs: str) -> dict[str, Any] | None:
         found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in found["sizes"]}
         return found["record"] if (found["inputs"], found["sizes"]) == (inputs, sizes) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

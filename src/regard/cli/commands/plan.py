@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from regard.planning import Report
 
 
+TOP = 5
+# What a model, or a training step, says by itself.
+ALONE = ("heads", "key_heads", "width", "mask", "dtype", "backward", "top")
+
+
 @dataclass(frozen=True)
 class Plan(Command):
     """Say which mesh of up to so many devices is best for attention at a length, and what it costs there.
@@ -35,13 +40,16 @@ class Plan(Command):
     """Run blocks again in the backward pass; with --model."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
     """Heads of keys and values."""
-    width: int = 128
+    width: Annotated[int | None, option("N", "128")] = None
     """Width of a head."""
     batch: int = 1
     """Sequences."""
     mask: Annotated[str | None, option("EXPRESSION", "everybody to everybody")] = None
     """Who may attend to whom, such as 'causal() & sliding_window(8191)'."""
-    dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32", "float64"] | None,
+        option("bfloat16|float16|float32|float64", "bfloat16"),
+    ] = None
     """Type of query, key and value."""
     backward: bool = False
     """Weigh the gradients, too."""
@@ -49,28 +57,32 @@ class Plan(Command):
     """Sizes of mesh axes that are given, such as 'data=2,heads=1'; data, sequence, exchange, heads."""
     efficiency: float = 0.5
     """Share of the chip's operations per second that attention reaches."""
-    top: int = 5
+    top: Annotated[int | None, option("N", str(TOP))] = None
     """Meshes to show."""
     output: Output = Output()
 
     def run(self, console: Console) -> int:
         """Print a plan; return 1 when no mesh holds the call."""
-        if self.top < 1:
-            raise UsageError(f"--top must be at least 1, got {self.top}")
+        top = TOP if self.top is None else self.top
+        if top < 1:
+            raise UsageError(f"--top must be at least 1, got {top}")
         if not 0 < self.efficiency <= 1:
             raise UsageError(f"--efficiency must be a share above 0, at most 1, got {self.efficiency}")
         if self.model is not None:
             return self._run_step(console)
         if self.heads is None:
             raise UsageError("plan needs --heads, or a --model that says them")
+        if self.remat:
+            raise UsageError("--remat is for a training step; give --model, or leave it out")
         from regard import masks
         from regard.planning import Assumptions, MemoryTooSmallError, plan
 
         same = ("length", "heads", "devices", "chip", "key_heads", "width", "batch", "dtype", "backward")
+        given = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
         with expected_errors():
             try:
                 report = plan(
-                    **{name: getattr(self, name) for name in same},
+                    **given,
                     mask=masks.parse(self.mask) if self.mask else None,
                     fixed=_parse_sizes(self.fix),
                     assumptions=Assumptions(compute_efficiency=self.efficiency),
@@ -78,7 +90,7 @@ class Plan(Command):
             except MemoryTooSmallError as error:
                 console.fail(str(error))
                 return 1
-        values = report.as_json(self.top)
+        values = report.as_json(top)
         meshes = values.pop("meshes")
         console.emit("plan", **values)
         for rank, mesh in enumerate(meshes):
@@ -86,8 +98,8 @@ class Plan(Command):
         for label, text in report.lines():
             console.note(label, text)
         console.say()
-        console.say(_tabulate(report, self.top))
-        if (left := len(report.ranking) - self.top) > 0:
+        console.say(_tabulate(report, top))
+        if (left := len(report.ranking) - top) > 0:
             console.say(f"and {left} more: --top {len(report.ranking)}")
         console.say("\nassumed")
         for label, text in report.assumed():
@@ -102,9 +114,10 @@ class Plan(Command):
         from regard.models import preset
         from regard.planning import Assumptions, MemoryTooSmallError, plan_step
 
-        alone = {"heads": self.heads, "key_heads": self.key_heads, "mask": self.mask}
-        if given := [f"--{name.replace('_', '-')}" for name, value in alone.items() if value is not None]:
-            raise UsageError(f"--model says what {', '.join(given)} would; leave it out")
+        given = [name for name in ALONE if getattr(self, name) not in (None, False)]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"--model plans a whole training step; leave out {flags}, for attention alone")
         try:
             config = preset(self.model or "").config
         except KeyError as error:
@@ -140,6 +153,8 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
         name, _, size = word.partition("=")
         if not size.strip().isdecimal():
             raise UsageError(f"--fix must be sizes of axes such as data=2,heads=1, got {text!r}")
+        if name.strip() in sizes:
+            raise UsageError(f"--fix: expected every axis once, got {name.strip()} twice in {text!r}")
         sizes[name.strip()] = int(size)
     return sizes
 

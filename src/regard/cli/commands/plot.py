@@ -49,11 +49,11 @@ class Plot(Command):
             for _, task, _ in loaded:
                 _ = task.held_out  # may be in files that are gone
             histories = {str(directory): metrics.read(directory / "metrics.jsonl") for directory in self.runs}
-        for directory, task, model in loaded:
-            drawn = pictures.draw_run(task, model, histories[str(directory)])
-            if task.config.positions == "sinusoidal":
-                drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
-            save(drawn, directory)
-        if len(histories) > 1:
-            save(iter([("comparison", training_curves(histories))]), self.runs[0])
+            for directory, task, model in loaded:
+                drawn = pictures.draw_run(task, model, histories[str(directory)])
+                if task.config.positions == "sinusoidal":
+                    drawn = itertools.chain(drawn, pictures.draw_sinusoids(task.config.d_model))
+                save(drawn, directory)
+            if len(histories) > 1:
+                save(iter([("comparison", training_curves(histories))]), self.runs[0])
         return 0

@@ -83,6 +83,8 @@ class View(Command):
         from regard.inspection.explorer.live import serve_live
         from regard.inspection.explorer.server import serve
 
+        if self.text is not None and not self.text.strip():
+            raise UsageError("--text is empty; give a sentence")
         if self.compare is None and is_model(self.source):
             reader = open_text_reader(self.source)
             if reader is not None:

@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import inspect
+import itertools
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regard.training.task import Example as Example
 from regard.training.task import SyntheticTask as SyntheticTask
@@ -49,10 +53,10 @@ def find_task(name: str) -> type[Task]:
 
 
 def demand_known(task: Task) -> None:
-    """Raise where a run of this task could not be known again, as its class shares its name.
+    """Raise where a run of this task could not be opened again.
 
     Raises:
-        ValueError: naming both classes.
+        ValueError: naming both classes where two share a name, or the setting that JSON does not bring back.
     """
     kind = type(task)
     if find_task(task.name) is not kind:
@@ -60,6 +64,13 @@ def demand_known(task: Task) -> None:
             f"task: {kind.__qualname__} has the name of {find_task(task.name).__qualname__}, {task.name!r}; "
             "give the class a name of its own: name: ClassVar[str] = ..."
         )
+    try:
+        from_settings(task.name, to_settings(task))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"task: {kind.__qualname__} could not be opened again ({error}); give its settings the types of "
+            "their values: numbers, bool, str, tuples, lists and dicts of those, dataclasses, or a union"
+        ) from error
 
 
 def load_tasks(names: str) -> None:
@@ -122,7 +133,7 @@ def _list_subclasses(kind: type[Task]) -> Iterator[type[Task]]:
 
 
 def shrink(task: Task) -> Task:
-    """Return the task at smoke-test size; settings that differ from the defaults stay.
+    """Return the task at smoke-test size; settings that differ from the defaults stay, and what they need.
 
     Example:
         >>> shrink(Copy(length=5)).optimization.steps, shrink(Copy(length=5)).length
@@ -137,20 +148,27 @@ def shrink(task: Task) -> Task:
 
 
 def _shrink_record(record: Any, default: Any, small: dict[str, int]) -> Any:
-    """Return a dataclass with the small value of each field that it has and that was left at its default."""
+    """Return a dataclass with the small value of each field that it has and that was left at its default.
+
+    Where those do not fit the other values, it has as many of them as do.
+    """
     changes = {
         name: value
         for name, value in small.items()
         if hasattr(record, name) and getattr(record, name) == getattr(default, name)
     }
-    return dataclasses.replace(record, **changes)
+    for count in range(len(changes), 0, -1):
+        for chosen in itertools.combinations(changes.items(), count):
+            with contextlib.suppress(ValueError):
+                return dataclasses.replace(record, **dict(chosen))
+    return record
 
 
 def to_settings(task: Task) -> dict[str, Any]:
-    """Return a task's settings as nested dictionaries of plain values, ready for JSON."""
+    """Return a task's settings as nested dictionaries of plain values, as JSON gives them back."""
     settings = dataclasses.asdict(task)
     del settings["kept"]
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    return json.loads(json.dumps(settings))
 
 
 def from_settings(name: str, settings: dict[str, Any]) -> Task:
@@ -165,28 +183,42 @@ def from_settings(name: str, settings: dict[str, Any]) -> Task:
 def _rebuild(record: Any, settings: Any, where: str) -> Any:
     """Build a dataclass from its dictionary, nested dataclasses included; name what does not fit."""
     kinds = get_type_hints(record)
-    expected = [field.name for field in dataclasses.fields(record) if field.init]
-    if not isinstance(settings, dict) or not set(settings) <= set(expected):
+    fields = {field.name: field for field in dataclasses.fields(record) if field.init}
+    if not isinstance(settings, dict) or not set(settings) <= set(fields):
         got = sorted(settings) if isinstance(settings, dict) else settings
-        raise ValueError(f"{where} must have the settings {sorted(expected)}, got {got}")
-    values = {}
-    for name, value in settings.items():
-        kind, path = kinds[name], f"{where}.{name}"
-        if dataclasses.is_dataclass(kind):
-            values[name] = _rebuild(kind, value, path)
-        elif _is_of(kind, value):
-            values[name] = tuple(value) if isinstance(value, list) else value
-        else:
-            raise ValueError(f"{path} must be {getattr(kind, '__name__', kind)}, got {value!r}")
+        raise ValueError(f"{where} must have the settings {sorted(fields)}, got {got}")
+    for name, field in fields.items():
+        if kinds[name] is Any and dataclasses.is_dataclass(field.default):
+            kinds[name] = type(field.default)
+    values = {name: _revive(kinds[name], value, f"{where}.{name}") for name, value in settings.items()}
     return record(**values)
 
 
+def _revive(kind: Any, value: Any, where: str) -> Any:
+    """Return a value read from JSON as one of a field's type (a whole number will do for a float)."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _rebuild(kind, value, where)
+    if origin in (Union, UnionType):
+        for one in inner:
+            with contextlib.suppress(ValueError):
+                return _revive(one, value, where)
+    elif origin is tuple and isinstance(value, list):
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner or (Any,) * len(value)
+        if len(kinds) == len(value):
+            return tuple(_revive(one, entry, where) for one, entry in zip(kinds, value, strict=True))
+    elif origin in (list, Sequence) and isinstance(value, list) and inner:
+        return [_revive(inner[0], entry, where) for entry in value]
+    elif origin in (dict, Mapping) and isinstance(value, dict) and inner:
+        key, one = inner
+        return {_revive(key, name, where): _revive(one, entry, where) for name, entry in value.items()}
+    elif value in inner if origin is Literal else kind is Any or _is_of(origin, value):
+        return value
+    raise ValueError(f"{where} must be {kind if inner else getattr(kind, '__name__', kind)}, got {value!r}")
+
+
 def _is_of(kind: Any, value: Any) -> bool:
-    """Return True for a value read from JSON that has a field's type (a whole number will do for a float)."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is_of(get_args(kind)[0], entry) for entry in value)
+    """Return True for a plain value of a class; a bool is no number."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -138,12 +138,16 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
 
 
 def split_stratified(labels: Int[np.ndarray, " N"], fraction: float, seed: int) -> Bool[np.ndarray, " N"]:
-    """Hold out the same fraction of every class, rounded to whole examples, at random: True is held out."""
+    """Hold out the same fraction of every class, at random: True is held out.
+
+    It is rounded to whole examples, of which at least one is held out and one is not.
+    """
     generator = np.random.default_rng(seed)
     held_out = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        held_out[generator.permutation(members)[: round(fraction * len(members))]] = True
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        held_out[generator.permutation(members)[:count]] = True
     return held_out
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
-from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes
+from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes
 from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Reverse(SyntheticTask):
     name: ClassVar[str] = "reverse"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: Count = 16
+    vocab_size: Annotated[Count, VOCABULARY] = 16
     """Different tokens, besides the start, end and padding marks."""
     min_length: Count = 5
     """Shortest sequence."""
@@ -111,7 +111,7 @@ class Reverse(SyntheticTask):
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         source, target = self.max_length, self.max_length + 1
-        padding = masks.lengths(self.held_out["lengths"][: self.optimization.batch_size])
+        padding = masks.lengths(np.resize(self.held_out["lengths"], self.optimization.batch_size))
         return {
             "encoder self-attention": (source, source, padding),
             "decoder self-attention": (target, target, masks.causal()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import jax, jnp, models, np
-from regard.training.settings import Cadence, Count, Goal, Optimization, Sizes, at_least
+from regard.training.settings import INT32, VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Threshold(SyntheticTask):
     name: ClassVar[str] = "threshold"
     goal: ClassVar[Goal] = Goal("accuracy", 0.985)
 
-    vocab_size: Annotated[int, at_least(2)] = 100
+    vocab_size: Annotated[int, at_least(2), VOCABULARY] = 100
     """Tokens are drawn from 0 .. vocab_size - 1."""
     length: Count = 8
     """Tokens per sequence."""
-    threshold: int = 400
+    threshold: Annotated[int, INT32] = 400
     """The label is 1 when the sum of the tokens exceeds this."""
     held_out_size: Count = 10_000
     """Held-out sequences."""

@@ -1,0 +1,38 @@
+"""The versions that decide the bits of a run, which config.json records."""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+
+PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def read_versions() -> dict[str, str]:
+    """Return the versions that decide the bits of a run.
+
+    Example:
+        >>> import jax
+        >>> read_versions()["jax"] == jax.__version__
+        True
+    """
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def compare_versions(recorded: Mapping[str, str]) -> str | None:
+    """Return a sentence about packages that changed since a run began, or None.
+
+    Example:
+        >>> compare_versions(read_versions() | {"numpy": "1.0"})  # doctest: +ELLIPSIS
+        'begun under other versions, so bits may differ: numpy 1.0 -> ...'
+    """
+    now = read_versions()
+    changed = [
+        f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]
+    ]
+    return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None
