@@ -42,7 +42,7 @@ class TextCache:
     pending: Int[Array, " batch"]
     """The last token of each row, which was written and not read yet."""
     seen: Any = None
-    """Tokens that a repetition penalty applies to, `(batch, V)` booleans; None without one."""
+    """Tokens that a repetition penalty applies to, `(batch, V)` booleans."""
     draft: DecodingCache | None = None
     """Keys and values of the draft, of the same text; None without one."""
 
