@@ -140,7 +140,8 @@ class KVCache(Rows):
                 f" for there to be room to append; got {slots}"
             )
         key, value = (_zeros((rows, heads, slots, size), dtype) for size in (width, value_width))
-        return cls(key, value, *jnp.zeros((2, rows), jnp.int32), window, first, spare)
+        lengths, start = jnp.zeros((2, rows), jnp.int32)
+        return cls(key, value, lengths, start, window, first, spare)
 
     _axes = ("batch", "key_heads", "capacity", "key_width")
 
