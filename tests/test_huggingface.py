@@ -487,7 +487,9 @@ def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
     folder = fill(tmp_path / "it", name)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
-    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many as .*; got 1000000000"):
+    with pytest.raises(
+        ValueError, match=rf"{entry}: expected at most \d+, got 1000000000; the files hold no more"
+    ):
         huggingface.load(folder)
 
 

@@ -140,11 +140,11 @@ class Family:
         return weights
 
     def check_layers(self, settings: Settings, most: int, remedy: str) -> None:
-        """Raise for more layers than there can be, before one is built."""
+        """Raise for more layers or experts than there can be, before one is built."""
         for name in self.layer_counts:
             count = settings.get(name)
             if isinstance(count, int) and count > most:
-                raise ValueError(f"{name}: expected at most {most} layers, got {count}; {remedy}")
+                raise ValueError(f"{name}: expected at most {most}, got {count}; {remedy}")
 
     def _read_size(self, settings: Settings, name: str) -> int:
         return read_size(name, settings.get(name), f"the config.json of {self.kind}")
