@@ -27,9 +27,9 @@ def draw(length=T, dtype=np.float32):
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-def contiguous(dtype=jnp.float32, capacity=CAPACITY, window=None, garbage=NAN):
+def contiguous(dtype=jnp.float32, capacity=CAPACITY, window=None, garbage=NAN, spare=0):
     """An empty cache, with garbage where nothing was stored."""
-    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=window)
+    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=window, spare=spare)
     return dataclasses.replace(cache, key=cache.key + garbage, value=cache.value + garbage)
 
 
@@ -368,6 +368,25 @@ def test_rewinding_behind_the_window_is_refused():
         np.testing.assert_array_equal(lost.rewind(lost.lengths).lengths, lengths + WINDOW)
     assert cache.rewind(0).start.tolist() == [0, 0]
     assert not jax.jit(KVCache.rewind)(cache, 0).overflowed.any()
+
+
+def test_spare_tokens_are_there_to_go_back_to():
+    """Tokens came one by one; none is missed, and none is said to be."""
+    cache, (_, key, value) = contiguous(capacity=WINDOW + 5, window=WINDOW, spare=3), draw()
+    for t in range(T):
+        cache = cache.append(key[:, :, t : t + 1], value[:, :, t : t + 1])
+        for kept in range(max(t - 3, 0), t + 2):
+            shorter, start = cache.rewind(kept), int(cache.start[0])
+            assert not shorter.overflowed.any()
+            assert not jax.jit(KVCache.rewind)(cache, kept).overflowed.any()
+            first = max(kept - WINDOW, 0)
+            stored = shorter.key[:, :, first - start : kept - start]
+            np.testing.assert_array_equal(stored, key[:, :, first:kept])
+    assert ", window=4, spare=3, " in repr(cache)
+    with pytest.raises(ValueError, match="spare: expected 0 without a window"):
+        contiguous(capacity=9, spare=1)
+    with pytest.raises(ValueError, match="window of 4 tokens and 3 spare ones, best twice"):
+        contiguous(capacity=7, window=WINDOW, spare=3)
 
 
 def test_rewinding_under_jit_never_goes_forward():

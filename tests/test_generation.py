@@ -568,6 +568,15 @@ def test_a_conversation_takes_the_places_that_each_row_needs():
         generate(model, [[], [3] * 8], max_tokens=7, cache=cache)
 
 
+def test_a_penalty_of_a_later_call_knows_the_text_before():
+    model, harsh = small_decoder(), {"sampling": Sampling(repetition_penalty=3.0), "max_tokens": 6}
+    written = generate(model, [[1, 2, 3]], max_tokens=5, return_cache=True)
+    text = [1, 2, 3, *written.rows()[0], 7]
+    again = generate(model, [[7]], **harsh, cache=written.cache)
+    assert again.rows() == generate(model, [text], **harsh).rows()
+    assert again.rows() != generate(model, [text], max_tokens=6).rows()
+
+
 def test_the_largest_numbers_ask_for_all():
     model = small_decoder()
     parts = list(stream(model, [[1]], max_tokens=5, burst=2**31 - 1))

@@ -1,5 +1,6 @@
 """Folders of Hugging Face: configs in every spelling, weights that do not fit, saving, tokenizers."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -397,6 +398,30 @@ def test_unreadable_configs_are_named(tmp_path):
             huggingface.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "vit", "t5"))
+def test_entries_of_any_kind_are_read_or_refused(name):
+    """A config.json may be damaged; reading it ends, and in no other error."""
+    config, _ = draw_tensors(name)
+    for entry in [*config, "quantization_config", "rope_parameters", "layer_types"]:
+        for value in (
+            None,
+            True,
+            0,
+            -1,
+            0.5,
+            10**30,
+            float("nan"),
+            float("inf"),
+            "x",
+            [],
+            [1, 2],
+            {},
+            {"a": 1},
+        ):
+            with contextlib.suppress(ValueError):
+                huggingface.read_config({**config, entry: value})
+
+
 # Entries of configs.
 
 
@@ -462,7 +487,9 @@ def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
     folder = fill(tmp_path / "it", name)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
-    with pytest.raises(ValueError, match=rf"{entry}: expected at most as many as .*; got 1000000000"):
+    with pytest.raises(
+        ValueError, match=rf"{entry}: expected at most \d+, got 1000000000; the files hold no more"
+    ):
         huggingface.load(folder)
 
 
@@ -714,6 +741,8 @@ def test_weights_load_into_a_loop_over_layers(tmp_path):
     tokens = jnp.array([[1, 2, 3, 5, 8]])
     found = nnx.jit(lambda model, tokens: model(tokens))(looped.model, tokens)
     np.testing.assert_allclose(found, plain.model(tokens), rtol=0, atol=1e-5)
+    again = huggingface.load(huggingface.save(looped.model, tmp_path / "second", "llama"))
+    assert again.config == plain.config
 
 
 # Saving.

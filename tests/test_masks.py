@@ -299,7 +299,8 @@ def test_masks_compare_by_what_they_say():
     "text",
     ["", "causal(", "causal", "import os", "__import__('os')", "causal() + prefix(1)", "prefix(x)",
      "causal() & open('f')", "sliding_window(-1)", "prefix(1.5)", "lambda: 1", "(" * 500,
-     "~" * 9999 + "causal()",     "prefix(__builtins__)", "masks.causal()", "causal(**{'a': 1})"],
+     "~" * 9999 + "causal()",     "prefix(__builtins__)", "masks.causal()", "causal(**{'a': 1})",
+     "causal(a={[1]: 2})"],
 )  # fmt: skip
 def test_parse_refuses_what_is_not_a_mask(text):
     with pytest.raises(ValueError, match="mask: expected an expression"):

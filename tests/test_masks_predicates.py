@@ -122,6 +122,33 @@ def test_positions_may_differ_by_row():
         np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
+PLACED = [
+    ((3, 3), (3, 3)),
+    ((3, 3), (1, 3)),
+    ((B, H), (B, H)),
+    ((B, G, H), (1, G, H)),
+    ((B, G, H), (B, G)),
+]
+
+
+@pytest.mark.parametrize(("leading", "shape"), mostly_slow(PLACED, PLACED[1], PLACED[3]))
+def test_positions_may_differ_by_head(leading, shape):
+    rng = np.random.default_rng(3)
+    places = rng.integers(-4, 9, (*shape, T)), rng.integers(-4, 9, (*shape, S))
+    wide = (*shape, *(1,) * (len(leading) - len(shape)))
+    query, key = (
+        np.broadcast_to(one.reshape((*wide, *end)), (*leading, *end))
+        for one, end in zip(places, ((T, 1), (1, S)), strict=True)
+    )
+    batch, *_, head = np.indices((*leading, 1, 1))[: len(leading)]
+    keep = np.asarray(by_all(batch, head, query, key))
+    where = {"query_positions": places[0], "key_positions": places[1]}
+    expected = attend(*draw(*leading), mask=masks.from_array(keep), backend="dense")
+    for backend in ("dense", "tiled"):
+        got = attend(*draw(*leading), mask=masks.predicate(by_all), **where, backend=backend)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
 def test_tiles_are_those_of_each_row_and_head():
     mask = masks.predicate(by_all) & masks.prefix([9, 4])
     keep = truth(by_all, (B, H)) & (np.arange(S) < np.array([9, 4])[:, None, None, None])
@@ -268,3 +295,6 @@ def test_mistakes_are_explained():
         masks.predicate(lambda head, key: head + key).dense(3)
     with pytest.raises(ValueError, match="predicate, numbered by the heads of a call: expected leading axes"):
         attend(*draw(B, H), mask=masks.predicate(by_all).number_leading((B, H + 2)), query_offset=OFFSET)
+    prepared = masks.predicate(by_all).prepare(T, S, query_offset=OFFSET, leading=(B,))
+    with pytest.raises(ValueError, match="predicate: expected numbers for a call of 2 leading axes"):
+        attend(*draw(B, B), mask=prepared, query_offset=OFFSET)

@@ -93,6 +93,17 @@ def test_what_cannot_be_embedded_is_explained(folder):
         embed(dataclasses.replace(pretrained, tokenizer=None), ["hello"])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1]", "expected a JSON object"), ('{"max_seq_length": "256"}', "max_seq_length: expected an integer")],
+)
+def test_a_damaged_limit_is_refused(folder, tmp_path, text, message):
+    pretrained = dataclasses.replace(huggingface.load(folder), directory=tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        embed(pretrained, ["hello"])
+
+
 @pytest.mark.parametrize(("option", "least"), [("batch_size", 1), ("max_length", 3)])
 def test_sizes_that_are_too_small_are_refused(folder, option, least):
     for size in (least - 1, -1):

@@ -112,6 +112,20 @@ def test_a_failure_while_writing_leaves_the_old_file_and_no_other(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("size", [640, 896, 1152, 1408])
+def test_a_header_may_be_as_long_as_a_pickle_begins(tmp_path, size):
+    array = np.arange(3, dtype=np.float32)
+
+    def write(name, note):
+        path = write_weights(tmp_path / name, {"w": array}, metadata={"note": "a" * note})
+        return path, int.from_bytes(path.read_bytes()[:8], "little")
+
+    path, found = write("model.safetensors", size - write("first.safetensors", 0)[1])
+    assert found == size
+    assert path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    assert_equal(open_weights(path), {"w": array})
+
+
 def test_pickles_are_refused_unopened(tmp_path):
     class Trap:
         def __reduce__(self):

@@ -76,6 +76,8 @@ class KVCache(Rows):
     """The number of tokens before its own that a query needs; None means all."""
     first: int = dataclasses.field(default=0, metadata={"static": True})
     """The number of tokens at the beginning that stay beside the window."""
+    spare: int = dataclasses.field(default=0, metadata={"static": True})
+    """The number of tokens before the window that stay as well, for `rewind` to go back to."""
 
     @classmethod
     def create(
@@ -89,6 +91,7 @@ class KVCache(Rows):
         dtype: Any = jnp.float32,
         window: int | None = None,
         first: int = 0,
+        spare: int = 0,
     ) -> KVCache:
         """Make an empty cache.
 
@@ -96,7 +99,7 @@ class KVCache(Rows):
             batch: number of rows.
             key_heads: K, heads of key and value; those of query may be a multiple.
             capacity: slots per row. With a window at least `window` and the longest chunk that is appended,
-                and `first`; None means twice the window, and `first`.
+                `first` and `spare`; None means twice the window, and these.
             key_width: D.
             value_width: E; None means D.
             dtype: floating-point dtype of what is stored; or int8, a quarter of float32's memory, with a
@@ -105,6 +108,7 @@ class KVCache(Rows):
             window: how many tokens before its own a query needs, as in `masks.sliding_window(window)`; older
                 ones may be forgotten. None keeps all.
             first: how many tokens at the beginning of each row stay beside the window.
+            spare: with a window, how many tokens `rewind` can take back that were appended one by one.
 
         Returns:
             A cache of zeros, with lengths 0.
@@ -112,30 +116,32 @@ class KVCache(Rows):
         Raises:
             TypeError: sizes that are not integers, a dtype that is neither floating-point nor int8.
             ValueError: sizes below 1, a window without room for one more token, no capacity and no window,
-                first tokens without a window.
+                first or spare tokens without a window.
         """
         if window is not None:
             window = whole_number("window", window, 0)
-        first = whole_number("first", first, 0)
-        if first and window is None:
-            raise ValueError(
-                f"first: expected 0 without a window, as all tokens stay then; got {first}. Pass window="
-            )
+        first, spare = whole_number("first", first, 0), whole_number("spare", spare, 0)
+        for name, count in (("first", first), ("spare", spare)):
+            if count and window is None:
+                raise ValueError(
+                    f"{name}: expected 0 without a window, as all tokens stay then; got {count}. Pass window="
+                )
         if capacity is None:
             if window is None:
                 raise ValueError("capacity: expected the slots per row, because window is None; got None")
-            capacity = first + max(2 * window, 1)
+            capacity = first + spare + max(2 * window, 1)
         sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
         rows, heads, slots, width, value_width = (whole_number(name, n, 1) for name, n in sizes.items())
-        if window is not None and slots <= window + first:
-            beside = f" and {first} first ones" if first else ""
+        if window is not None and slots <= window + first + spare:
+            beside = f" and {first} first ones" * bool(first) + f" and {spare} spare ones" * bool(spare)
             raise ValueError(
                 f"capacity: expected more than the window of {window} tokens{beside}, best twice the window,"
                 f" for there to be room to append; got {slots}"
             )
         key, value = (_zeros((rows, heads, slots, size), dtype) for size in (width, value_width))
-        return cls(key, value, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32), window, first)
+        lengths, start = jnp.zeros((2, rows), jnp.int32)
+        return cls(key, value, lengths, start, window, first, spare)
 
     _axes = ("batch", "key_heads", "capacity", "key_width")
 
@@ -151,7 +157,7 @@ class KVCache(Rows):
     @property
     def longest_chunk(self) -> int:
         """Most tokens that one `append` takes."""
-        return self.capacity - (self.window or 0) - self.first
+        return self.capacity - (self.window or 0) - self.first - self.spare
 
     @property
     def positions(self) -> Int[Array, "batch capacity"]:
@@ -203,7 +209,7 @@ class KVCache(Rows):
                 raise ValueError(
                     f"lengths: expected {few} or at least {dropped + (self.window or 0)} for row"
                     f" {row}, which has dropped its tokens before {dropped}; got {kept[row]}. Create"
-                    " the cache with a larger capacity to rewind farther, or rewind before appending more"
+                    " the cache with spare= to rewind farther, or rewind before appending more"
                 )
         return shorter
 
@@ -239,11 +245,12 @@ class KVCache(Rows):
                 f"key: expected at most {self.capacity} tokens, the capacity; got {size}. Create the cache"
                 " with a larger capacity"
             )
-        beside = f" and {self.first} first tokens" if self.first else ""
+        beside = f" and {self.first} first tokens" * bool(self.first)
+        beside += f" and {self.spare} spare ones" * bool(self.spare)
         return (
             f"key: expected at most {self.longest_chunk} tokens at once, the capacity of {self.capacity} less"
             f" the window of {self.window}{beside}; got {size}. Append shorter chunks, or create the cache"
-            f" with capacity={self.window + self.first + size}"
+            f" with capacity={self.capacity - self.longest_chunk + size}"
         )
 
     def _loss(self, rows: np.ndarray) -> str:
@@ -253,8 +260,8 @@ class KVCache(Rows):
                 " Create the cache with a larger capacity"
             )
         return (
-            f"rows {rows.tolist()} rewound behind the window of {self.window}. Create the cache with a larger"
-            " capacity to rewind farther, or rewind before appending more"
+            f"rows {rows.tolist()} rewound behind the window of {self.window}. Create the cache with spare="
+            " to rewind farther, or rewind before appending more"
         )
 
 
@@ -285,13 +292,13 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
 
 
 def _move_to_front(cache: KVCache) -> KVCache:
-    """Move the newest `window` tokens of every row to the front: of all rows, so that moves stay rare."""
-    window, front = cache.window or 0, cache.first
-    shift = jnp.maximum(cache.lengths - cache.start - front - window, 0)
+    """Move the newest tokens that stay to the front: of all rows, so that moves stay rare."""
+    kept, front = (cache.window or 0) + cache.spare, cache.first
+    shift = jnp.maximum(cache.lengths - cache.start - front - kept, 0)
 
     def move(buffer: Array) -> Array:
         def newest(row: Array, first: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(row, first, window, axis=1)
+            return jax.lax.dynamic_slice_in_dim(row, first, kept, axis=1)
 
         moved = jax.vmap(newest)(buffer, front + shift)
         return jax.lax.dynamic_update_slice_in_dim(buffer, moved, front, axis=2)

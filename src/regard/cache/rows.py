@@ -26,6 +26,7 @@ class Rows:
     start: Any  # position of the first slot
     window: int | None = None
     first: int = 0
+    spare: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
     _stored: tuple[Any, Any]  # keys and values, as they are written
 
@@ -150,8 +151,8 @@ class Rows:
     def rewind(self, lengths: int | ArrayLike) -> Self:
         """Forget the newest tokens, as speculative decoding does with drafts that were not accepted.
 
-        With a window, all tokens of the last `append` can be taken back, and maybe more. Rows keep their
-        pages, and what lies in shared ones.
+        With a window, all tokens of the last `append` can be taken back, `spare` more, and maybe others. Rows
+        keep their pages, and what lies in shared ones.
 
         Args:
             lengths: tokens to keep, 0..`self.lengths`, an integer or one per row.
@@ -227,7 +228,7 @@ class Rows:
         dtype = jax.tree.leaves(key)[0].dtype
         listed = "".join(f"{axis}={size}, " for axis, size in sizes.items())
         window = "" if self.window is None else f", window={self.window}"
-        window += f", first={self.first}" if self.first else ""
+        window += f", first={self.first}" * bool(self.first) + f", spare={self.spare}" * bool(self.spare)
         known = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
         return f"{name}({listed}value_width={value.shape[3]}, {dtype}{window}, lengths={known})"
 

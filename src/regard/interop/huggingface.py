@@ -112,7 +112,8 @@ def load(
     settings = read_settings(directory)
     family = find_family(settings)
     weights = family.unpack(open_weights(directory))
-    family.check_layers(settings, len(weights))
+    remedy = "the files hold no more tensors: correct config.json, or put all the shards there"
+    family.check_layers(settings, len(weights), remedy)
     kind, config = read_config(settings, length=length)
     config = dataclasses.replace(config, scan_layers=scan_layers, remat=remat)
     table = family.weight_map(config)

@@ -13,6 +13,8 @@ from regard.interop.families import FAMILIES, Family
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
 
+_MOST_LAYERS = 1 << 14
+
 
 def read_settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json as a dict, from a folder, a file or a dict.
@@ -70,13 +72,21 @@ def read_config(
     """
     settings = read_settings(source)
     family = find_family(settings)
-    packed = settings.get("quantization_config") or {}
-    if packed and packed.get("quant_method") not in family.packings:
+    packed = settings.get("quantization_config")
+    method = packed.get("quant_method") if isinstance(packed, Mapping) else packed
+    if packed and method not in family.packings:
         raise ValueError(
             "quantization_config: expected weights of floating point, got quantized ones; load a checkpoint"
             " that is not quantized"
         )
-    return family.kind, family.read(settings, length)
+    family.check_layers(settings, _MOST_LAYERS, "correct config.json")
+    try:
+        return family.kind, family.read(settings, length)
+    except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
+        raise ValueError(
+            f"config.json: expected entries of the kinds that {family.kind} models have, got one of another"
+            f" ({type(error).__name__}: {error}); correct it, or fetch the file again"
+        ) from error
 
 
 def find_family(settings: Mapping[str, Any]) -> Family:
@@ -144,7 +154,8 @@ def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[s
 def _resolve(config: TransformerConfig) -> dict[str, Any]:
     """Return the fields with what None stands for, and None where they do not shape the model."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    silent = {"dropout_rate", "attention_dropout_rate"}  # a config.json is read without them
+    # A config.json is read without them; the last two change no number.
+    silent = {"dropout_rate", "attention_dropout_rate", "scan_layers", "remat"}
     if config.positions == "relative":
         silent.add("max_length")
     silent |= {

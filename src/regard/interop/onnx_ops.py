@@ -94,7 +94,7 @@ def _per_token(name: str, cache: ArrayLike, position_ids: ArrayLike | None, rows
         raise TypeError(f"position_ids: expected integers, got {index.dtype}")
     if index.shape != rows:
         raise ValueError(f"position_ids: expected one row of the table per token, {rows}; got {index.shape}")
-    return jnp.take(array, index, axis=0, mode="fill")
+    return jnp.where((index < 0)[..., None], jnp.nan, jnp.take(array, index, axis=0, mode="fill"))
 
 
 # What each rule reads beside query, key and value.

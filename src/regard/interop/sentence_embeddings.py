@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,9 @@ import numpy as np
 from flax import nnx
 
 from regard.axes import Array, Float
+from regard.interop.families.entries import read_size
 from regard.interop.huggingface import Pretrained
+from regard.interop.huggingface_configs import read_settings
 from regard.interop.sentence_modules import find_modules
 from regard.masks.data import whole_number
 from regard.models import Encoder
@@ -107,9 +108,7 @@ def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooli
     if not path.is_file():
         return MeanPooling
     modes = [
-        name
-        for name, on in json.loads(path.read_text()).items()
-        if name.startswith("pooling_mode") and on is True
+        name for name, on in read_settings(path).items() if name.startswith("pooling_mode") and on is True
     ]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(f"{path}: expected one of {', '.join(POOLINGS)}, got {', '.join(modes) or 'none'}")
@@ -119,6 +118,7 @@ def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooli
 def _read_limit(pretrained: Pretrained, max_length: int | None) -> int:
     path = pretrained.directory / "sentence_bert_config.json"
     if max_length is None and path.is_file():
-        max_length = json.loads(path.read_text()).get("max_seq_length")
+        max_length = read_settings(path).get("max_seq_length")
+        max_length = None if max_length is None else read_size("max_seq_length", max_length, str(path))
     limit = pretrained.config.max_length
     return limit if max_length is None else max(min(max_length, limit), 3)

@@ -144,8 +144,9 @@ def _open_file(path: Path) -> WeightFiles:
     from safetensors import SafetensorError, safe_open
 
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start.startswith(_PICKLE_STARTS):
+        start = file.read(9)
+    # A length of the header may begin as a pickle does; the header itself begins with a brace.
+    if start.startswith(_PICKLE_STARTS) and start[8:] != b"{":
         raise WeightFileError(f"{path}: named like a safetensors file but a pickle: {_PICKLE_REASON}")
     try:
         handle = safe_open(path, "numpy")

@@ -80,7 +80,7 @@ def _mask(node: ast.expr, text: str) -> Mask:
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):
         raise _refusal(text, f"`{ast.unparse(node)}` is not a number or list") from None
 
 

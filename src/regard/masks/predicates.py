@@ -153,6 +153,11 @@ class Predicate(Mask):
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         for name, numbers in (("batch rows", self.batch), ("heads", self.head)):
             check_rows(f"predicate, numbered by the {name} of a call", np.shape(numbers), leading)
+        if self.head is not None and leading is not None and np.ndim(self.head) != len(leading):
+            raise ValueError(
+                f"predicate: expected numbers for a call of {len(leading)} leading axes, {leading}; got those"
+                f" of {np.ndim(self.head)}"
+            )
 
     def closure_convert(self, grid: Grid) -> Mask:
         number, positions = np.int32(0), (grid.query_position, grid.key_position)
@@ -169,7 +174,6 @@ class Predicate(Mask):
             shape = np.broadcast_shapes(query.shape, key.shape)
             return self._evaluate(np.int32(0), np.int32(0), query, key, shape)
         shape = (query.shape[-2], key.shape[-1])
-        query, key = (one.reshape((math.prod(one.shape[:-2]), *one.shape[-2:])) for one in (query, key))
         batch, head = (
             jnp.zeros(1, jnp.int32) if one is None else jnp.asarray(one).reshape(-1)
             for one in (self.batch, self.head)
@@ -179,12 +183,24 @@ class Predicate(Mask):
             return self._evaluate(row, head, query, key, shape)
 
         if grid.leading_axes < 2:  # of heads at most, which positions then go by, too
+            query, key = (one.reshape((math.prod(one.shape[:-2]), *one.shape[-2:])) for one in (query, key))
             kept = _map(keep_one, batch, head, query, key)
             return kept.reshape((*kept.shape[: grid.leading_axes], *shape))
+        between = np.broadcast_shapes(query.shape[1:-3], key.shape[1:-3])
+
+        def keep_heads(row: Array, query: Array, key: Array) -> Array:
+            return _map(lambda *one: keep_one(row, *one), head, query, key)
+
+        def fold(one: Array) -> Array:
+            if math.prod(one.shape[1:-3]) > 1:
+                one = jnp.broadcast_to(one, (one.shape[0], *between, *one.shape[-3:]))
+            return one.reshape((one.shape[0], math.prod(one.shape[1:-3]), *one.shape[-3:]))
+
         kept = _map(
-            lambda row, query, key: _map(lambda one: keep_one(row, one, query, key), head), batch, query, key
+            lambda row, *places: _map(functools.partial(keep_heads, row), *places),
+            *(batch, fold(query), fold(key)),
         )
-        return kept.reshape((len(kept), *(1,) * (grid.leading_axes - 2), *kept.shape[1:]))
+        return kept.reshape((len(kept), *between, *kept.shape[2:]))
 
     def classify(self, blocks: Blocks) -> Array:
         if self.classifier == "exact":

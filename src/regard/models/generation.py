@@ -271,7 +271,7 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     shape = (batch, request.max_tokens)
     yes = jnp.ones(batch, bool)
     seen = None
-    if rules.sampling.repetition_penalty is not None:
+    if rules.keep or rules.sampling.repetition_penalty is not None:  # a later call may have one
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
         before = None if request.cache is None else request.cache.seen

@@ -42,7 +42,7 @@ class TextCache:
     pending: Int[Array, " batch"]
     """The last token of each row, which was written and not read yet."""
     seen: Any = None
-    """Tokens that a repetition penalty applies to, `(batch, V)` booleans; None without one."""
+    """Tokens that a repetition penalty applies to, `(batch, V)` booleans."""
     draft: DecodingCache | None = None
     """Keys and values of the draft, of the same text; None without one."""
 
@@ -118,8 +118,7 @@ def canonicalize(
         longest_chunk = min((layer.longest_chunk for layer in cache.model.layers), default=longest)
         most = longest_chunk - 1
         if rewind:
-            windows = ((layer.window, model.config.window(n)) for n, layer in enumerate(cache.model.layers))
-            most = min(kept - (window or 0) for kept, window in [(most, 0), *windows] if kept is not None)
+            most = min([most, *(layer.spare for layer in cache.model.layers if layer.window is not None)])
         if min(burst, max_tokens) > most + 1:
             raise ValueError(
                 f"draft_tokens: expected at most {most}, as many as windows of the cache have room for; got"

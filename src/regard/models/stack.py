@@ -158,15 +158,11 @@ class Stack(nnx.Module):
             block: Any = self.blocks[number]
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots = self.config.window(number), capacity
-            window = None if window is None else window + rewind
-            if window is not None and window + max(window, chunk) < capacity:
-                slots = window + max(window, chunk)
-            else:
-                window = None
-            kernel = attention.key_projection.kernel
-            return KVCache.create(
-                batch, attention.num_key_heads, slots, attention.head_dim, dtype=kernel.dtype, window=window
-            )
+            kernel, options = attention.key_projection.kernel, {}
+            if window is not None and rewind + window + max(window, chunk) < capacity:
+                slots, options = rewind + window + max(window, chunk), {"window": window, "spare": rewind}
+            sizes = (batch, attention.num_key_heads, slots, attention.head_dim)
+            return KVCache.create(*sizes, dtype=kernel.dtype, **options)
 
         layers = tuple(start(number) for number in range(len(self.blocks)))
         return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)

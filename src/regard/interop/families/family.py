@@ -139,15 +139,12 @@ class Family:
         """Return the files with tensors of floating point in place of those that are packed."""
         return weights
 
-    def check_layers(self, settings: Settings, num_tensors: int) -> None:
-        """Raise for more layers than files with so many tensors can hold, before one is built."""
+    def check_layers(self, settings: Settings, most: int, remedy: str) -> None:
+        """Raise for more layers or experts than there can be, before one is built."""
         for name in self.layer_counts:
             count = settings.get(name)
-            if isinstance(count, int) and count > num_tensors:
-                raise ValueError(
-                    f"{name}: expected at most as many as the files hold tensors, {num_tensors}; got {count};"
-                    f" correct config.json, or put all the shards there"
-                )
+            if isinstance(count, int) and count > most:
+                raise ValueError(f"{name}: expected at most {most}, got {count}; {remedy}")
 
     def _read_size(self, settings: Settings, name: str) -> int:
         return read_size(name, settings.get(name), f"the config.json of {self.kind}")
