@@ -56,9 +56,6 @@ def build(kind, **options):
         )
     state = nnx.state(randomize(model), nnx.Param)
     nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(jnp.float64), state))
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.Embed):
-            module.dtype = jnp.float64
     return model
 
 

@@ -128,9 +128,6 @@ def test_writing_is_a_forward_pass_per_token(name):
 def test_log_probabilities_are_the_models_own(x64):
     small = build()
     wide = nnx.merge(*jax.tree.map(_widen, nnx.split(small)))
-    for _, layer in nnx.iter_modules(wide):
-        if isinstance(layer, nnx.Embed):
-            layer.dtype = jnp.float64
     written = generate(small, PROMPTS, max_tokens=N, sampling=WARM, rng=jax.random.key(1))
     rows = written.rows()
     assert written.log_probabilities.dtype == jnp.float32
@@ -598,3 +595,36 @@ def test_a_cache_counts_as_its_layers_do():
     pair = EncoderDecoder(model.config, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"memory: expected \(batch, S, 6\), got shape \(5, 6\)"):
         pair.start_cache(jnp.ones((5, 6)), 4)
+
+
+@pytest.mark.parametrize(
+    ("wide", "cached"),
+    [
+        *(("embedding", "float32"), ("norm", "float32"), ("value_projection", "float32"), ("", "float32")),
+        *(("router", "bfloat16"), ("head", "bfloat16"), ("nothing", "bfloat16")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["decoder", "pair"])
+def test_parameters_may_have_several_dtypes(kind, wide, cached):
+    options = {"num_experts": 3, "experts_per_token": 2, "num_layers": 2}
+    model = nnx.clone(build(**options) if kind == "decoder" else build_pair(**options))
+
+    def narrow(path, leaf):
+        named = jax.tree_util.keystr(path)
+        return leaf if wide in named else leaf.astype(jnp.bfloat16)
+
+    nnx.update(model, jax.tree.map_with_path(narrow, nnx.state(model, nnx.Param)))
+    with jax.numpy_dtype_promotion("standard"):
+        if kind == "pair":
+            source = jnp.array([[3, 1, 4, 1, 5]])
+            cache, text = model.start_cache(model.encoder(source), N), [2]
+            written = generate(model, source, start_token=2, max_tokens=N)
+        else:
+            cache, text = model.start_cache(1, N), [*PROMPTS[0]]
+            written = generate(model, PROMPTS, max_tokens=N)
+        row = jnp.asarray(written.rows()[0])
+        tokens = jnp.asarray([text + written.rows()[0]])
+        logits = model(source, tokens) if kind == "pair" else model(tokens)
+    assert {str(leaf.dtype) for layer in cache.layers for leaf in (layer.key, layer.value)} == {cached}
+    logits = logits[0, -1 - len(row) : -1].astype(jnp.float32)
+    assert jnp.all(logits.max(-1) - logits[jnp.arange(len(row)), row] < 0.1)

@@ -131,9 +131,6 @@ def load(
         (path, leaf.replace(filled[".".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)
     ]
     model = nnx.merge(graph, nnx.from_flat_state(leaves))
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.Embed):
-            module.dtype = module.embedding.dtype  # it would cast to the dtype it was built with
     model.eval()
     return Pretrained(model, config, read_tokenizer(directory), kind, settings, directory)
 

@@ -97,7 +97,7 @@ class Decoder(nnx.Module):
             ValueError: sizes below 1, a negative rewind.
         """
         chunk = capacity if chunk is None else chunk
-        return self.trunk.stack.start_cache(batch, capacity, chunk, rewind=rewind)
+        return self.trunk.stack.start_cache(self.trunk.embedding, batch, capacity, chunk, rewind=rewind)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None

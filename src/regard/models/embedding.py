@@ -60,7 +60,9 @@ class TokenEmbedding(nnx.Module):
         start = nnx.initializers.normal(1.0 / self.scale if config.scale_embedding else 0.02)
 
         def build_table(num_rows: int) -> nnx.Embed:
-            return nnx.Embed(num_rows, config.d_model, embedding_init=start, rngs=rngs)
+            table: Any = nnx.Embed(num_rows, config.d_model, embedding_init=start, rngs=rngs)
+            table.dtype = None  # it would cast to the dtype it was built with, whatever its parameter became
+            return table
 
         if config.vocab_size is not None:
             self.entry = TokenTable(build_table(config.vocab_size), self.scale)

@@ -146,7 +146,8 @@ class EncoderDecoder(nnx.Module):
         if lengths is not None:
             lengths = self.encoder.hidden_lengths(integers("source_lengths", lengths, clamp=True))
             lengths = jnp.asarray(lengths)
-        return self.decoder.start_cache(memory.shape[0], capacity, capacity, remembered, lengths)
+        sizes = (memory.shape[0], capacity, capacity)
+        return self.decoder.start_cache(self._target_embedding, *sizes, remembered, lengths)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None

@@ -7,6 +7,7 @@ import functools
 import operator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -144,25 +145,27 @@ class Stack(nnx.Module):
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_cache(
-        self, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
+        self, embedding: nnx.Module, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
     ) -> DecodingCache:
         """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
 
-        Windows keep as many tokens more as `rewind` takes back.
+        Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
+        in a call on what `embedding` returns.
         """
         rewind = whole_number("rewind", rewind, 0)
         sizes = {"batch": batch, "capacity": capacity, "chunk": chunk}
         batch, capacity, chunk = (whole_number(name, size, 1) for name, size in sizes.items())
+        dtype = self._stream_dtype(embedding, batch, *memory[:1])
 
         def start(number: int) -> KVCache:
             block: Any = self.blocks[number]
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots = self.config.window(number), capacity
-            kernel, options = attention.key_projection.kernel, {}
+            projections, options = (attention.key_projection, attention.value_projection), {}
             if window is not None and rewind + window + max(window, chunk) < capacity:
                 slots, options = rewind + window + max(window, chunk), {"window": window, "spare": rewind}
             sizes = (batch, attention.num_key_heads, slots, attention.head_dim)
-            return KVCache.create(*sizes, dtype=kernel.dtype, **options)
+            return KVCache.create(*sizes, dtype=jnp.result_type(dtype, *_dtypes(projections)), **options)
 
         layers = tuple(start(number) for number in range(len(self.blocks)))
         return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
@@ -191,6 +194,15 @@ class Stack(nnx.Module):
             return x, first + rest
         return run_blocks(blocks, call, x, config.remat)
 
+    def _stream_dtype(self, embedding: nnx.Module, batch: int, memory: Any = None) -> Any:
+        """Return the dtype that this stack returns, the widest of its stream."""
+        embedded = _dtypes(embedding)
+        if len(embedded | _dtypes(self) | {leaf.dtype for leaf in jax.tree.leaves(memory)}) == 1:
+            return embedded.pop()
+        x = jax.ShapeDtypeStruct((batch, 1, self.config.d_model), jnp.result_type(*embedded))
+        graph, state = nnx.split(self)
+        return jax.eval_shape(lambda state, x: nnx.merge(graph, state)(x, memory)[0], state, x).dtype
+
     def _scores(self) -> list[scores.Score] | None:
         """Return the score functions of every block."""
         config, found = self.config, []
@@ -214,6 +226,11 @@ class Stack(nnx.Module):
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
         return functools.reduce(operator.and_, parts) if parts else None
+
+
+def _dtypes(modules: Any) -> set[Any]:
+    """Return the dtypes of the parameters of modules."""
+    return {leaf.dtype for leaf in jax.tree.leaves(nnx.state(modules, nnx.Param))}
 
 
 def _build_block(

@@ -120,9 +120,6 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     if optimization.precision == "bfloat16":
         narrow = partial(_cast, dtype=jnp.bfloat16)
         promotion = partial(jax.numpy_dtype_promotion, "standard")  # flax's norms need it
-        for _, module in nnx.iter_modules(shapes):
-            if isinstance(module, nnx.Embed):
-                module.dtype = jnp.dtype(jnp.bfloat16)  # it would cast to the dtype it was built with
     active = nnx.graphdef(shapes)
     # Random streams, whose seeds do not matter: every step sets them.
     rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
