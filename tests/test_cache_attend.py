@@ -445,12 +445,29 @@ def test_a_layer_decodes_with_any_cache(kind):
         (lambda cache, q: cache.attend(q, counts=[0.5, 1]), "num_queries: expected integers"),
         (lambda cache, q: attend(q, cache.key, cache.value), r"key: .*cache.attend\(query\)"),
         (lambda cache, q: cache.append(q, q), "key: expected shape"),
+        (
+            lambda cache, q: cache.append(q[:, :K], None),
+            "value: expected a floating-point array, got NoneType",
+        ),
+        (
+            lambda cache, q: cache.append(np.int32(q[:, :K]), q),
+            r"got int32\. Cast it, key.astype\('float32'\)$",
+        ),
     ],
 )
 def test_bad_calls_are_explained(call, message):
     with pytest.raises((ValueError, TypeError)) as caught:
         call(KVCache.create(B, K, 5, D, E, dtype="int8"), draw(1)[0])
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])
+def test_key_heads_may_share_a_query(kind):
+    """A query of one head asks every key head, as it does in `attend`."""
+    query, *tokens = draw(5)
+    cache, query = KINDS[kind]().append(*tokens), query[:, :1, 4:]
+    every = cache.attend(np.repeat(query, K, 1), mask=masks.causal())
+    np.testing.assert_allclose(cache.attend(query, mask=masks.causal()), every, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "int8", "paged"])

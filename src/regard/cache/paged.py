@@ -78,10 +78,7 @@ class PagedKVCache(Rows):
         """Make a cache of free pages.
 
         Args:
-            batch: number of rows.
-            key_heads: K, heads of key and value; those of query may be a multiple.
-            key_width: D.
-            value_width: E; None means D.
+            batch, key_heads, key_width, value_width: as in `KVCache.create`.
             num_pages: pages in memory, for all rows together.
             page_size: tokens per page.
             pages_per_row: pages that one row may hold at most; attention works over as many.

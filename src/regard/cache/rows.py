@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.attention import run_problem
-from regard.axes import Array, ArrayLike, Bool, Int
+from regard.axes import Array, ArrayLike, Int
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
-from regard.masks import Mask
-from regard.masks.data import integers, read_array
+from regard.masks.data import as_array, integers
 from regard.masks.grid import is_concrete
 
 
@@ -24,6 +23,8 @@ class Rows:
 
     lengths: Any
     start: Any  # position of the first slot
+    valid: Any  # a mask that hides slots without a token
+    overflowed: Any  # True where a row has lost tokens that its next queries need
     window: int | None = None
     first: int = 0
     spare: int = 0
@@ -34,16 +35,6 @@ class Rows:
     def batch(self) -> int:
         """Number of rows."""
         return self.lengths.shape[0]
-
-    @property
-    def overflowed(self) -> Bool[Array, " batch"]:
-        """True where a row has lost tokens that its next queries need, so that its outputs are not right."""
-        raise NotImplementedError
-
-    @property
-    def valid(self) -> Mask:
-        """A mask that hides slots without a token."""
-        raise NotImplementedError
 
     @property
     def _stores(self) -> tuple[Any, Any]:
@@ -279,7 +270,7 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
 
 def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
     """Check tokens (batch, K, n, width) and return them as `stored` is."""
-    array = jnp.asarray(read_array(name, tokens))
+    array = as_array(name, "a floating-point array", jnp.asarray, tokens)
     heads, width = stored.shape[1], stored.shape[3]
     if array.ndim != 4 or (array.shape[0], array.shape[1], array.shape[3]) != (batch, heads, width):
         hint = f"; one token needs its axis, {name}[:, :, None]" if array.ndim == 3 else ""
@@ -287,12 +278,12 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
             f"{name}: expected shape ({batch}, {heads}, n, {width}), the cache's rows, key heads, any number"
             f" of tokens, width; got {array.shape}{hint}"
         )
-    exact = jnp.issubdtype(array.dtype, jnp.floating) and np.can_cast(array.dtype, stored.dtype)
-    if array.dtype != stored.dtype and not exact:
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    if not (is_float and np.can_cast(array.dtype, stored.dtype)):
+        wider = f", or create the cache with dtype={str(array.dtype)!r}" if is_float else ""
         raise TypeError(
             f"{name}: expected {stored.dtype}, the cache's dtype, or one that it holds without loss; got"
-            f" {array.dtype}. Cast it, {name}.astype({str(stored.dtype)!r}), or create the cache with"
-            f" dtype={str(array.dtype)!r}"
+            f" {array.dtype}. Cast it, {name}.astype({str(stored.dtype)!r}){wider}"
         )
     array = array.astype(stored.dtype)
     return quantize(array) if isinstance(stored, Quantized) else array

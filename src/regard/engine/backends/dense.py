@@ -147,7 +147,10 @@ def _inputs(problem: Problem) -> tuple[Array, Store, Store]:
             return stored
         return Whole.divide(problem.with_heads(stored).astype(problem.matmul_dtype), rows)
 
-    query = problem.with_heads(problem.query).astype(problem.matmul_dtype)
+    query = problem.query
+    if isinstance(problem.key, Store):  # which knows no query that several key heads share
+        query = problem.spread(query, problem.T, problem.D)
+    query = problem.with_heads(query).astype(problem.matmul_dtype)
     return query, store(problem.key), store(problem.value)
 
 
