@@ -52,7 +52,7 @@ def _refuses_options(problem: Problem) -> str | None:
         return "it takes bfloat16: how it multiplies float32 was not measured"
     if not problem.low_precision:
         return "it rounds weights to bfloat16, and precision asks for more"
-    if 0 in (*problem.leading, problem.T, problem.S):
+    if 0 in (*problem.leading, problem.T, problem.S, problem.E):
         return "there is nothing to compute"
     if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
         return "it takes no query that several heads share"
@@ -177,19 +177,12 @@ class Splash:
         shape = (query.shape[2], key.shape[2])
         banded = self.before is not None or self.after is not None
         keep = mask.LocalMask(shape, (self.before, self.after), 0) if banded else mask.FullMask(shape)
-        sizes = kernel.BlockSizes(
-            block_q=rows,
-            block_q_dkv=rows,
-            block_q_dq=rows,
-            block_kv=columns,
-            block_kv_compute=columns,
-            block_kv_dkv=columns,
-            block_kv_dkv_compute=columns,
-            block_kv_dq=columns,
-        )
+        key_sizes = ("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute", "block_kv_dq")
+        sizes = dict.fromkeys(("block_q", "block_q_dkv", "block_q_dq"), rows)
+        sizes |= dict.fromkeys(key_sizes, columns)
         attention: Any = kernel.make_splash_mha(
             mask.MultiHeadMask([keep] * query.shape[1]),
-            block_sizes=sizes,
+            block_sizes=kernel.BlockSizes(**sizes),
             attn_logits_soft_cap=self.cap,
             save_residuals=True,
             head_shards=1,

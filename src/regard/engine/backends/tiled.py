@@ -13,7 +13,7 @@ from regard.axes import Array
 from regard.engine.backends import dense
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
-from regard.engine.flash import tile_calls
+from regard.engine.flash import primitives
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
@@ -39,7 +39,7 @@ def run(
     spec: type[TileSpec] = TileSpec,
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names, in tiles of these sizes, by the passes of `spec`."""
-    if 0 in (*problem.leading, problem.T, problem.S):
+    if 0 in (*problem.leading, problem.T, problem.S, problem.E):
         return dense.run(problem)
     if forward is None or backward is None:
         choice = choose_tiles(problem)
@@ -52,7 +52,7 @@ def _run(
     problem: Problem, forward: Blocking, backward: Blocking, spec: type[TileSpec]
 ) -> tuple[Array, dict[str, Array]]:
     inputs, context, config = spec.prepare(problem, forward, backward)
-    results = tile_calls.run(inputs, context, config, spec)
+    results = primitives.run(inputs, context, partial(spec, config=config))
 
     peak = jax.lax.stop_gradient(results.peak)
     bare = dataclasses.replace(problem, mask=None, score=None)  # nothing that closes over arrays
@@ -115,7 +115,7 @@ def _largest_jvp(
     """Visit the keys once more for the first of the largest, which the value alone does without."""
     inputs, context, peak, bare = primals
     config = dataclasses.replace(config, stats=frozenset({"argmax"}))
-    argmax = tile_calls.run(inputs, context, config, spec).argmax
+    argmax = primitives.run(inputs, context, partial(spec, config=config)).argmax
     alive = peak != -jnp.inf
     score_at = partial(_score_at, bare, context, config, argmax, alive)
     score, change = jax.jvp(score_at, (inputs,), (tangents[0],))

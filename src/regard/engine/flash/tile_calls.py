@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.call.problem import Problem
-from regard.engine.flash import partitioning, passes, preparation, primitives
+from regard.engine.flash import partitioning, passes, preparation
 from regard.engine.flash.device_types import lower_for_one_device
-from regard.engine.flash.operands import Context, Operands, Results
+from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Axis, Leading
 from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead, result_shapes
-from regard.engine.flash.tiles import Blocking, TileConfig
+from regard.engine.flash.tiles import TileConfig
 
 _PASSES = {"forward": passes.forward, "tangent": passes.tangent, "backward": passes.backward}
 
@@ -33,12 +32,7 @@ class TileSpec(Spec):
 
     config: TileConfig
 
-    @staticmethod
-    def prepare(
-        problem: Problem, forward: Blocking, backward: Blocking
-    ) -> tuple[Operands, Context, TileConfig]:
-        """Return what a call is made of."""
-        return preparation.prepare(problem, forward, backward)
+    prepare = staticmethod(preparation.prepare)
 
     @property
     def stats(self) -> frozenset[str]:
@@ -122,13 +116,14 @@ class TileSpec(Spec):
         ]
 
     def _evaluate_divided(self, name: str, *operands: Any) -> list[Array]:
+        results = result_shapes(name, operands, self)
         return partitioning.divide(
             lambda part: partial(evaluate, name, self._divide(part)),
             Leading.of(self.config),
             operands,
             self._axes(name, operands),
-            result_shapes(name, operands, self),
-            self._result_axes(name, operands),
+            results,
+            self._axes_of(self.result_names(name), results),
             sums=name == "adjoint" or (self.of or name) == "backward",
         )
 
@@ -143,10 +138,6 @@ class TileSpec(Spec):
             *self._axes_of(tail, operands[end:]),
         ]
 
-    def _result_axes(self, name: str, operands: Leaves) -> list[Axes]:
-        """Return the leading axes of results."""
-        return self._axes_of(self.result_names(name), result_shapes(name, operands, self))
-
     def _axes_of(self, names: Sequence[str], arrays: Sequence[Any]) -> list[Axes]:
         return [
             partitioning.axes_of(name, array.shape, self.config)
@@ -160,8 +151,3 @@ class TileSpec(Spec):
             for name, shape in self.shapes
         )
         return dataclasses.replace(self, config=partitioning.divide_config(self.config, part), shapes=shapes)
-
-
-def run(inputs: Operands, context: Context, config: TileConfig, spec: type[TileSpec] = TileSpec) -> Results:
-    """Attend, differentiably in the inputs."""
-    return primitives.run(inputs, context, partial(spec, config=config))
