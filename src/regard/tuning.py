@@ -73,11 +73,9 @@ class Grid:
     thresholds: dict[str, tuple[Workload, ...]]  # growing, for the thresholds named
 
 
-def _square(mask: Mask | None, *shape: int) -> tuple[Workload, Workload]:
+def _square(mask: Mask | None, shape: Shape) -> tuple[Workload, Workload]:
     """Return self-attention, forward alone and with the backward pass."""
-    batch, heads, length, width = shape
-    sizes = (batch, heads, length, width)
-    return Workload(sizes, sizes, mask), Workload(sizes, sizes, mask, backward=True)
+    return Workload(shape, shape, mask), Workload(shape, shape, mask, backward=True)
 
 
 # In which unit each threshold counts the size of a workload.
@@ -87,14 +85,17 @@ SIZES: dict[str, Callable[[Workload], int]] = {
     "dense_rows": lambda workload: workload.query[2] * workload.query[1] // workload.key[1],
 }
 _CAUSAL = masks.causal()
-_MASKED = (*_square(_CAUSAL, 1, 8, 2048, 64), *_square(_CAUSAL & masks.sliding_window(512), 1, 2, 8192, 64))
-_FULL = _square(None, 1, 8, 2048, 64)
+_MASKED = (
+    *_square(_CAUSAL, (1, 8, 2048, 64)),
+    *_square(_CAUSAL & masks.sliding_window(512), (1, 2, 8192, 64)),
+)
+_FULL = _square(None, (1, 8, 2048, 64))
 _SCORES = tuple(
     workload
     for heads, length in ((2, 64), (8, 128), (8, 256), (4, 512), (8, 512), (4, 1024), (8, 1024))
-    for workload in _square(_CAUSAL, 1, heads, length, 64)
+    for workload in _square(_CAUSAL, (1, heads, length, 64))
 )
-_PLAIN = tuple(_square(None, 8, 8, length, 64)[0] for length in (128, 256, 512))
+_PLAIN = tuple(_square(None, (8, 8, length, 64))[0] for length in (128, 256, 512))
 _ROWS = tuple(Workload((1, 8, rows, 64), (1, 8, 32768, 64)) for rows in (1, 4, 8, 16, 32))
 FULL_GRID = Grid(
     (256, 512, 1024),

@@ -52,7 +52,7 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
                     finished.scores,
                     value,
                     surviving(context, view),
-                    view.key_numbers() if "argmax" in config.stats else None,
+                    view.column_span.members if "argmax" in config.stats else None,
                     config.precision,
                     config.subtract,
                 )

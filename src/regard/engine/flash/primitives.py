@@ -259,10 +259,6 @@ def jvp_of_varying(
     return jax.jvp(_of_those(varies, function, operands), _take(operands, varies), _take(tangents, varies))
 
 
-def _instantiate(cotangents: Leaves) -> list[Array]:
-    return [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-
-
 def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     end = len(spec.laid_out("tangent"))
     first = end - len(spec.linear)
@@ -274,7 +270,9 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
         if ad.is_undefined_primal(operand)
     ]
     of = dataclasses.replace(spec, linear=spec.results, shapes=tuple(wanted))
-    grads = bind("backward", *operands[:first], *_instantiate(cotangents), *operands[end:], spec=of)
+    grads = bind(
+        "backward", *operands[:first], *map(ad.instantiate_zeros, cotangents), *operands[end:], spec=of
+    )
     grads = dict(zip((name for name, _ in wanted), grads, strict=True))
     linear = [
         None if (grad := grads.get(name)) is None else grad.astype(operand.aval.dtype)
@@ -302,7 +300,9 @@ def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[An
     count = len(operands) - len(spec.wrt)
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    return [None] * count + bind("adjoint", *operands[:count], *_instantiate(cotangents), spec=spec)
+    return [None] * count + bind(
+        "adjoint", *operands[:count], *map(ad.instantiate_zeros, cotangents), spec=spec
+    )
 
 
 # Batching.

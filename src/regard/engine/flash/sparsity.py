@@ -60,12 +60,9 @@ def classify_tiles(
     codes = jnp.broadcast_to(codes, (*codes.shape[:-2], *shape))
     codes = codes.reshape((*(1,) * (rank + 2 - codes.ndim), *codes.shape))
     heads, groups = codes.shape[-3], min(codes.shape[-3], sizes.key_heads)
-    return _agree(codes.reshape((*codes.shape[:-3], groups, heads // groups, *shape)), -3)
-
-
-def _agree(codes: Array, axis: int) -> Array:
-    """Return one kind for tiles that are visited together."""
-    least, most = codes.min(axis), codes.max(axis)
+    codes = codes.reshape((*codes.shape[:-3], groups, heads // groups, *shape))
+    # The tiles of a group are visited together.
+    least, most = codes.min(-3), codes.max(-3)
     return jnp.where(least == most, least, jnp.int8(TileKind.PARTIAL))
 
 

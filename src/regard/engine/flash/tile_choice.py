@@ -99,7 +99,7 @@ def _choose(
     side = tuning.piece_side
     # To look is to read.
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
-        found = np.asarray(_classify(mask, offsets, sizes, side))
+        found = np.asarray(_classify(mask, sizes, offsets, side, side))
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
     look = data_cost * np.mean(found[kept] == TileKind.PARTIAL) if kept.any() else 0.0
@@ -242,7 +242,7 @@ def _count(
 ) -> tuple[tuple[Trips, ...], tuple[Trips, ...]]:
     """Return the trips by query and by key."""
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
-        by_query, by_key = _list_both_ways(mask, offsets, sizes, block)
+        by_query, by_key = _list_both_ways(mask, sizes, offsets, block, block)
         return _merge(by_query), _merge(by_key)
 
 
@@ -268,11 +268,5 @@ def _loops(problem: Problem, at_once: int) -> int:
     return math.prod(axes)
 
 
-@functools.partial(jax.jit, static_argnames=("sizes", "block"))
-def _list_both_ways(mask: Mask | None, offsets: tuple[Any, Any], sizes: Sizes, block: Blocking) -> Any:
-    return list_both_ways(mask, sizes, offsets, block, block)
-
-
-@functools.partial(jax.jit, static_argnames=("sizes", "side"))
-def _classify(mask: Mask, offsets: tuple[Any, Any], sizes: Sizes, side: int) -> jax.Array:
-    return classify_tiles(mask, sizes, offsets, side, side)
+_list_both_ways = jax.jit(list_both_ways, static_argnames=("sizes", "forward", "backward"))
+_classify = jax.jit(classify_tiles, static_argnames=("sizes", "query_block", "key_block"))

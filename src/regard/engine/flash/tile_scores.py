@@ -1,6 +1,6 @@
 """A tile of scores, finished and differentiable; dropout of its weights, and NaN kept out of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -119,14 +119,11 @@ def zero_unattended(
     What sits there may be NaN or inf; multiplied by a zero weight or a zero gradient it would still reach
     outputs and gradients.
     """
-    if has_nonfinite is None:
-        return tiles
 
-    def zero(*tiles: Array | None) -> tuple[Any, ...]:
-        asked = jnp.expand_dims(finished.masked.max(query_axis) != -jnp.inf, -3 - key_axis)
-        return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
+    def find_asked() -> Array:
+        return jnp.expand_dims(finished.masked.max(query_axis) != -jnp.inf, -3 - key_axis)
 
-    return _if(has_nonfinite, view, zero, *tiles)
+    return _zero_unless(find_asked, has_nonfinite, view, tiles)
 
 
 def zero_before_scoring(
@@ -138,17 +135,23 @@ def zero_before_scoring(
     across: bool = False,
 ) -> tuple[Any, ...]:
     """Zero the same by the mask alone, where the product that makes the scores is itself reversed."""
+
+    def find_asked() -> Array:
+        return _keep(inputs, context, view, across=across).any(-2)[..., None]
+
+    return _zero_unless(find_asked, has_nonfinite, view, tiles)
+
+
+def _zero_unless(
+    find_asked: Callable[[], Array], has_nonfinite: Array | None, view: TileView, tiles: Sequence[Any]
+) -> tuple[Any, ...]:
     if has_nonfinite is None:
-        return tiles
+        return tuple(tiles)
 
     def zero(*tiles: Array | None) -> tuple[Any, ...]:
-        asked = _keep(inputs, context, view, across=across).any(-2)[..., None]
+        asked = find_asked()
         return jax.tree.map(lambda tile: jnp.where(asked, tile, 0), tiles)
 
-    return _if(has_nonfinite, view, zero, *tiles)
-
-
-def _if(has_nonfinite: Array, view: TileView, zero: Any, *tiles: Array | None) -> tuple[Any, ...]:
     if view.blocking.at_once:  # to choose would stop the device, and what is zeroed is multiplied by 0
         return zero(*tiles)
     return jax.lax.cond(has_nonfinite, zero, lambda *tiles: tiles, *tiles)

@@ -179,10 +179,6 @@ class TileView:
             return jnp.broadcast_to(self.own_rows(), (self.config.group * self.row_span.size,))
         return _own(self.column_span, self.first_key, self.blocking.keys)
 
-    def key_numbers(self) -> Array:
-        """Return the numbers of the keys."""
-        return self.column_span.members
-
     def _is_whole(self, length: int, block: int) -> bool:
         """Tell whether all that is read along an axis belongs to the tile."""
         count = -(-length // block)

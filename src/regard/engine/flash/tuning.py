@@ -40,10 +40,7 @@ class Tuning:
 
     def favours_dense(self, problem: Problem) -> str | None:
         """Return why the definition is faster than tiles, or None."""
-        heads = 1
-        for size in problem.leading:
-            heads *= size
-        scores = heads * problem.T * problem.S
+        scores = math.prod(problem.leading) * problem.T * problem.S
         if problem.T * problem.group < self.dense_rows:
             return f"fewer than {self.dense_rows} queries per key head"
         if scores <= self.dense_scores:

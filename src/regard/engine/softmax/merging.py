@@ -57,9 +57,10 @@ def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"],
     # The peak cancels, also in derivatives.
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, sums))
     alive = peak != -jnp.inf
+    base = jnp.where(alive, peak, 0)
     present = [lse != -jnp.inf for lse in sums]
     weights = [
-        jnp.where(here, jnp.exp(jnp.where(here, lse - jnp.where(alive, peak, 0), 0)), 0)
+        jnp.where(here, jnp.exp(jnp.where(here, lse - base, 0)), 0)
         for here, lse in zip(present, sums, strict=True)
     ]
     total = jnp.where(alive, sum(weights), 1)
@@ -68,7 +69,7 @@ def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"],
         for here, weight, output in zip(present, weights, outputs, strict=True)
     )
     own = {output.dtype for output, _ in pairs}
-    lse = jnp.where(alive, jnp.where(alive, peak, 0) + jnp.log(total), -jnp.inf)
+    lse = jnp.where(alive, base + jnp.log(total), -jnp.inf)
     output = functools.reduce(jnp.add, weighted)
     return output.astype(own.pop() if len(own) == 1 else dtype), lse
 
