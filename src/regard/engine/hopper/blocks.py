@@ -58,9 +58,11 @@ class KernelBlock:
         """Return where an array has this batch row, and a head that several may share."""
         return (self.batch if ref.shape[0] > 1 else 0), lax.div(head, np.int32(heads // ref.shape[1]))
 
-    def count(self, which: int, heads: int) -> Any:
-        """Return the number of tiles that are FULL, 0, or that there are, 1."""
-        return self.counts[*self.at(self.counts, self.head, heads), self.number, which]
+    def list_tiles(self, heads: int) -> tuple[Any, Any, Callable[[Any], Any]]:
+        """Return how many tiles are FULL, how many there are, and the function of a turn that says where."""
+        full, kept = (self.counts[*self.at(self.counts, self.head, heads), self.number, at] for at in (0, 1))
+        place = self.at(self.starts, self.head, heads)
+        return full, kept, lambda turn: self.starts[*place, self.number, turn]
 
     @property
     def scale(self) -> Any:
@@ -82,6 +84,16 @@ class KernelBlock:
         for slot in range(STAGES):
             for free in self.free:
                 pl.when(slot < total)(lambda last=free.at[slot]: gpu.barrier_wait(last))
+
+    def stream_keys(self, kept: Any, start_of: Callable[[Any], Any], key: Ref, value: Ref) -> None:
+        """Load the tiles of keys and values that a block of queries meets."""
+        sources = [one.at[*self.at(one, self.head, self.heads)] for one in (key, value)]
+        self.stream(kept, start_of, lambda turn: sources)
+
+    def put(self, *found: Array) -> None:
+        """Write what this warpgroup found of its rows."""
+        for ref, array in zip(self.outputs, found, strict=True):
+            ref.at[self.batch, self.head, pl.ds(self.first, ROWS)][...] = array
 
     def load_kept(self, *sources: Ref) -> list[Ref]:
         """Load this warpgroup's rows of some arrays, which stay."""

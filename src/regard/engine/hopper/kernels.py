@@ -23,11 +23,7 @@ from regard.engine.hopper.blocks import ROWS, KernelBlock, Ref, fill, gpu, multi
 def attend(block: KernelBlock) -> None:
     query, key, value = block.arrays
     head, heads = block.head, block.heads
-    full, kept = (block.count(which, heads) for which in (0, 1))
-    list_at = block.at(block.starts, head, heads)
-
-    def start_of(turn: Any) -> Any:
-        return block.starts[*list_at, block.number, turn]
+    full, kept, start_of = block.list_tiles(heads)
 
     def compute() -> None:
         (rows,) = block.load_kept(query.at[*block.at(query, head, heads)])
@@ -51,27 +47,15 @@ def attend(block: KernelBlock) -> None:
         empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
         weighted, total, peak = visit(full, kept, step, empty)
         total = jnp.where(peak == -jnp.inf, 1.0, total)
-        rows_at = block.batch, head, pl.ds(block.first, ROWS)
-        for ref, found in zip(
-            block.outputs, (weighted / spread(total, weighted), jnp.log(total), peak), strict=True
-        ):
-            ref.at[*rows_at][...] = found
+        block.put(weighted / spread(total, weighted), jnp.log(total), peak)
 
-    def load() -> None:
-        sources = [one.at[*block.at(one, head, heads)] for one in (key, value)]
-        block.stream(kept, start_of, lambda turn: sources)
-
-    block.divide_work(compute, load)
+    block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
 
 
 def pull_queries(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     head, heads = block.head, block.heads
-    full, kept = (block.count(which, heads) for which in (0, 1))
-    list_at = block.at(block.starts, head, heads)
-
-    def start_of(turn: Any) -> Any:
-        return block.starts[*list_at, block.number, turn]
+    full, kept, start_of = block.list_tiles(heads)
 
     def compute() -> None:
         rows, pulled = block.load_kept(*(one.at[*block.at(one, head, heads)] for one in (query, cotangent)))
@@ -97,22 +81,16 @@ def pull_queries(block: KernelBlock) -> None:
             visit(full, kept, step, 0)
             return sums[...]
 
-        found = pl.run_scoped(gather, gpu.ACC((ROWS, query.shape[3]), jnp.float32)) * block.scale
-        block.outputs[0].at[block.batch, head, pl.ds(block.first, ROWS)][...] = found
+        block.put(pl.run_scoped(gather, gpu.ACC((ROWS, query.shape[3]), jnp.float32)) * block.scale)
 
-    def load() -> None:
-        sources = [one.at[*block.at(one, head, heads)] for one in (key, value)]
-        block.stream(kept, start_of, lambda turn: sources)
-
-    block.divide_work(compute, load)
+    block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
 
 
 def pull_keys(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     heads, key_heads = block.heads, block.key_heads
     group = np.int32(heads // key_heads)
-    full, kept = (block.count(which, key_heads) for which in (0, 1))
-    list_at = block.at(block.starts, block.head, key_heads)
+    full, kept, start_of = block.list_tiles(key_heads)
 
     def compute() -> None:
         keys, values = block.load_kept(
@@ -125,7 +103,7 @@ def pull_keys(block: KernelBlock) -> None:
 
                 def step(number: Any, none: Any, masked: bool) -> Any:
                     (rows, pulled), ready, free = block.ring_at(member * kept + number)
-                    start = pl.multiple_of(block.starts[*list_at, block.number, number], block.tile)
+                    start = pl.multiple_of(start_of(number), block.tile)
                     base, log_total, delta = (block.vector(one, start, ROWS, 1, head) for one in vectors)
                     gpu.barrier_wait(ready[0])
                     scores = multiply(keys, rows.T) * block.scale
@@ -149,17 +127,13 @@ def pull_keys(block: KernelBlock) -> None:
 
         sums = [gpu.ACC((ROWS, array.shape[3]), jnp.float32) for array in (key, value)]
         key_sum, value_sum = pl.run_scoped(gather, *sums)
-        rows_at = block.batch, block.head, pl.ds(block.first, ROWS)
-        for ref, found in zip(block.outputs, (key_sum * block.scale, value_sum), strict=True):
-            ref.at[*rows_at][...] = found
+        block.put(key_sum * block.scale, value_sum)
 
     def load() -> None:
         def sources(turn: Any) -> list[Ref]:
             head = block.head * group + lax.div(turn, kept)
             return [one.at[*block.at(one, head, heads)] for one in (query, cotangent)]
 
-        block.stream(
-            kept * group, lambda turn: block.starts[*list_at, block.number, lax.rem(turn, kept)], sources
-        )
+        block.stream(kept * group, lambda turn: start_of(lax.rem(turn, kept)), sources)
 
     block.divide_work(compute, load)

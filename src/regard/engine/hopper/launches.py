@@ -35,28 +35,25 @@ class Launch:
         """Compute the output, and of each row the log of its sum and its peak, which that is relative to."""
         rows = (self.batch, self.heads, query.shape[2])
         shapes = [(*rows, value.shape[3]), rows, rows]
-        buffers = self._buffers((query,), (key, value), BLOCK)
-        return self._run(
-            kernels.attend, shapes, self.heads, rows[2], buffers, lists, scale, query, key, value
-        )
+        operands = (lists, scale, query, key, value)
+        return self._run(kernels.attend, shapes, (query,), (key, value), BLOCK, *operands)
 
     def query_gradient(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
     ) -> Array:
         """Compute the gradient of queries; the rest is that of the output, then base, log total and delta."""
         shape = (self.batch, self.heads, *query.shape[2:])
-        buffers = self._buffers((query, rest[0]), (key, value), BLOCK)
         operands = (lists, scale, query, key, value, *rest)
-        return self._run(kernels.pull_queries, [shape], self.heads, shape[2], buffers, *operands)[0]
+        kept = (query, rest[0])
+        return self._run(kernels.pull_queries, [shape], kept, (key, value), BLOCK, *operands)[0]
 
     def key_gradients(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
     ) -> tuple[Array, Array]:
         """Compute the gradients of keys and values, likewise, one for each group of heads."""
         shapes = [(self.batch, self.key_heads, *array.shape[2:]) for array in (key, value)]
-        buffers = self._buffers((key, value), (query, rest[0]), ROWS)
         operands = (lists, scale, query, key, value, *rest)
-        return self._run(kernels.pull_keys, shapes, self.key_heads, key.shape[2], buffers, *operands)
+        return self._run(kernels.pull_keys, shapes, (key, value), (query, rest[0]), ROWS, *operands)
 
     def _buffers(self, kept: Sequence[Array], streamed: Sequence[Array], tile: int) -> dict[str, Any]:
         """Return buffers for rows of a block, and for the tiles that it reads."""
@@ -79,11 +76,13 @@ class Launch:
         self,
         body: Callable[[KernelBlock], None],
         shapes: Sequence[tuple[int, ...]],
-        heads: int,
-        length: int,
-        buffers: dict[str, Any],
+        kept: Sequence[Array],
+        streamed: Sequence[Array],
+        tile: int,
         *operands: Any,
     ) -> Any:
+        """Run a kernel's blocks, each of which keeps its rows of some arrays and reads tiles of others."""
+        _, heads, length, *_ = shapes[0]
         leaves, structure = jax.tree.flatten((operands, self.pairs.operands()))
 
         def kernel(*refs: Ref, **buffers: Any) -> None:
@@ -95,7 +94,7 @@ class Launch:
             return gpu.kernel(
                 kernel,
                 out_type=[jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes],
-                scratch_types=buffers,
+                scratch_types=self._buffers(kept, streamed, tile),
                 grid=(heads, length // BLOCK, self.batch),
                 grid_names=("head", "block", "batch"),
                 num_threads=3,
