@@ -87,7 +87,7 @@ class Line:
     def measure(self, metric: Bilinear, value: Array) -> None:
         """Let a metric change the letter of their features from e to a."""
         words = "Which features answer which, in place of like for like."
-        form = self.course.give("metric", Symbol("g"), metric.metric, "ea", words, "").formula.left
+        form: Any = self.course.give("metric", Symbol("g"), metric.metric, "ea", words, "").formula.left
         before = "".join(self._name(self.stages[-1].value.shape, "ie"))
         subscripts = f"{before},{form.indices}->{''.join(self._name(value.shape, 'ia'))}"
         words = "The queries seen through the metric: what meets the keys."

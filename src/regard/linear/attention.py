@@ -165,9 +165,9 @@ def step(
     """
     query, key, value = (_one_row(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     if decay is not None:
-        decay = float_array("decay", decay, 0)
-        per_channel = decay.ndim == max(query.ndim, key.ndim, value.ndim) - 1
-        decay = decay[..., None, :] if per_channel else decay[..., None]
+        factors: Any = float_array("decay", decay, 0)
+        per_channel = factors.ndim == max(query.ndim, key.ndim, value.ndim) - 1
+        decay = factors[..., None, :] if per_channel else factors[..., None]
     output, next_state = attend(
         query,
         key,
