@@ -100,7 +100,8 @@ def test_a_block_has_experts_where_their_number_is_given():
     assert block.feed_forward.dropout.rate == 0.25
     block.eval()
     assert jax.eval_shape(block, jnp.zeros((B, T, 6))).shape == (B, T, 6)
-    assert build()(jnp.zeros((B, 0, M))).shape == (B, 0, M)
+    empty = build(dtype=jnp.bfloat16)(jnp.zeros((B, 0, M)))
+    assert (empty.shape, empty.dtype) == ((B, 0, M), jnp.bfloat16)
 
 
 @pytest.mark.slow

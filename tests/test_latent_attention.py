@@ -114,6 +114,14 @@ def test_padding_in_a_cache_and_positions_are_those_of_each_row(wide):
     np.testing.assert_allclose(one_slope, other_slope, rtol=0, atol=1e-12)
 
 
+def test_an_empty_cache_holds_what_the_layer_computes():
+    shared = {"dtype": jnp.float32, "param_dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
+    layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, **shared)
+    with jax.numpy_dtype_promotion("standard"):
+        _, seen = layer(jnp.ones((2, 1, 6)), cache=layer.start_cache(2, 3))
+    assert seen["cache"].value.dtype == jnp.float32
+
+
 @pytest.mark.slow
 def test_one_example_and_its_statistics():
     layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))

@@ -72,11 +72,16 @@ def test_a_learned_table_starts_small_and_random():
     assert positions.learned(jax.random.key(0), 3, 5, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
+A = np.arange(3)
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "call"),
     [
         (ValueError, "d_model: expected at least 1", lambda: positions.sinusoidal(3, 0)),
         (ValueError, "length: expected at least 0", lambda: positions.sinusoidal(-1, 4)),
+        (TypeError, "length: expected an integer .* got 2.5", lambda: positions.sinusoidal(2.5, 4)),
+        (TypeError, "d_model: expected an integer .* got 4.0", lambda: positions.sinusoidal_at(A, 4.0)),
         (ValueError, "base: expected a positive number", lambda: positions.sinusoidal(3, 4, base=0.0)),
         (TypeError, "position: expected integers", lambda: positions.sinusoidal_at(jnp.zeros(3), 4)),
         (ValueError, "length: expected", lambda: positions.learned(jax.random.key(0), -1, 4)),

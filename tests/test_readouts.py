@@ -730,6 +730,12 @@ def test_mistakes_are_explained():
         readouts.read(x, y, query_offset=0, tokens=np.arange(11))
     with pytest.raises(ValueError, match="tokens: expected the ids at the keys"):
         readouts.read(x, y, query_offset=0, query_tokens=np.arange(5))
+    with pytest.raises(ValueError, match="tokens: expected the ids at the keys because delimiters was given"):
+        readouts.read(x, x, delimiters=[3])
+    with pytest.raises(TypeError, match="delimiters: expected integers, got float64"):
+        readouts.read(x, x, tokens=np.arange(5), delimiters=[1.5])
+    with pytest.raises(ValueError, match=r"delimiters: .*1099511627776"):
+        readouts.read(x, x, tokens=np.arange(5), delimiters=[2**40])
     with pytest.raises(TypeError, match="tokens: expected integers"):
         readouts.read(x, x, tokens=np.zeros(5))
     with pytest.raises(ValueError, match="top_k: expected an integer of at least 1, got 0"):
@@ -751,6 +757,8 @@ def test_mistakes_are_explained():
         readouts.window(x, x, readout.lse, rows=[2, -1])
     with pytest.raises(TypeError, match="rows: expected a slice or a list of integers"):
         readouts.window(x, x, readout.lse, rows=2.5)
+    with pytest.raises(TypeError, match=r"rows: expected an array, got list .*of one length"):
+        readouts.window(x, x, readout.lse, rows=[[1], [1, 2]])
     for listed in ([0.0, 1.5], [True, False, True]):
         with pytest.raises(TypeError, match="columns: expected a slice or a list of integers"):
             readouts.window(x, x, readout.lse, columns=listed)

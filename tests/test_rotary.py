@@ -196,6 +196,12 @@ def test_yarn_of_a_short_training_begins_at_the_first_feature():
         np.testing.assert_allclose(frequency, usual * (1 - seldom) + usual / 32 * seldom, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("trained_length", "share"), [(3, 4.0), (10**6, 1.0)])
+def test_yarn_treats_all_features_alike_where_all_turn_seldom_or_often(trained_length, share):
+    found = positions.YaRN(4.0, trained_length).frequencies(6, 2.0)
+    np.testing.assert_allclose(found, 2.0 ** (-np.arange(3) / 3) / share, rtol=1e-12)
+
+
 def test_yarn_sharpens_scores():
     features, rule = draw(3, 7, 10), positions.YaRN(4.0, 16)
     turned = positions.rotary(features, 100, scaling=rule)
@@ -218,6 +224,11 @@ X = np.ones((2, 7, 10), np.float32)
         (lambda: positions.rotary(X, width=12), "width: expected an even number in 2..10.*got 12"),
         (lambda: positions.rotary(X, width=0), "width: .*got 0"),
         (lambda: positions.rotary(X[..., :5]), "width: .*got 5"),
+        (lambda: positions.rotary(X, width="half"), "width: expected an even number in 2..10.*got 'half'"),
+        (lambda: positions.rotary(X, width=4.0), "width: expected an even number in 2..10.*got 4.0"),
+        (lambda: positions.rotary(X, base="1e4"), "base: expected a number known before tracing, got '1e4'"),
+        (lambda: positions.Linear(None), "factor: expected a number known before tracing, got None"),
+        (lambda: positions.YaRN(8.0, 5, "32"), "fast_turns: expected a number .*got '32'"),
         (lambda: positions.rotary(X, base=1.0), "base: expected more than 1, got 1.0"),
         (lambda: positions.rotary(X, 2**31 - 5), "position: .*2147483643.*rows"),
         (lambda: positions.rotary(X, np.int64(2**31 - 5)), "position: .*up to 2147483640.*got 2147483643"),

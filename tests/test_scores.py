@@ -353,7 +353,7 @@ def test_scores_go_left_to_right_before_the_bias():
     [
         (1, [2**-8]),
         (2, [2**-4, 2**-8]),
-        (3, [2**-4, 2**-8, 2**-2]),
+        (np.int64(3), [2**-4, 2**-8, 2**-2]),
         (8, [2.0**-i for i in range(1, 9)]),
         (12, [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
     ],
@@ -626,6 +626,8 @@ def test_heads_of_a_call_without_heads_are_refused():
         (lambda: scores.relative_bias(np.ones((2, 3))), ValueError, "at least 4 buckets, an even number"),
         (lambda: scores.relative_bias(np.ones((1, 3)), bidirectional=False), ValueError, "least 2 buckets;"),
         (lambda: scores.relative_bias(np.ones((32, 2)), max_distance=8), ValueError, "max_distance: expect"),
+        (lambda: scores.relative_bias(np.ones((8, 2)), max_distance=9.5), TypeError, "max_distance: .*9.5"),
+        (lambda: scores.relative_bias(np.ones((8, 2)), max_distance=2**31), ValueError, "max_distance: .*32"),
         (lambda: scores.modifier(3), TypeError, "fn: expected a function of"),
         (lambda: scores.bilinear(np.ones(3)), ValueError, "metric: expected shape"),
         (lambda: scores.bilinear(np.ones((3, 3), int)), TypeError, "metric: expected a floating-point"),

@@ -25,10 +25,9 @@ _ELSEWHERE = {
 def check_options(
     sizes: Mapping[str, Any], *, rngs: Any, dtype: Any, param_dtype: Any, precision: Any, **flags: Any
 ) -> None:
-    """Check sizes, flags and what all layers take; None is for the layer to choose."""
+    """Check sizes, flags and what all layers take; None is a flag that follows another."""
     for name, size in sizes.items():
-        if size is not None:
-            whole_number(name, size, 1)
+        whole_number(name, size, 1)
     for name, flag in flags.items():
         if flag is not None:
             check_flag(name, flag)

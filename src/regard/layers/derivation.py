@@ -12,9 +12,9 @@ from flax import nnx
 
 from regard.axes import Array, ArrayLike
 from regard.derivation import Derivation, Step
-from regard.derivation.calls import assemble, check_known, check_size
+from regard.derivation.calls import assemble, check_known, check_size, name_axes
 from regard.derivation.course import Course
-from regard.derivation.notation import Notation, spell
+from regard.derivation.notation import spell
 from regard.engine.call.canonicalization import check_chosen_rows
 from regard.engine.call.hooks import CallEvent, watch
 from regard.formulas import Formula, Function, Row, Sum, Symbol, product
@@ -95,10 +95,9 @@ def derive(
     )
     check_size(problem)
     metric, _ = split_product(compose(options.get("score")))
-    sizes = {"i": problem.T, "j": problem.S, "a": problem.D, "b": problem.E}
-    sizes |= {"c": layer.d_model, "d": layer.memory_width, "e": layer.head_dim}
-    sizes |= {"f": layer.num_heads * layer.head_dim}
-    notation = Notation.cover(problem.leading, problem.key_heads, **sizes)
+    width = layer.head_dim
+    sizes = {"c": layer.d_model, "d": layer.memory_width, "e": width, "f": layer.num_heads * width}
+    notation = name_axes(problem, **sizes)
     alone = output.ndim == 2
     if alone:
         notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))

@@ -97,20 +97,10 @@ class Experts(nnx.Module):
         self.dropout = build_dropout(dropout_rate, rngs)
 
     def __call__(self, x: ArrayLike) -> Hidden:
-        """Apply the branch to every position.
-
-        Args:
-            x: `(*B, T, M)`.
-
-        Returns:
-            Array of x's shape.
-
-        Raises:
-            ValueError: an input of the wrong rank or width.
-        """
+        """Apply the branch to every position, as in `FeedForward`."""
         x = check_features("x", x, self.d_model)
         if not x.size:
-            return x
+            return x.astype(self.router(x).dtype)
         # Each group by itself: a device sorts and computes its own tokens.
         groups, join = _group_tokens(x)
         weights, chosen = self.route(groups)
@@ -189,8 +179,7 @@ class _ExpertLinear(nnx.Module):
 
 
 def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Divide `(*B, T, M)` into tokens `(G, N, M)`, a group for each part that a device has of rows and
-    positions; return what puts them together again, too."""
+    """Divide `(*B, T, M)` into the tokens `(G, N, M)` of each device; return what joins them again, too."""
     placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
     rows, positions, place = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
     parts = (rows, shape[0] // rows, positions, shape[1] // positions, shape[2])
@@ -208,10 +197,7 @@ def count_tile_rows(choices: int, num_experts: int) -> int:
 
 
 def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
-    """Divide choices `(R,)`, numbers of experts, into tiles of one expert each.
-
-    Return the expert of every tile, and the place of every choice in the rows of all tiles.
-    """
+    """Lay choices `(R,)` of experts in tiles of one each: which every tile has, where each choice lies."""
     num_rows = len(chosen)
     size = count_tile_rows(num_rows, num_experts)
     # Each of the experts that are chosen leaves at most size - 1 rows of its last tile empty.

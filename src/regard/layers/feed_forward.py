@@ -13,6 +13,7 @@ from regard.axes import Array, ArrayLike, Hidden
 from regard.layers.choices import check_choice, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.multi_head import check_features
+from regard.positions.scaling import read_number
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -105,7 +106,7 @@ class FeedForward(nnx.Module):
 def check_activation(activation: str, gated: bool, gate_limit: float | None) -> None:
     """Raise for an unknown activation, and for a limit of a gate that is not there."""
     check_choice("activation", activation, ACTIVATIONS)
-    if gate_limit is not None and not (gated and gate_limit > 0):
+    if gate_limit is not None and not (gated and read_number("gate_limit", gate_limit) > 0):
         raise ValueError(
             f"gate_limit: expected None, or a number above 0 with gated=True; got {gate_limit} with"
             f" gated={gated}"

@@ -86,15 +86,17 @@ class LatentAttention(nnx.Module):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
+        value_dim = head_dim if value_dim is None else value_dim
         sizes = {"d_model": d_model, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
-        sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim, "query_latent_dim": query_latent_dim}
+        sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim}
+        sizes |= {} if query_latent_dim is None else {"query_latent_dim": query_latent_dim}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, use_bias=use_bias, **shared)
         check_kind("rotary", rotary, Rotary, type(None))
         if rotary_dim % 2:
             raise ValueError(f"rotary_dim: expected an even number, as pairs are turned; got {rotary_dim}")
         self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
-        self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim or head_dim
+        self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim
         self.rotary = Rotary(interleaved=True) if rotary is None else rotary
         self.scale = (head_dim + rotary_dim) ** -0.5 if scale is None else scale
         self.precision = precision
@@ -120,10 +122,11 @@ class LatentAttention(nnx.Module):
             batch, capacity, window: as in `KVCache.create`.
 
         Returns:
-            An empty cache in the dtype of the parameters.
+            An empty cache in the layer's dtype, or where that is None in the dtype of the parameters.
         """
+        dtype = self.latent.kernel.dtype if self.latent.dtype is None else self.latent.dtype
         widths = (self.rotary_dim, self.latent_dim)
-        return KVCache.create(batch, 1, capacity, *widths, dtype=self.latent.kernel.dtype, window=window)
+        return KVCache.create(batch, 1, capacity, *widths, dtype=dtype, window=window)
 
     def __call__(
         self,
@@ -163,10 +166,8 @@ class LatentAttention(nnx.Module):
             place = cache.lengths[:, None] + row[None]
         query, turned_query = self._query(x, place)
         latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
-        latent, turned = (
-            self.latent_norm(latent)[..., None, :, :],
-            self.rotary(turned[..., None, :, :], place),
-        )
+        latent = self.latent_norm(latent)[..., None, :, :]
+        turned = self.rotary(turned[..., None, :, :], place)
         kernel = self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
         options = {"scale": self.scale, "aux": aux, "precision": self.precision}
         num_keys = x.shape[-2] if cache is None else cache.slots

@@ -21,7 +21,7 @@ from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.masks.alignment import place_queries, settle_positions
-from regard.masks.offsets import Offset, positions_of
+from regard.masks.offsets import positions_of
 from regard.positions import Rotary
 from regard.scores import Score
 
@@ -121,7 +121,7 @@ class MultiHeadAttention(nnx.Module):
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         memory_width = d_model if memory_width is None else memory_width
         sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
-        sizes |= {"head_dim": head_dim, "memory_width": memory_width}
+        sizes |= {"memory_width": memory_width} | ({} if head_dim is None else {"head_dim": head_dim})
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         flags = {"use_bias": use_bias, "output_bias": output_bias, "project_output": project_output}
         flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
@@ -243,9 +243,16 @@ class MultiHeadAttention(nnx.Module):
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)
         if self.rotary is not None:
-            query_place = settle_positions("query", query_offset, query_positions, query.shape[-2], leading)
-            key_place = settle_positions("key", None, key_positions, memory.key.shape[-2], leading)
-            heads, memory = self._turn(heads, memory, query_place, key_place, cache)
+            T, S = heads.shape[-2], memory.key.shape[-2]
+            if cache is None:
+                query_place = settle_positions("query", query_offset, query_positions, T, leading)
+                key_place = settle_positions("key", None, key_positions, S, leading)
+                query_place = place_queries(T, S, query_place, True, key_place)
+                query_rows, key_rows = positions_of(query_place).rows(T), positions_of(key_place).rows(S)
+            else:
+                query_rows = key_rows = cache.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
+            heads = self.rotary(heads, query_rows)
+            memory = memory._replace(key=self.rotary(memory.key, key_rows))
         if cache is None:
             places = {"query_offset": query_offset, "query_positions": query_positions}
             places |= {"key_positions": key_positions}
@@ -286,25 +293,6 @@ class MultiHeadAttention(nnx.Module):
         key = split_heads(project(self.key_projection, key), self.num_key_heads)
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
         return Memory(key if self.key_norm is None else self.key_norm(key), value)
-
-    def _turn(
-        self,
-        query: Array,
-        memory: Memory,
-        query_place: Offset,
-        key_place: Offset,
-        cache: KVCache | PagedKVCache | None,
-    ) -> tuple[Array, Memory]:
-        """Turn queries and keys by their positions."""
-        assert self.rotary is not None
-        if cache is not None:
-            place = cache.lengths[:, None] + jnp.arange(query.shape[-2], dtype=jnp.int32)[None]
-            return self.rotary(query, place), memory._replace(key=self.rotary(memory.key, place))
-        T, S = query.shape[-2], memory.key.shape[-2]
-        query_place = place_queries(T, S, query_place, True, key_place)
-        places = (positions_of(place).rows(size) for place, size in ((query_place, T), (key_place, S)))
-        query_rows, key_rows = places
-        return self.rotary(query, query_rows), memory._replace(key=self.rotary(memory.key, key_rows))
 
 
 def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:

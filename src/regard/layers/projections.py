@@ -8,7 +8,6 @@ from flax import nnx
 
 from regard.axes import Array
 from regard.derivation.course import Course
-from regard.derivation.notation import spell
 from regard.formulas import Formula, Fraction, Function, Row, Sum, Symbol, product
 from regard.layers.heads import split_heads
 from regard.positions import Rotary
@@ -39,21 +38,16 @@ class Line:
 
     def project(self, linear: nnx.Linear, apply: Any, read: Symbol, array: Array, heads: int) -> None:
         """Make them from rows of features, by a tensor that has heads."""
-        course, last, width = self.course, self.features, read.indices[-1]
+        last, width = self.features, read.indices[-1]
         kernel = linear.kernel[...]
         kernel = jnp.moveaxis(kernel.reshape((kernel.shape[0], heads, -1)), 1, 0)
-        names = self._name(kernel.shape, width + last)
-        weight = Symbol("W", "".join(names), self.letter)
         words = f"How the {self.name} of each head is read off the features."
-        course.add(f"{self.name}_weight", weight, None, words, "", course.pick(kernel, names), names)
+        weight = self._give("weight", "W", kernel, width + last, words)
         right: Formula = Sum(width, product(read, weight))
         if linear.bias is not None:
             bias = linear.bias[...].reshape((heads, -1))
-            names = self._name(bias.shape, last)
-            symbol = Symbol("b", "".join(names), self.letter)
             words = "Added whatever the features are."
-            course.add(f"{self.name}_bias", symbol, None, words, "", course.pick(bias, names), names)
-            right = Row((right, symbol), "+")
+            right = Row((right, self._give("bias", "b", bias, last, words)), "+")
         value = split_heads(apply(linear, array), heads)
         result = "".join(self._name(value.shape, self.position + last))
         words = f"One {self.name} per head and position, {value.shape[-1]} numbers each."
@@ -92,10 +86,8 @@ class Line:
 
     def measure(self, metric: Bilinear, value: Array) -> None:
         """Let a metric change the letter of their features from e to a."""
-        names = self.course.notation.name(metric.metric.shape, "ea")
-        form = Symbol("g", spell(names))
         words = "Which features answer which, in place of like for like."
-        self.course.add("metric", form, None, words, "", self.course.pick(metric.metric, names), names)
+        form: Any = self.course.give("metric", Symbol("g"), metric.metric, "ea", words, "").formula.left
         before = "".join(self._name(self.stages[-1].value.shape, "ie"))
         subscripts = f"{before},{form.indices}->{''.join(self._name(value.shape, 'ia'))}"
         words = "The queries seen through the metric: what meets the keys."
@@ -127,6 +119,12 @@ class Line:
     ) -> None:
         """Add a stage."""
         self.stages.append(_Stage(name, right, words, value, self.features, subscripts))
+
+    def _give(self, what: str, letter: str, array: Array, tail: str, words: str) -> Any:
+        """Add a step of parameters, and return their symbol."""
+        symbol, of_keys = Symbol(letter, below=self.letter), self.name != "query"
+        step = self.course.give(f"{self.name}_{what}", symbol, array, tail, words, "", of_keys)
+        return step.formula.left
 
     def _name(self, shape: tuple[int, ...], tail: str) -> tuple[str, ...]:
         return self.course.notation.name(shape, tail, of_keys=self.name != "query")

@@ -9,14 +9,19 @@ from regard.axes import Array
 from regard.engine.call.canonicalization import check_flag
 from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.dropout import build_dropout
+from regard.positions.scaling import read_number
 
 EPSILON = 1e-6
 
 
-def build_norm(width: int, kind: str = "layer", **options: Any) -> nnx.LayerNorm | nnx.RMSNorm:
+def build_norm(
+    width: int, kind: str = "layer", *, epsilon: float = EPSILON, **options: Any
+) -> nnx.LayerNorm | nnx.RMSNorm:
     """Build a LayerNorm, with a bias or without, or an RMSNorm, which does not subtract the mean either."""
     check_choice("norm_kind", kind, get_args(NormKind))
-    options = {"epsilon": EPSILON, **options}
+    if not read_number("norm_epsilon", epsilon) >= 0:
+        raise ValueError(f"norm_epsilon: expected a number of at least 0, got {epsilon}")
+    options["epsilon"] = epsilon
     if kind == "rms":
         return nnx.RMSNorm(width, **options)
     # flax's default, E[x^2] - E[x]^2, cancels when a residual stream has drifted far from 0.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 
 from regard.axes import Array, ArrayLike
+from regard.engine.call.canonicalization import float_array
 from regard.linear.chunks import run
 from regard.linear.problem import State, canonicalize
 
@@ -112,12 +113,11 @@ def attend(
         chunk=chunk,
         precision=precision,
     )
-    output, (memory, key_sum) = run(problem)
+    output, carried = run(problem)
     if not return_state:
         return output
     batch = problem.config.batch if problem.config.leading else ()
-    memory = memory.reshape((*batch, *memory.shape[1:]))
-    return output, State(memory, None if key_sum is None else key_sum.reshape((*batch, *key_sum.shape[1:])))
+    return output, State(*jax.tree.map(lambda array: array.reshape((*batch, *array.shape[1:])), carried))
 
 
 def step(
@@ -165,15 +165,15 @@ def step(
     """
     query, key, value = (_one_row(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     if decay is not None:
-        decay = jnp.asarray(decay)
-        per_channel = decay.ndim == max(query.ndim, key.ndim, value.ndim) - 1
-        decay = decay[..., None, :] if per_channel else decay[..., None]
+        factors: Any = float_array("decay", decay, 0)
+        per_channel = factors.ndim == max(query.ndim, key.ndim, value.ndim) - 1
+        decay = factors[..., None, :] if per_channel else factors[..., None]
     output, next_state = attend(
         query,
         key,
         value,
         decay=decay,
-        rate=None if rate is None else jnp.asarray(rate)[..., None],
+        rate=None if rate is None else float_array("rate", rate, 0)[..., None],
         feature_map=feature_map,
         normalise=normalise,
         scale=scale,
@@ -184,8 +184,8 @@ def step(
     return output[..., 0, :], next_state
 
 
-def _one_row(name: str, array: ArrayLike) -> Array:
-    array = jnp.asarray(array)
+def _one_row(name: str, array: Any) -> Array:
+    array = float_array(name, array, 0)
     if array.ndim == 0:
         raise ValueError(f"{name}: expected at least one axis (..., heads, width), got a number")
     return array[..., None, :]

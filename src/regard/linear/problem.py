@@ -14,7 +14,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
-from regard.masks.data import check_rows, check_width
+from regard.masks.data import check_rows, check_width, read_array
 from regard.masks.grid import spread
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
@@ -106,32 +106,31 @@ def canonicalize(
 ) -> LinearProblem:
     """Check the arguments of a call and fill in what was left out."""
     problem = canonicalization.canonicalize(query, key, value, scale=scale, precision=precision)
+    causal = canonicalization.check_flag("causal", causal)
+    normalise = canonicalization.check_flag("normalise", normalise)
     _check_options(problem, rate, scale, causal, normalise)
     leading, heads = problem.leading, problem.key_heads
     batch = (*leading[:-1], heads) if leading else ()
     if valid is not None:
         valid = _check_valid(valid, problem, batch)
     query, key = problem.query, problem.key
-    if isinstance(feature_map, str):
-        if feature_map not in FEATURE_MAPS:
-            raise ValueError(
-                f"feature_map: expected a function or one of {', '.join(FEATURE_MAPS)}; got {feature_map!r}"
-            )
-    else:
+    if not (isinstance(feature_map, str) and feature_map in FEATURE_MAPS):
+        if not callable(feature_map):
+            error = ValueError if isinstance(feature_map, str) else TypeError
+            known = ", ".join(FEATURE_MAPS)
+            raise error(f"feature_map: expected a function or one of {known}; got {feature_map!r}")
         if valid is not None:  # NaN in a slot that does not count would pass through a function's derivative
             query, key = _blank(problem, valid, causal)
         query, key = (_map_features(feature_map, name, x) for name, x in (("query", query), ("key", key)))
         feature_map = "identity"
-    width = key.shape[-1]
-    if decay is not None:
-        decay = _check_decay(decay, problem, batch, width)
-    if rate is not None:
-        rate = _check_rate(rate, problem, batch)
+    width, per_token = key.shape[-1], (*batch, problem.S)
+    decay = _check_decay(decay, per_token, width)
+    rate = _check_rate(rate, per_token)
     memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
     chunk = _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA)
     sizes = leading, batch or (1,), problem.group, problem.T, problem.accumulation
-    config = LinearConfig(*sizes, chunk, bool(causal), bool(normalise), feature_map, precision)
-    rate, valid = (None if one is None else one[..., None] for one in (rate, valid))
+    config = LinearConfig(*sizes, chunk, causal, normalise, feature_map, precision)
+    valid = None if valid is None else valid[..., None]
     query, key, value = map(problem.with_heads, (query, key, problem.value))
     decay, rate, valid = (None if one is None else problem.with_heads(one) for one in (decay, rate, valid))
     return LinearProblem(query, key, value, decay, rate, valid, memory, key_sum, problem.scale, config)
@@ -155,7 +154,7 @@ def _check_options(problem: Problem, rate: Any, scale: Any, causal: bool, normal
 
 
 def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
-    valid = jnp.asarray(valid)
+    valid = read_array("valid", valid)
     if jnp.issubdtype(valid.dtype, jnp.integer):
         valid = valid != 0
     if valid.dtype != bool or valid.ndim == 0:
@@ -168,12 +167,13 @@ def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
     return spread(valid, len(batch) + 1, trailing=1)
 
 
-def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: int) -> Any:
+def _check_decay(decay: Any, per_token: tuple[int, ...], width: int) -> Any:
+    if decay is None:
+        return None
     decay = canonicalization.float_array("decay", decay, 0)
-    per_token = (*batch, problem.S)
-    if decay.ndim == len(per_token) and _fits(decay.shape, per_token):
+    if _fits(decay.shape, per_token):
         return decay[..., None]
-    if decay.ndim == len(per_token) + 1 and _fits(decay.shape, (*per_token, width)):
+    if _fits(decay.shape, (*per_token, width)):
         return decay
     raise ValueError(
         f"decay: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, one factor per"
@@ -182,15 +182,16 @@ def _check_decay(decay: Any, problem: Problem, batch: tuple[int, ...], width: in
     )
 
 
-def _check_rate(rate: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
+def _check_rate(rate: Any, per_token: tuple[int, ...]) -> Any:
+    if rate is None:
+        return None
     rate = canonicalization.float_array("rate", rate, 0)
-    per_token = (*batch, problem.S)
-    if rate.ndim != len(per_token) or not _fits(rate.shape, per_token):
+    if not _fits(rate.shape, per_token):
         raise ValueError(
             f"rate: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, one number per"
             f" token; got shape {rate.shape}. An axis of size 1 serves all"
         )
-    return rate
+    return rate[..., None]
 
 
 def _check_initial(
@@ -201,7 +202,10 @@ def _check_initial(
     if initial is None:
         return jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype) if normalise else None
     if not isinstance(initial, State):
-        raise TypeError(f"initial: expected a regard.linear.State or None, got {type(initial).__name__}")
+        raise TypeError(
+            f"initial: expected a regard.linear.State or None, got {type(initial).__name__}; `step` takes it"
+            " first"
+        )
     if normalise and initial.key_sum is None:
         raise ValueError(
             "initial: expected a state with key_sum because normalise=True; got None. States from calls with"
@@ -236,18 +240,12 @@ def _blank(problem: Problem, valid: Any, causal: bool) -> tuple[Array, Array]:
     query, key = problem.with_heads(problem.query), problem.with_heads(problem.key)
     real = problem.with_heads(valid[..., None])
     if causal:
-        *batch, heads, length, width = query.shape
-        grouped = query.reshape((*batch, heads // problem.group, problem.group, length, width))
-        grouped = jnp.where(real[..., None, :, :], grouped, 0)
-        query = grouped.reshape((*grouped.shape[:-4], grouped.shape[-4] * problem.group, length, width))
+        shared = problem.group if real.shape[-3] > 1 else 1
+        query = jnp.where(jnp.repeat(real, shared, -3), query, 0)
     return query, jnp.where(real, key, 0)
 
 
 def _map_features(feature_map: Callable[[Array], Any], name: str, array: Array) -> Array:
-    if not callable(feature_map):
-        raise TypeError(
-            f"feature_map: expected a function or one of {', '.join(FEATURE_MAPS)}; got {feature_map!r}"
-        )
     mapped = feature_map(array)
     if not hasattr(mapped, "dtype") or not jnp.issubdtype(mapped.dtype, jnp.floating):
         raise TypeError(f"feature_map: expected a floating-point array from {name}, got {mapped!r}")
@@ -260,4 +258,4 @@ def _map_features(feature_map: Callable[[Array], Any], name: str, array: Array) 
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    return all(n in (1, m) for n, m in zip(shape, full, strict=True))
+    return len(shape) == len(full) and all(n in (1, m) for n, m in zip(shape, full, strict=True))

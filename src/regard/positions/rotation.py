@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
-from regard.positions.scaling import LARGEST, Scaling, read_positions, turns
+from regard.positions.scaling import LARGEST, Scaling, read_number, read_positions, turns
 
 
 def rotary(
@@ -62,7 +62,7 @@ def rotary(
             f" got {features.dtype} of shape {features.shape}"
         )
     width = check_width(features.shape[-1] if width is None else width, features.shape[-1])
-    if not base > 1:
+    if not read_number("base", base) > 1:
         raise ValueError(f"base: expected more than 1, got {base}")
     rule = Scaling() if scaling is None else scaling
     if not isinstance(rule, Scaling):
@@ -124,9 +124,9 @@ def rotate(
 
 def check_width(width: int, features: int) -> int:
     """Check that the width is an even number of features, no more than there are."""
-    if width % 2 or not 0 < width <= features:
+    if not isinstance(width, int | np.integer) or width % 2 or not 0 < width <= features:
         raise ValueError(
-            f"width: expected an even number in 2..{features}, the features there are; got {width}"
+            f"width: expected an even number in 2..{features}, the features there are; got {width!r}"
         )
     return width
 

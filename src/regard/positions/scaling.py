@@ -20,9 +20,17 @@ LARGEST = np.iinfo(np.int32).max
 
 def frequencies(width: int, base: float) -> np.ndarray:
     """Compute one frequency per pair of columns, in float64."""
-    if not base > 0:
+    if not read_number("base", base) > 0:
         raise ValueError(f"base: expected a positive number, got {base}")
     return float(base) ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def read_number(name: str, value: Any) -> float:
+    """Return a number that is known before tracing."""
+    try:
+        return float(+value)  # text of a number has no sign
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: expected a number known before tracing, got {value!r}") from None
 
 
 def read_positions(position: Any, most: int = LARGEST) -> Array:
@@ -238,7 +246,8 @@ class YaRN(Scaling):
         )
         if self.whole_features:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, width - 1)
+        if first <= width - 1 and last >= 0:  # else one rule holds for all features
+            first, last = max(first, 0), min(last, width - 1)
         # Two ends at one feature would divide by zero.
         ramp = (np.arange(len(plain)) - first) / (last - first if last != first else 1e-3)
         seldom = np.clip(ramp, 0, 1)
@@ -251,11 +260,11 @@ class YaRN(Scaling):
 
 def _check_at_least_one(**numbers: float) -> None:
     for name, number in numbers.items():
-        if not number >= 1:
+        if not read_number(name, number) >= 1:
             raise ValueError(f"{name}: expected at least 1, got {number}")
 
 
 def _check_order(**turns: float) -> None:
     (less, low), (more, high) = turns.items()
-    if not 0 < low < high:
+    if not 0 < read_number(less, low) < read_number(more, high):
         raise ValueError(f"{less}, {more}: expected 0 < {less} < {more}, got {low} and {high}")

@@ -118,10 +118,11 @@ def learned(
 
 
 def _check_sizes(d_model: int, length: int = 0) -> None:
-    if length < 0:
-        raise ValueError(f"length: expected at least 0, got {length}")
-    if d_model < 1:
-        raise ValueError(f"d_model: expected at least 1, got {d_model}")
+    for name, size, least in (("length", length, 0), ("d_model", d_model, 1)):
+        if not isinstance(size, int | np.integer):
+            raise TypeError(f"{name}: expected an integer known before tracing, got {size!r}")
+        if size < least:
+            raise ValueError(f"{name}: expected at least {least}, got {size}")
 
 
 def _interleave(sine: Any, cosine: Any) -> Any:

@@ -96,8 +96,9 @@ def read(
         whole_number("top_k", top_k, 1),
     )
     ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens, delimiters)
-    if tokens is None and query_tokens is not None:
-        raise ValueError("tokens: expected the ids at the keys because query_tokens was given, got None")
+    for name, more in (("query_tokens", query_tokens), ("delimiters", delimiters)):
+        if tokens is None and more is not None and np.size(more):
+            raise ValueError(f"tokens: expected the ids at the keys because {name} was given, got None")
     given = None if lse is None else check_lse(problem, lse)
     # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
     return _read(*jax.lax.stop_gradient((problem, given, ids)), sweep_config)
@@ -165,7 +166,7 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: 
         return ids.reshape((first, *(1,) * (axes - 1), length))
 
     keys = lay("tokens", tokens, problem.S)
-    listed = np.asarray(delimiters, np.int32) if isinstance(delimiters, tuple | list) else delimiters
+    listed = delimiters if np.size(delimiters) else np.zeros(0, np.int32)
     delimits = jnp.isin(keys, jnp.asarray(integers("delimiters", listed))).astype(jnp.int32)
     return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1), delimits)
 

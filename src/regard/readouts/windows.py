@@ -13,7 +13,7 @@ from regard.axes import Array, ArrayLike
 from regard.engine.call.options import ScoreOptions
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
-from regard.masks.data import integers
+from regard.masks.data import integers, read_array
 from regard.masks.grid import is_concrete
 from regard.readouts.reading import canonicalize_readable, check_lse
 
@@ -85,7 +85,7 @@ def _weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Arr
 def _indices(name: str, index: Any, size: int) -> Any:
     if index is None or isinstance(index, slice):
         return np.arange(size, dtype=np.int32)[slice(None) if index is None else index]
-    array: Any = index if hasattr(index, "dtype") else np.asarray(index)
+    array: Any = read_array(name, index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
     if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Function, Row, Symbol, Terms, product
-from regard.masks.data import literal, read_array
+from regard.masks.data import check_reach, literal, read_array, whole_number
 from regard.records import record, static
 from regard.scores.cells import Cells
 from regard.scores.score import Score, parameter, per_head_symbol
@@ -46,12 +46,12 @@ def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> S
     if (num_heads is None) == (slopes is None):
         raise TypeError("alibi: expected num_heads or slopes, one of the two")
     if slopes is None:
-        if not isinstance(num_heads, int) or num_heads < 1:
+        if not isinstance(num_heads, int | np.integer) or num_heads < 1:
             raise ValueError(
                 f"num_heads: expected at least 1 query head, got {num_heads!r}; slopes of your own go as"
                 " slopes="
             )
-        slopes = _slopes(num_heads)
+        slopes = _slopes(int(num_heads))
     return Alibi(parameter("slopes", slopes, positive=False))
 
 
@@ -132,12 +132,14 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
             f"{', an even number' if bidirectional else ''}; got {tuple(array.shape)}"
         )
     exact = array.shape[0] // sides // 2
+    max_distance = whole_number("max_distance", max_distance, 1)
+    check_reach("max_distance", max_distance + 2)
     if max_distance <= exact:
         raise ValueError(
             f"max_distance: expected more than {exact}, the distances with a bucket of their own; got"
             f" {max_distance}"
         )
-    return RelativeBias(array, bool(bidirectional), int(max_distance))
+    return RelativeBias(array, bool(bidirectional), max_distance)
 
 
 @record
