@@ -216,9 +216,12 @@ class TransformerConfig:
 
     def _check_heads(self) -> None:
         check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
-        if self.positions == "rotary" and (self.rotary_width or self.head_width) % 2:
+        turned, width = self.rotary_width or self.head_width, self.head_width
+        if self.positions == "rotary" and turned > width:
+            raise ValueError(f"rotary_width: expected at most the head width, {width}; got {turned}")
+        if self.positions == "rotary" and turned % 2:
             raise ValueError(
-                f"positions: 'rotary' turns pairs of features, got a head width of {self.head_width}; choose"
+                f"positions: 'rotary' turns pairs of features, got a head width of {width}; choose"
                 " an even head_dim, or an even rotary_width"
             )
 
