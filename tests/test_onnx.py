@@ -634,7 +634,7 @@ def test_bad_inputs_of_linear_attention_are_explained():
         (lambda: run(q_num_heads=5), VALUE, "q_num_heads: expected a number of heads that divides"),
         (lambda: run(q_num_heads=4), VALUE, "key: expected the head width of query"),
         (lambda: run(x), VALUE, "past_state: expected 4 axes"),
-        (lambda: run(jnp.ones((2, 3, 4, 5))), VALUE, r"memory: expected shape \(2, 3, 4, 4\)"),
+        (lambda: run(jnp.ones((2, 3, 4, 5))), VALUE, r"past_state: expected shape \(2, 3, 4, 4\)"),
     ]  # fmt: skip
     for call, error, message in cases:
         with pytest.raises(error, match=message):

@@ -201,10 +201,10 @@ def save(
     if dtype is not None:
         float_dtype("dtype", dtype)
     try:
-        settings = json.loads(json.dumps(dict(settings or {})))
+        known: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))
     except TypeError as error:
         raise TypeError(f"settings: expected entries that JSON can hold, {error}") from None
-    written = write_settings(kind, model.config, **settings)
+    written = write_settings(kind, model.config, **known)
     family = FAMILIES[kind]
     written |= family.describe(model)
     parameters = parameter_paths(model)

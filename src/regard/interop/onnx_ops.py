@@ -185,6 +185,9 @@ def linear_attention(
     chunk_size = whole_number("chunk_size", chunk_size, 1)
     query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3,))
     state = None if past_state is None else tensor("past_state", past_state, (4,))
+    shape = (*key.shape[:2], key.shape[-1], value.shape[-1])
+    if state is not None and state.shape != shape:
+        raise ValueError(f"past_state: expected shape {shape}, got {state.shape}")
     output, after = linear.attend(
         query,
         key,

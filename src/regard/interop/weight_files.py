@@ -53,30 +53,14 @@ class Stored:
 
 
 class WeightFiles(dict[str, Stored]):
-    """The tensors of one or several safetensors files by name; `read` fetches one.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from regard.interop import weight_files
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = weight_files.write_weights(f"{folder}/model.safetensors", {"w": np.ones((2, 3))})
-        ...     weights = weight_files.open_weights(folder)
-        ...     print(dict(weights)["w"].shape, weights.read("w").sum())
-        (2, 3) 6.0
-    """
+    """The tensors of one or several safetensors files by name; `read` fetches one."""
 
     def __init__(self, tensors: Mapping[str, Stored], handles: Mapping[Path, Any]):
         super().__init__(tensors)
         self.handles = dict(handles)
 
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes.
-
-        Raises:
-            KeyError: an unknown name, with the nearest.
-            WeightFileError: an element type that NumPy has no match for, such as float8.
-        """
+        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes."""
         if name not in self:
             near = difflib.get_close_matches(name, self, n=1, cutoff=0.0)
             raise KeyError(

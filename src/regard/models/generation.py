@@ -233,8 +233,7 @@ def _canonicalize(
         _check_draft(model, draft, ask[5])
         burst += whole_number("draft_tokens", draft_tokens, 1)
     request = canonicalize(model, prompts, *ask, burst=burst)
-    sampling, stop_tokens, rng, pad_token, keep = choice
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=keep)
+    rules = _check_rules(model, request, *choice)
     structure, arrays = split_model(model)
     prefill = functools.partial(_prefill, structure, arrays, request, rules)
     if draft is None:
@@ -304,7 +303,7 @@ def _decode(
 
 
 def _check_rules(
-    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, *, keep: bool
+    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, keep: bool
 ) -> Rules:
     """Check how tokens are chosen."""
     if not isinstance(sampling, Sampling):

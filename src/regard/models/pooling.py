@@ -62,16 +62,11 @@ class AttentionPooling(nnx.Module):
         return pooled[..., 0, :], seen
 
 
-POOLINGS = {
-    "mean": lambda config, rngs: MeanPooling(),
-    "attention": lambda config, rngs: AttentionPooling(config, rngs=rngs),
-    "first": lambda config, rngs: FirstPooling(),
-}
-
-
 def build_pooling(name: str | None, config: TransformerConfig, rngs: nnx.Rngs) -> Any:
     """Build the named pooling; None for a prediction per position."""
     if name is None:
         return None
-    check_choice("pooling, if not None", name, POOLINGS)
-    return POOLINGS[name](config, rngs)
+    check_choice("pooling, if not None", name, ("mean", "attention", "first"))
+    if name == "attention":
+        return AttentionPooling(config, rngs=rngs)
+    return MeanPooling() if name == "mean" else FirstPooling()

@@ -166,7 +166,9 @@ def _vit(*sizes: int, patch: int) -> Preset:
     return Preset("encoder", config, "Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, table 1")
 
 
-def _build(kind: Kind, source: str, sizes: tuple[int, ...], family: dict[str, Any], **choices: Any) -> Preset:
+def _build(
+    kind: Kind, source: str, sizes: tuple[int, int, int, int, int], family: dict[str, Any], **choices: Any
+) -> Preset:
     """Build a preset of d_model, num_heads, d_ff, num_layers and vocab_size, and what its family chooses."""
     return Preset(kind, TransformerConfig(*sizes, **{**family, **choices}), source)
 

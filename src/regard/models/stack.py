@@ -73,12 +73,6 @@ class Stack(nnx.Module):
     """`config.num_layers` blocks, then a norm where they leave the stream unnormalised ("pre", "both").
 
     Windows, score functions and the relative bias, whose table all blocks share, come from here.
-
-    Args:
-        config: sizes and choices.
-        block: `EncoderBlock` or `DecoderBlock`.
-        causal: whether no position may attend to later ones.
-        rngs: random streams.
     """
 
     def __init__(
@@ -129,16 +123,16 @@ class Stack(nnx.Module):
             The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
             hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        asked, score = tuple(name for name in aux if name != "hidden"), self._scores()
+        asked = tuple(name for name in aux if name != "hidden")
+        shared = {"score": self._scores(), "aux": asked, "positions": positions}
 
         def call(number: int, block: Any, x: Array) -> tuple[Array, dict[str, Any]]:
-            options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
-            options |= {"positions": positions}
+            options = {"mask": self._mask(number, mask), **shared}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
-                options |= {"memory": memory[number] if isinstance(memory, tuple) else memory}
-                options |= {"memory_mask": memory_mask}
+                own = memory[number] if isinstance(memory, tuple) else memory
+                options |= {"memory": own, "memory_mask": memory_mask}
             x, seen = unpack(block(x, **options), asked or caches is not None)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 
