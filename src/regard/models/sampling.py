@@ -40,7 +40,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """Logits are divided by it: below 1 sharper, at least 1e-20, above 1 flatter; 0 takes the most probable
+    """Logits are divided by it, at least 1e-20: below 1 sharper, above 1 flatter; 0 takes the most probable
     token."""
     top_k: int | None = None
     """Only the k most probable tokens, at least 1."""
