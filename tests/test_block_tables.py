@@ -153,6 +153,8 @@ def test_mistakes_are_explained():
         (TypeError, r"table: expected at least the axes \(rows, columns\), got shape \(2,\)",
          lambda: masks.blocks([1, 0], 3)),
         (ValueError, "size: expected an integer of at least 1, got 0", lambda: masks.blocks([[1]], (3, 0))),
+        (ValueError, r"size: expected one number, or one for queries and one for keys; got \(1, 2, 3\)",
+         lambda: masks.blocks([[1]], (1, 2, 3))),
         (TypeError, "indices: expected integers, got float32",
          lambda: masks.chosen_blocks(jnp.ones((2, 2)), 3, 2)),
         (TypeError, r"indices: expected at least the axes \(rows, k\)",

@@ -53,6 +53,10 @@ def test_a_config_is_a_value():
         ({"num_key_heads": 4}, "num_key_heads: expected a divisor of num_heads = 6, got 4"),
         ({"num_key_heads": 0}, "num_key_heads: expected an integer of at least 1"),
         ({"head_dim": 0}, "head_dim: expected an integer of at least 1"),
+        (
+            {"positions": "rotary", "rotary_width": 4},
+            "rotary_width: expected at most the head width, 2; got 4",
+        ),
         ({"vocab_size": None}, "vocab_size, input_width: expected exactly one"),
         ({"input_width": 3}, "vocab_size, input_width: expected exactly one"),
         ({"positions": "sinus"}, r"positions: expected one of .*\(nearest: sinusoidal\)"),

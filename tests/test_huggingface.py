@@ -454,6 +454,9 @@ def test_an_unknown_entry_of_a_rotary_rule_is_refused_by_name(kind, spelling):
         ({"rope_scaling": "linear"}, "rope_scaling: expected an object with rope_type and its numbers"),
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "rope_type: expected"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: expected a number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "mscale: exp"),
+        ({"model_type": "vit", "patch_size": [4, 4, 3]}, "patch_size: expected one number, or height and"),
+        ({"model_type": "vit", "image_size": 8.5}, "image_size: expected an integer .*, got 8.5"),
         ({"head_dim": 0}, "head_dim: expected an integer of at least 1, got 0"),
         ({"num_key_value_heads": 0}, "num_key_heads: expected an integer of at least 1, got 0"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config"),
@@ -812,7 +815,17 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
         huggingface.save(model, tmp_path / "second", "bert")
     with pytest.raises(ValueError, match=r"kind: expected one of bert, .*; got 'gpt3'"):
         huggingface.save(model, tmp_path / "second", "gpt3")
+    with pytest.raises(TypeError, match="dtype: expected a floating-point dtype, got int8"):
+        huggingface.save(model, tmp_path / "second", "qwen3", dtype=jnp.int8)
+    with pytest.raises(
+        TypeError, match="settings: expected entries that JSON can hold, Object of type int32"
+    ):
+        huggingface.save(model, tmp_path / "second", "qwen3", settings={"bos_token_id": np.int32(1)})
+    with pytest.raises(ValueError, match="entries that are known for qwen3, got kind = 1"):
+        huggingface.save(model, tmp_path / "second", "qwen3", settings={"kind": 1})
     assert not (tmp_path / "second").exists()
+    with pytest.raises(TypeError, match="dtype: expected a floating-point dtype, got int8"):
+        huggingface.load(tmp_path / "first", dtype=jnp.int8)
 
 
 # Families.

@@ -23,6 +23,7 @@ from layer_oracle import (
 )
 from regard import masks
 from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig, generate
+from regard.models.pooling import MeanPooling
 
 B, T, S, M, H, F, V, W, C = 2, 5, 7, 12, 3, 13, 17, 11, 4
 SIZES = {"d_model": M, "num_heads": H, "d_ff": F, "num_layers": 2}
@@ -217,6 +218,12 @@ def test_poolings_are_their_definitions():
             assert_close(aux["pooling"]["weights"], weights)
 
 
+@pytest.mark.parametrize("lengths", [None, np.array([601])])
+def test_a_mean_in_half_precision_does_not_overflow(lengths):
+    hidden = jnp.full((1, 701, 3), 211, jnp.float16)
+    assert MeanPooling()(hidden, lengths, ())[0].tolist() == [[211] * 3]
+
+
 @pytest.mark.parametrize("pooling", ["mean", "first", "attention", None])
 def test_examples_of_length_0_are_finite_and_all_alike(pooling):
     model = randomize(Classifier(configure(), C, pooling=pooling, rngs=nnx.Rngs(0)))
@@ -251,7 +258,7 @@ def test_a_classifier_takes_real_inputs_under_jit():
 def test_unknown_poolings_are_refused():
     with pytest.raises(ValueError, match=r"mean, attention, first; got 'man' \(nearest: mean\)"):
         Classifier(configure(), C, pooling="man", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="num_classes: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
         Classifier(configure(), 0, rngs=nnx.Rngs(0))
 
 
@@ -396,6 +403,28 @@ def test_encoder_decoder_never_sees_the_targets_future():
     plain = logits(model, TOKENS)
     np.testing.assert_array_equal(logits(model, changed)[:, :3], plain[:, :3])
     assert not np.allclose(model(SOURCE[:, ::-1], TOKENS)[:, 0], plain[:, 0])
+
+
+def test_a_target_belongs_to_a_source():
+    model = EncoderDecoder(configure(), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"target: expected the batch of source, \(2,\); got \(1,\)"):
+        model(SOURCE, TOKENS[:1])
+    memory = jnp.ones((B, S, M))
+    with pytest.raises(ValueError, match=r"source_lengths: expected one length per row, shape \(2,\)"):
+        model.start_cache(memory, 3, source_lengths=[S])
+    with pytest.raises(ValueError, match=r"source_lengths: expected lengths in 0\.\.7"):
+        model.start_cache(memory, 3, source_lengths=[S, S + 1])
+
+
+def test_what_is_read_has_a_position_and_a_row_of_the_cache():
+    model = Decoder(configure(positions="learned", max_length=T), rngs=nnx.Rngs(0))
+    _, cache = model.read(TOKENS[:, :4], model.start_cache(B, 8))
+    with pytest.raises(ValueError, match=r"tokens: expected positions in 0\.\.5 \(max_length=5\), got 6"):
+        model.read(TOKENS[:, :2], cache)
+    hidden, _ = model.read(TOKENS[:, :2], cache, counts=[1, 0])  # the rest is padding
+    assert np.isfinite(hidden[0, 0]).all()
+    with pytest.raises(ValueError, match=r"tokens: expected shape \(2, n\), as in the cache; got \(5,\)"):
+        model.read(TOKENS[0], cache)
 
 
 def test_a_source_of_vectors_needs_a_target_vocabulary():

@@ -606,6 +606,7 @@ def test_bad_inputs_of_rotary_are_explained():
         (lambda: run(x, table, table[None], ids), VALUE, "sin_cache: expected 2 axes"),
         (lambda: run(x, table, table[:, :1], ids), VALUE, "sin_cache: expected half of the 4 features"),
         (lambda: run(x, table, table, ids, rotary_embedding_dim=2), VALUE, "cos_cache: expected half of"),
+        (lambda: run(x, table, table, ids, rotary_embedding_dim=6), VALUE, "rotary_embedding_dim: .* the 4"),
         (lambda: run(x, table[None], table[None]), VALUE, r"cos_cache: expected one row per token, \(2, 5\)"),
         (lambda: run(x, table, table, ids[:, :2]), VALUE, "position_ids: expected one row of the table per"),
         (lambda: run(x, table, table, ids.astype(float)), TYPE, "position_ids: expected integers"),
@@ -628,11 +629,12 @@ def test_bad_inputs_of_linear_attention_are_explained():
         (lambda: run(None, per_head, rule="gated_delta"), VALUE, "beta: expected an array .* decay and beta"),
         (lambda: run(None, x[..., :2], rule="gated"), VALUE, r"decay: expected shape \(2, 5, 3 or 12\), got"),
         (lambda: run(beta=x, rule="delta"), VALUE, r"beta: expected shape \(2, 5, 3 or 1\), got"),
-        (lambda: run(chunk_size=0), VALUE, "chunk_size: expected at least 1 token, got 0"),
+        (lambda: run(chunk_size=0), VALUE, "chunk_size: expected an integer of at least 1, got 0"),
+        (lambda: run(chunk_size=2.5), TYPE, "chunk_size: expected an integer known before tracing, got 2.5"),
         (lambda: run(q_num_heads=5), VALUE, "q_num_heads: expected a number of heads that divides"),
         (lambda: run(q_num_heads=4), VALUE, "key: expected the head width of query"),
         (lambda: run(x), VALUE, "past_state: expected 4 axes"),
-        (lambda: run(jnp.ones((2, 3, 4, 5))), VALUE, r"memory: expected shape \(2, 3, 4, 4\)"),
+        (lambda: run(jnp.ones((2, 3, 4, 5))), VALUE, r"past_state: expected shape \(2, 3, 4, 4\)"),
     ]  # fmt: skip
     for call, error, message in cases:
         with pytest.raises(error, match=message):

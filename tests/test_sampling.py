@@ -232,6 +232,7 @@ def test_a_record_survives_the_tree():
     [
         ({"temperature": -0.1}, r"temperature: expected a finite number of at least 0, got -0\.1; 0 takes"),
         ({"temperature": float("nan")}, "temperature: expected a finite number of at least 0, got nan"),
+        ({"temperature": 1e-38}, "temperature: expected at least 1e-20, or 0, .*; got 1e-38"),
         ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0; None keeps all"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
         ({"temperature": 1.0, "top_p": 1.5}, r"top_p: expected a number in \(0, 1\], got 1\.5"),

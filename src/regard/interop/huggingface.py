@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from regard.axes import Array
+from regard.engine.call.canonicalization import float_dtype
 from regard.interop.families import FAMILIES
 from regard.interop.families.vit import cut_patches as cut_patches
 from regard.interop.huggingface_configs import find_family, read_settings, write_settings
@@ -86,6 +87,7 @@ def load(
         The model in `eval()` mode, its config and kind, the tokenizer, config.json.
 
     Raises:
+        TypeError: a dtype that is not of floating point.
         ValueError: an unsupported model_type or setting; tensors that are missing, extra or misshapen, all
             in one error.
         WeightFileError: no weights, damaged ones, or pickled ones.
@@ -108,6 +110,8 @@ def load(
 
     Reference: the models of transformers 5.23, which `tests/test_parity.py` compares with.
     """
+    if dtype is not None:
+        float_dtype("dtype", dtype)
     directory = find_transformer(Path(directory))
     settings = read_settings(directory)
     family = find_family(settings)
@@ -167,12 +171,14 @@ def save(
             unless given here.
         dtype: dtype to write; None means that of the parameters.
         force: whether files there may be replaced.
-        shard_bytes: as in `weight_files.write_weights`.
+        shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
+            than that has a file of its own. None writes one file.
 
     Returns:
         The folder.
 
     Raises:
+        TypeError: settings that JSON cannot hold, a dtype that is not of floating point.
         ValueError: an unknown kind, or a model that it cannot describe: the fields that would come back
             different are listed.
         WeightFileError: files there, without `force`.
@@ -192,7 +198,13 @@ def save(
         True
     """
     directory = Path(directory)
-    written = write_settings(kind, model.config, **(settings or {}))
+    if dtype is not None:
+        float_dtype("dtype", dtype)
+    try:
+        known: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))
+    except TypeError as error:
+        raise TypeError(f"settings: expected entries that JSON can hold, {error}") from None
+    written = write_settings(kind, model.config, **known)
     family = FAMILIES[kind]
     written |= family.describe(model)
     parameters = parameter_paths(model)

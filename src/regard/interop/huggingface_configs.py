@@ -17,11 +17,7 @@ _MOST_LAYERS = 1 << 14
 
 
 def read_settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json as a dict, from a folder, a file or a dict.
-
-    Raises:
-        ValueError: no such file, or no JSON object in it.
-    """
+    """Return config.json as a dict, from a folder, a file or a dict."""
     if isinstance(source, Mapping):
         return dict(source)
     path = Path(source)
@@ -90,11 +86,7 @@ def read_config(
 
 
 def find_family(settings: Mapping[str, Any]) -> Family:
-    """Find the family that a config.json says its model is of.
-
-    Raises:
-        ValueError: an unsupported model_type, or a model of several parts.
-    """
+    """Find the family that a config.json says its model is of."""
     kind: Any = settings.get("model_type")
     if isinstance(settings.get("text_config"), Mapping):
         raise ValueError(
@@ -109,17 +101,10 @@ def find_family(settings: Mapping[str, Any]) -> Family:
 _OWN = ("torch_dtype", "dtype", "head_dim", "quantization_config")
 
 
-def write_settings(kind: str, config: TransformerConfig, **known: Any) -> dict[str, Any]:
-    """Return the content of config.json with which transformers builds the same model.
+def write_settings(kind: str, config: TransformerConfig, /, **known: Any) -> dict[str, Any]:
+    """Return config.json of the same model in transformers; `known` are entries that the config does not say.
 
-    Args:
-        kind: a key of `families.FAMILIES`.
-        config: the model's; its dropout rates are not written.
-        known: entries beside those that follow from `config`.
-
-    Raises:
-        ValueError: an unknown kind, or a config that it cannot describe: the fields that would come back
-            different are listed.
+    Dropout rates are not written.
     """
     check_choice("kind", kind, FAMILIES)
     family = FAMILIES[kind]

@@ -19,6 +19,7 @@ from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
 from regard.interop.onnx_softmax import attention as attention
 from regard.interop.onnx_softmax import flex_attention as flex_attention
 from regard.interop.onnx_tensors import join_heads, read_heads, split_heads, tensor
+from regard.masks.data import whole_number
 from regard.positions.rotation import rotate
 
 
@@ -69,6 +70,11 @@ def rotary_embedding(
     features = split_heads("features", features, "num_heads", num_heads or None)
     batch, _, length, width = features.shape
     turned = rotary_embedding_dim or width
+    if not 0 < turned <= width:
+        raise ValueError(
+            f"rotary_embedding_dim: expected at most the {width} features of a head, or 0 for all; got"
+            f" {rotary_embedding_dim}"
+        )
     caches = []
     for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
         caches.append(_per_token(name, cache, position_ids, (batch, length)))
@@ -150,7 +156,7 @@ def linear_attention(
         dtype of past_state, else of query.
 
     Raises:
-        TypeError: inputs that are not of floating point.
+        TypeError: inputs that are not of floating point, a chunk that is not an integer.
         ValueError: shapes or head counts that do not fit, an unknown rule, a rule without what it reads or
             with what it does not, a chunk below 1.
 
@@ -176,10 +182,12 @@ def linear_attention(
                 f" {' and '.join(_READS[update_rule]) or 'neither decay nor beta'}; got"
                 f" {'None' if given is None else 'one'}"
             )
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size: expected at least 1 token, got {chunk_size}")
+    chunk_size = whole_number("chunk_size", chunk_size, 1)
     query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3,))
     state = None if past_state is None else tensor("past_state", past_state, (4,))
+    shape = (*key.shape[:2], key.shape[-1], value.shape[-1])
+    if state is not None and state.shape != shape:
+        raise ValueError(f"past_state: expected shape {shape}, got {state.shape}")
     output, after = linear.attend(
         query,
         key,

@@ -85,21 +85,9 @@ def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def cell_function(name: str, graph: Any, shape: Sequence[int]) -> Callable[..., Array]:
-    """Compile a graph from scores to scores into `fn(score, batch, head, query, key)`.
+    """Compile a graph from scores to scores into `fn(score, batch, head, query, key)`, a function of scalars.
 
     The same graph gives the same function object, so that it is compiled once.
-
-    Args:
-        name: of the argument that holds the graph, for errors.
-        graph: `onnx.GraphProto` with one input and one output.
-        shape: of the scores, (batch, heads, T, S).
-
-    Returns:
-        A function of scalars. Floating-point numbers are evaluated in the dtype of the score.
-
-    Raises:
-        ValueError: more or fewer than one input or output.
-        NotImplementedError: an operator that is not elementwise on the scores; the message names it.
     """
     return _compile(name, graph.SerializeToString(deterministic=True), tuple(shape))
 

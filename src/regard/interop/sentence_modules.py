@@ -14,11 +14,7 @@ def find_transformer(directory: Path) -> Path:
 
 
 def read_modules(directory: Path) -> dict[str, Path]:
-    """Read which modules a folder of sentence-transformers has, and where; none, where it is no such folder.
-
-    Raises:
-        ValueError: a list of modules that cannot be read, or one of a folder elsewhere.
-    """
+    """Read which modules a folder of sentence-transformers has, and where; of another, none."""
     path = directory / "modules.json"
     if not path.is_file():
         return {}

@@ -53,30 +53,14 @@ class Stored:
 
 
 class WeightFiles(dict[str, Stored]):
-    """The tensors of one or several safetensors files by name; `read` fetches one.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from regard.interop import weight_files
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = weight_files.write_weights(f"{folder}/model.safetensors", {"w": np.ones((2, 3))})
-        ...     weights = weight_files.open_weights(folder)
-        ...     print(dict(weights)["w"].shape, weights.read("w").sum())
-        (2, 3) 6.0
-    """
+    """The tensors of one or several safetensors files by name; `read` fetches one."""
 
     def __init__(self, tensors: Mapping[str, Stored], handles: Mapping[Path, Any]):
         super().__init__(tensors)
         self.handles = dict(handles)
 
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes.
-
-        Raises:
-            KeyError: an unknown name, with the nearest.
-            WeightFileError: an element type that NumPy has no match for, such as float8.
-        """
+        """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes."""
         if name not in self:
             near = difflib.get_close_matches(name, self, n=1, cutoff=0.0)
             raise KeyError(
@@ -94,18 +78,8 @@ class WeightFiles(dict[str, Stored]):
 def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
     """Look into safetensors files without reading their tensors.
 
-    Args:
-        path: a `.safetensors` file, an index of shards (`*.safetensors.index.json`), or a folder that holds
-            `model.safetensors` or `model.safetensors.index.json` (the single file is taken where both are).
-
-    Returns:
-        Every tensor's file, shape and element type, and `read` to fetch one.
-
-    Raises:
-        WeightFileError: no such file, a pickle (`.bin`, `.pt`, `.pth`, `.ckpt`), a damaged or truncated file,
-            an index that does not agree with its files. The message names the file.
-
-    Reference: https://github.com/huggingface/safetensors, section "Format".
+    The path is that of a file, of an index of shards, or of a folder with model.safetensors or, else, its
+    index. Reference: https://github.com/huggingface/safetensors, section "Format".
     """
     path = _find(Path(path))
     return _open_shards(path) if path.name.endswith(".json") else _open_file(path)
@@ -206,23 +180,9 @@ def write_weights(
 ) -> Path:
     """Write tensors as safetensors, one at a time, complete or not at all.
 
-    Files are written under temporary names beside their place and renamed when all are complete.
-
-    Args:
-        path: the file, ending in `.safetensors`; its folder is created when missing.
-        tensors: arrays by name, or `LazyTensor` ones that are computed when their turn comes.
-        force: whether an existing file may be replaced.
-        shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
-            than that has a file of its own. None writes one file.
-        metadata: strings to keep in the header. The default, {"format": "pt"}, is what transformers
-            requires.
-
-    Returns:
-        The path of the file, or of the index where there are several files.
-
-    Raises:
-        WeightFileError: a path that exists already, or that does not end in `.safetensors`; an array of a
-            dtype that the format has no name for.
+    Files are written under temporary names beside their place and renamed when all are complete. Returns the
+    path of the file, or of the index where `shard_bytes`, as in `huggingface.save`, asks for several. The
+    default `metadata`, {"format": "pt"}, is what transformers requires.
     """
     path = Path(path)
     if path.suffix != ".safetensors":

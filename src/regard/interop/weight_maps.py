@@ -13,7 +13,7 @@ from flax import nnx
 
 from regard.interop.weight_files import LazyTensor, WeightFiles
 
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # numbers checked at a time
 Shape = tuple[int, ...]
 Settings = Mapping[str, Any]
 """The content of a config.json."""
@@ -146,11 +146,7 @@ class WeightMap:
         return self.prefix + name if self.writes_prefix and name != self._head else name
 
     def find(self, path: str) -> tuple[str, Conversion]:
-        """Return the name, without prefix, of the tensor that stores a parameter, and its conversion.
-
-        Raises:
-            ValueError: a parameter that the table does not name.
-        """
+        """Return the name, without prefix, of the tensor that stores a parameter, and its conversion."""
         number = re.search(r"\.(\d+)\.", path)
         pair = self._by_path.get(path if number is None else path.replace(number[0], ".{n}.", 1))
         if pair is None:
@@ -189,15 +185,7 @@ def read_parameters(
 ) -> Iterator[tuple[str, np.ndarray, np.dtype]]:
     """Check that all tensors fit, then read every parameter's path, array and stored dtype, one at a time.
 
-    Args:
-        table: the architecture's.
-        shapes: shape of every parameter of the model, by path.
-        weights: the files.
-        settings: the model's config.json; a conversion may need a size from it.
-
-    Raises:
-        ValueError: tensors that are missing, extra, of another shape or of integers: one error lists them
-            all. While reading: a tensor with NaN or infinity.
+    One error lists all tensors that do not fit. `shapes` are those of the model's parameters, by path.
     """
     held = {table.spell(name): name for name in weights}
     if len(held) < len(weights):
@@ -255,18 +243,13 @@ def _read(
 def _read_finite(weights: WeightFiles, name: str) -> np.ndarray:
     """Read a tensor in which there is neither NaN nor infinity."""
     array = weights.read(name)
-    if not _is_finite(array):
+    flat = array.reshape(-1)
+    if not all(np.isfinite(flat[first : first + _PIECE]).all() for first in range(0, flat.size, _PIECE)):
         raise ValueError(
             f"weights: expected finite numbers, got NaN or infinity in {name}; the file is damaged, or was"
             " saved by a run that diverged"
         )
     return array
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """Return whether no number is NaN or infinite, looking at a piece at a time."""
-    flat = array.reshape(-1)
-    return all(np.isfinite(flat[first : first + _PIECE]).all() for first in range(0, flat.size, _PIECE))
 
 
 def name_tensors(
@@ -277,11 +260,7 @@ def name_tensors(
 ) -> dict[str, LazyTensor]:
     """Return a model's tensors under the names they are saved as, each computed when it is written.
 
-    Args:
-        table: the architecture's.
-        parameters: shape and dtype to write of every parameter, by path.
-        fetch: a parameter's array, by path; and, of one that is stored in several, its part by a number.
-        settings: as in `read_parameters`.
+    `fetch` gives a parameter's array, by path; and, of one that is stored in several, its part by a number.
     """
     parts: dict[str, list[tuple[_Source, tuple[Any, ...]]]] = {}
     for path, (shape, _) in parameters.items():

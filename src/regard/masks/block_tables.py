@@ -37,7 +37,8 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
 
     Raises:
         TypeError: a float table, or one with fewer than two axes.
-        ValueError: a size below 1; in a call, a table with more or fewer rows or columns than cover it.
+        ValueError: a size below 1, or more than two sizes; in a call, a table with more or fewer rows or
+            columns than cover it.
 
     Example:
         >>> from regard import masks
@@ -54,6 +55,8 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     if kept.ndim < 2:
         raise TypeError(f"table: expected at least the axes (rows, columns), got shape {tuple(kept.shape)}")
     sides = size if isinstance(size, tuple) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"size: expected one number, or one for queries and one for keys; got {size}")
     queries, keys = (whole_number("size", side, 1, clamp=True) for side in sides)
     return BlockTable(kept, queries, keys)
 

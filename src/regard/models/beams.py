@@ -141,14 +141,18 @@ def _search(
     batch, width = hidden.shape[0], num_beams
     rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), width)
     cache = jax.tree.map(lambda leaf: leaf[rows], cache)
-    search = _begin(batch, width, request.max_tokens, accumulation_dtype(hidden))
+    none = jnp.full((batch, width), -jnp.inf, accumulation_dtype(hidden))
+    tokens = jnp.zeros((batch, width, request.max_tokens), jnp.int32)
+    ended = Beams(tokens, jnp.zeros((batch, width), jnp.int32), none, jnp.zeros((batch, width), bool))
+    # One empty beginning per prompt; the other beams hold nothing yet.
+    search = Search(tokens, none.at[:, 0].set(0), ended, jnp.ones(batch, bool), jnp.int32(0))
     search, _ = _extend(search, model.predict(hidden)[rows, 0], stops, penalty)
 
-    def is_open(carry: tuple[Any, Search]) -> Array:
-        return (carry[1].step < request.max_tokens) & jnp.any(carry[1].searching)
+    def is_open(state: tuple[Any, Search]) -> Array:
+        return (state[1].step < request.max_tokens) & jnp.any(state[1].searching)
 
-    def advance(carry: tuple[Any, Search]) -> tuple[Any, Search]:
-        cache, search = carry
+    def advance(state: tuple[Any, Search]) -> tuple[Any, Search]:
+        cache, search = state
         newest = jax.lax.dynamic_index_in_dim(search.live, search.step - 1, axis=2, keepdims=False)
         hidden, cache = model.read(newest.reshape((-1, 1)), cache)
         search, parents = _extend(search, model.predict(hidden)[:, 0], stops, penalty)
@@ -159,14 +163,6 @@ def _search(
     # The texts that were going on when the tokens ran out count, too.
     search = dataclasses.replace(search, step=search.step - 1)
     return _keep_best(search, search.live, search.sums, penalty, stopped=False)
-
-
-def _begin(batch: int, width: int, max_tokens: int, dtype: Any) -> Search:
-    """Start with one empty beginning per prompt; the other beams hold nothing yet."""
-    none = jnp.full((batch, width), -jnp.inf, dtype)
-    tokens = jnp.zeros((batch, width, max_tokens), jnp.int32)
-    ended = Beams(tokens, jnp.zeros((batch, width), jnp.int32), none, jnp.zeros((batch, width), bool))
-    return Search(tokens, none.at[:, 0].set(0), ended, jnp.ones(batch, bool), jnp.int32(0))
 
 
 def _extend(

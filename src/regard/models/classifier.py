@@ -8,6 +8,7 @@ from flax import nnx
 
 from regard.axes import ArrayLike
 from regard.layers.multi_head import unpack
+from regard.masks.data import whole_number
 from regard.models.config import TransformerConfig
 from regard.models.encoder import Encoder
 from regard.models.pooling import build_pooling
@@ -26,6 +27,7 @@ class Classifier(nnx.Module):
         rngs: random streams: "params", and "dropout" where something drops.
 
     Raises:
+        TypeError: a number of classes that is not an integer.
         ValueError: an unknown pooling, fewer than one class.
 
     Example:
@@ -50,8 +52,7 @@ class Classifier(nnx.Module):
         pooling: str | None = "mean",
         rngs: nnx.Rngs,
     ):
-        if num_classes < 1:
-            raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
+        num_classes = whole_number("num_classes", num_classes, 1)
         self.config = config
         self.encoder = Encoder(config, rngs=rngs)
         self.pooling = build_pooling(pooling, config, rngs)

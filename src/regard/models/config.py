@@ -183,18 +183,12 @@ class TransformerConfig:
 
     def feed_forward(self, layer: int) -> dict[str, Any]:
         """Return the width of a layer's feed-forward branch and its further arguments."""
-        options = {
-            "activation": self.activation,
-            "gated": self.gated,
-            "gate_limit": self.gate_limit,
-            "use_bias": self.feed_forward_bias,
-        }
-        if self.num_experts is None or layer in self.dense_layers:
-            return {"d_ff": self.d_ff, "feed_forward": options}
-        options |= {
-            name: getattr(self, name) for name in ("num_experts", "experts_per_token", "normalize_chosen")
-        }
-        return {"d_ff": self.expert_width or self.d_ff, "feed_forward": options}
+        names, width = ["activation", "gated", "gate_limit"], self.d_ff
+        if self.num_experts is not None and layer not in self.dense_layers:
+            names += ["num_experts", "experts_per_token", "normalize_chosen"]
+            width = self.expert_width or width
+        options = {name: getattr(self, name) for name in names}
+        return {"d_ff": width, "feed_forward": {**options, "use_bias": self.feed_forward_bias}}
 
     def _check_numbers(self) -> None:
         """Check sizes, rates and factors, each by what its field is declared as."""
@@ -216,9 +210,12 @@ class TransformerConfig:
 
     def _check_heads(self) -> None:
         check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
-        if self.positions == "rotary" and (self.rotary_width or self.head_width) % 2:
+        turned, width = self.rotary_width or self.head_width, self.head_width
+        if self.positions == "rotary" and turned > width:
+            raise ValueError(f"rotary_width: expected at most the head width, {width}; got {turned}")
+        if self.positions == "rotary" and turned % 2:
             raise ValueError(
-                f"positions: 'rotary' turns pairs of features, got a head width of {self.head_width}; choose"
+                f"positions: 'rotary' turns pairs of features, got a head width of {width}; choose"
                 " an even head_dim, or an even rotary_width"
             )
 

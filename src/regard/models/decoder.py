@@ -116,7 +116,8 @@ class Decoder(nnx.Module):
             Hidden states and the longer cache.
 
         Raises:
-            TypeError, ValueError: as in `TokenEmbedding` and `KVCache.append`: outside jit, no room left.
+            TypeError, ValueError: as in `TokenEmbedding` and `KVCache.append`: outside jit, no room left, or
+                none below `max_length` with learned positions; under jit, hidden states there are NaN.
 
         Example:
             >>> import jax.numpy as jnp
@@ -131,8 +132,7 @@ class Decoder(nnx.Module):
             >>> bool(jnp.allclose(model.predict(hidden), model(tokens)[:, 3:], atol=1e-5))
             True
         """
-        hidden = self.trunk.embedding(tokens, offset=cache.lengths)
-        return self.trunk.stack.read(hidden, cache, counts)
+        return self.trunk.stack.read(self.trunk.embedding, tokens, cache, counts)
 
 
 def build_head(config: TransformerConfig, vocab_size: int, rngs: nnx.Rngs) -> nnx.Linear | None:

@@ -36,11 +36,7 @@ def run_blocks(
 def scan_blocks(
     blocks: Sequence[nnx.Module], windows: Sequence[int | None], call: Call, x: Array, remat: Any = None
 ) -> tuple[Array, list[Any]]:
-    """Run blocks as `run_blocks` does, in a loop whose body is compiled once.
-
-    Raises:
-        ValueError: blocks of which none follow one another in a period.
-    """
+    """Run blocks that follow one another in a period, as `run_blocks` does, in a loop compiled once."""
     # The loop picks each layer's weights where they lie, and adds each layer's gradient where it shall lie.
     # Stacked for `lax.scan`, both would be there twice: more than all that rematerialization leaves.
     parts = [nnx.split(block) for block in blocks]

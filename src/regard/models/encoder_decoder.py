@@ -11,12 +11,11 @@ from flax import nnx
 from regard.axes import Array, ArrayLike, Float
 from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
-from regard.masks.data import integers
 from regard.models.config import TransformerConfig
 from regard.models.decoder import build_head, predict_tokens
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
-from regard.models.padding import blank_padding, mask_padding
+from regard.models.padding import blank_padding, check_lengths, mask_padding
 from regard.models.stack import DecodingCache, Stack
 
 
@@ -107,8 +106,13 @@ class EncoderDecoder(nnx.Module):
             TypeError, ValueError: as in `TokenEmbedding`.
         """
         memory, seen_encoder = unpack(self.encoder(source, lengths=source_lengths, aux=aux), aux)
+        hidden = self._target_embedding(target, lengths=target_lengths)
+        if hidden.shape[:-2] != memory.shape[:-2]:
+            raise ValueError(
+                f"target: expected the batch of source, {memory.shape[:-2]}; got {hidden.shape[:-2]}"
+            )
         hidden, seen_decoder = self.decoder(
-            self._target_embedding(target, lengths=target_lengths),
+            hidden,
             memory,
             mask=mask_padding(target_lengths),
             memory_mask=mask_padding(self.encoder.hidden_lengths(source_lengths)),
@@ -136,16 +140,15 @@ class EncoderDecoder(nnx.Module):
 
         Raises:
             TypeError: a capacity that is not an integer.
-            ValueError: a capacity below 1, a memory of the wrong shape.
+            ValueError: a capacity below 1, a memory or lengths of the wrong shape.
         """
         if memory.ndim != 3:
             raise ValueError(f"memory: expected (batch, S, {self.config.d_model}), got shape {memory.shape}")
         blocks: Any = self.decoder.blocks
         remembered = tuple(block.cross_attention.remember(memory) for block in blocks)
-        lengths = source_lengths
-        if lengths is not None:
-            lengths = self.encoder.hidden_lengths(integers("source_lengths", lengths, clamp=True))
-            lengths = jnp.asarray(lengths)
+        longest = memory.shape[1] - self.config.class_token
+        lengths = check_lengths("source_lengths", source_lengths, memory.shape[:1], longest)
+        lengths = None if lengths is None else jnp.asarray(self.encoder.hidden_lengths(lengths))
         sizes = (memory.shape[0], capacity, capacity)
         return self.decoder.start_cache(self._target_embedding, *sizes, remembered, lengths)
 
@@ -153,8 +156,7 @@ class EncoderDecoder(nnx.Module):
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None
     ) -> tuple[Float[Array, "batch n M"], DecodingCache]:
         """Read more target tokens after those in the cache; as `Decoder.read`, against the memory."""
-        hidden = self._target_embedding(tokens, offset=cache.lengths)
-        return self.decoder.read(hidden, cache, counts)
+        return self.decoder.read(self._target_embedding, tokens, cache, counts)
 
     @property
     def _target_embedding(self) -> TokenEmbedding:

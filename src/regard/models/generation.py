@@ -27,9 +27,7 @@ from regard.models.prompts import (
 )
 from regard.models.sampling import Sampling, row_keys
 from regard.models.speculation import read_draft, speculate
-from regard.models.writing import Generated, Rules, Writing, mark_tokens, write_column
-
-State = tuple[Any, Writing]  # what was read, as the cache of the model or also that of the draft; the text
+from regard.models.writing import Generated, Rules, State, Writing, mark_tokens, write_next, write_on
 
 
 def generate(
@@ -235,8 +233,7 @@ def _canonicalize(
         _check_draft(model, draft, ask[5])
         burst += whole_number("draft_tokens", draft_tokens, 1)
     request = canonicalize(model, prompts, *ask, burst=burst)
-    sampling, stop_tokens, rng, pad_token, keep = choice
-    rules = _check_rules(model, request, sampling, stop_tokens, rng, pad_token, keep=keep)
+    rules = _check_rules(model, request, *choice)
     structure, arrays = split_model(model)
     prefill = functools.partial(_prefill, structure, arrays, request, rules)
     if draft is None:
@@ -284,33 +281,29 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
         finished=~yes,
         healthy=yes,
     )
-    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, jnp.int32(0), seen)
-    return cache, write_column(writing, model.predict(hidden)[:, 0], rules)
+    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, seen)
+    return cache, write_next(writing, model.predict(hidden)[:, 0], rules)
 
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames="cache")
 def _decode(
-    structure: Structure, arrays: list[Any], rules: Rules, cache: Any, writing: Writing, most: Array
+    structure: Structure, arrays: list[Any], rules: Rules, cache: Any, writing: Writing, least: Array
 ) -> State:
-    """Read the newest token and choose the next, `most` times at most, until all rows have ended."""
+    """Read the newest token and choose the next, again and again."""
     model = merge_model(structure, arrays)
-    limit = jnp.minimum(writing.step + most, writing.written.tokens.shape[1])
 
-    def is_open(carry: tuple[Any, Writing]) -> Array:
-        return (carry[1].step < limit) & jnp.any(carry[1].alive)
-
-    def advance(carry: tuple[Any, Writing]) -> tuple[Any, Writing]:
-        cache, writing = carry
+    def advance(state: State) -> State:
+        cache, writing = state
         # Rows that have ended read on, for nobody: there is room, and one shape of work is fastest.
         counts = writing.alive.astype(jnp.int32) if rules.keep else None
         hidden, cache = model.read(writing.newest[:, None], cache, counts)
-        return cache, write_column(writing, model.predict(hidden)[:, 0], rules)
+        return cache, write_next(writing, model.predict(hidden)[:, 0], rules)
 
-    return jax.lax.while_loop(is_open, advance, (cache, writing))
+    return write_on(advance, (cache, writing), least)
 
 
 def _check_rules(
-    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, *, keep: bool
+    model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, keep: bool
 ) -> Rules:
     """Check how tokens are chosen."""
     if not isinstance(sampling, Sampling):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array
+from regard.engine.call.problem import accumulation_dtype
 from regard.layers import MultiHeadAttention
 from regard.layers.choices import check_choice
 from regard.layers.multi_head import unpack
@@ -20,11 +21,12 @@ class MeanPooling(nnx.Module):
     """The mean over the valid positions; zeros where there are none."""
 
     def __call__(self, hidden: Array, lengths: Any, aux: tuple[str, ...]) -> tuple[Array, dict[str, Any]]:
-        total = jnp.sum(blank_padding(hidden, lengths), axis=-2)
+        # In half precision a sum overflows before the mean does.
+        total = jnp.sum(blank_padding(hidden, lengths), axis=-2, dtype=accumulation_dtype(hidden))
         if lengths is None:
-            return total / max(hidden.shape[-2], 1), {}
+            return (total / max(hidden.shape[-2], 1)).astype(hidden.dtype), {}
         count = jnp.maximum(jnp.asarray(lengths, jnp.int32), 1).astype(total.dtype)
-        return total / count[..., None], {}
+        return (total / count[..., None]).astype(hidden.dtype), {}
 
 
 class FirstPooling(nnx.Module):
@@ -60,16 +62,11 @@ class AttentionPooling(nnx.Module):
         return pooled[..., 0, :], seen
 
 
-POOLINGS = {
-    "mean": lambda config, rngs: MeanPooling(),
-    "attention": lambda config, rngs: AttentionPooling(config, rngs=rngs),
-    "first": lambda config, rngs: FirstPooling(),
-}
-
-
 def build_pooling(name: str | None, config: TransformerConfig, rngs: nnx.Rngs) -> Any:
     """Build the named pooling; None for a prediction per position."""
     if name is None:
         return None
-    check_choice("pooling, if not None", name, POOLINGS)
-    return POOLINGS[name](config, rngs)
+    check_choice("pooling, if not None", name, ("mean", "attention", "first"))
+    if name == "attention":
+        return AttentionPooling(config, rngs=rngs)
+    return MeanPooling() if name == "mean" else FirstPooling()

@@ -54,27 +54,24 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     else:
         memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)
         cache = model.start_cache(memory, capacity, source_lengths=request.source_lengths)
-    if counts is None:
-        hidden, cache = model.read(start[:, :chunk], cache)
-    else:
-        counts = jnp.asarray(counts)
-        hidden, cache = model.read(start[:, :chunk], cache, jnp.minimum(counts, chunk))
-    last = hidden[:, -1:] if counts is None else _pick(hidden, counts - 1)
-    if size == chunk:
-        return last, cache
+    counts = None if counts is None else jnp.asarray(counts)
 
-    def read_chunk(carry: tuple[Array, Any], piece: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
+    def read_chunk(carry: tuple[Any, Any], piece: tuple[Array, Any]) -> tuple[tuple[Any, Any], None]:
         (last, cache), (tokens, first) = carry, piece
         if counts is None:
             hidden, cache = model.read(tokens, cache)
             return (hidden[:, -1:], cache), None
         hidden, cache = model.read(tokens, cache, jnp.clip(counts - first, 0, chunk))
+        newest = _pick(hidden, counts - 1 - first)
         ends_here = (counts > first)[:, None, None]
-        return (jnp.where(ends_here, _pick(hidden, counts - 1 - first), last), cache), None
+        return (newest if last is None else jnp.where(ends_here, newest, last), cache), None
 
+    read, _ = read_chunk((None, cache), (start[:, :chunk], 0))
+    if size == chunk:
+        return read
     pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, -1, chunk)), 0, 1)
     firsts = jnp.arange(chunk, size, chunk, dtype=jnp.int32)
-    return jax.lax.scan(read_chunk, (last, cache), (pieces, firsts))[0]
+    return jax.lax.scan(read_chunk, read, (pieces, firsts))[0]
 
 
 def _pick(hidden: Array, places: Array) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,142 +166,105 @@ def _vit(*sizes: int, patch: int) -> Preset:
     return Preset("encoder", config, "Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, table 1")
 
 
-_LLAMA_7B = Preset(
-    "decoder",
-    TransformerConfig(d_model=4096, num_heads=32, d_ff=11_008, num_layers=32, vocab_size=32_000, **LLAMA),
-    "Touvron et al., LLaMA, 2023, table 2",
-)
-_GROUPED = {"d_ff": 14_336, "num_key_heads": 8, "norm_epsilon": 1e-5}
+def _build(
+    kind: Kind, source: str, sizes: tuple[int, int, int, int, int], family: dict[str, Any], **choices: Any
+) -> Preset:
+    """Build a preset of d_model, num_heads, d_ff, num_layers and vocab_size, and what its family chooses."""
+    return Preset(kind, TransformerConfig(*sizes, **{**family, **choices}), source)
 
 
-def _llama(source: str, **choices: Any) -> Preset:
-    return Preset("decoder", dataclasses.replace(_LLAMA_7B.config, **choices), source)
-
+_LLAMA = "Touvron et al., LLaMA, 2023, table 2"
+_GROUPED = {"num_key_heads": 8, "norm_epsilon": 1e-5}
+_QWEN3 = {**LLAMA, "head_dim": 128, "rotary_base": 1_000_000.0, "query_key_norm": True}
 
 PRESETS: dict[str, Preset] = {
     "bert-base": _bert(768, 12, 12),
     "bert-large": _bert(1024, 16, 24),
     "minilm-l6": _bert(384, 12, 6, source=_MINILM),
-    "modernbert-base": Preset(
+    "modernbert-base": _build(
         "encoder",
-        TransformerConfig(
-            d_model=768,
-            num_heads=12,
-            d_ff=1152,
-            num_layers=22,
-            vocab_size=50_368,
-            max_length=8192,
-            windows=(None, 64, 64),
-            rotary_base=160_000.0,
-            rotary_window_base=10_000.0,
-            **MODERNBERT,
-        ),
         "Warner et al., ModernBERT, 2024, section 2; widths from the released configuration",
+        (768, 12, 1152, 22, 50_368),
+        MODERNBERT,
+        max_length=8192,
+        windows=(None, 64, 64),
+        rotary_base=160_000.0,
+        rotary_window_base=10_000.0,
     ),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 16, 24),
     "gpt2-large": _gpt2(1280, 20, 36),
     "gpt2-xl": _gpt2(1600, 25, 48),
-    "llama-7b": _LLAMA_7B,
-    "llama-13b": _llama(_LLAMA_7B.source, d_model=5120, num_heads=40, d_ff=13_824, num_layers=40),
-    "llama-3.1-8b": _llama(
+    "llama-7b": _build("decoder", _LLAMA, (4096, 32, 11_008, 32, 32_000), LLAMA),
+    "llama-13b": _build("decoder", _LLAMA, (5120, 40, 13_824, 40, 32_000), LLAMA),
+    "llama-3.1-8b": _build(
+        "decoder",
         "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3",
-        vocab_size=128_256,
+        (4096, 32, 14_336, 32, 128_256),
+        {**LLAMA, **_GROUPED},
         rotary_base=500_000.0,
         rotary_scaling=Llama3(factor=8.0),
-        **_GROUPED,
     ),
-    "mistral-7b": _llama(
-        "Jiang et al., Mistral 7B, 2023, table 1", head_dim=128, windows=(4095,), **_GROUPED
-    ),
-    "qwen3-0.6b": Preset(
+    "mistral-7b": _build(
         "decoder",
-        TransformerConfig(
-            d_model=1024,
-            num_heads=16,
-            num_key_heads=8,
-            head_dim=128,
-            d_ff=3072,
-            num_layers=28,
-            vocab_size=151_936,
-            rotary_base=1_000_000.0,
-            query_key_norm=True,
-            tied_output=True,
-            **LLAMA,
-        ),
+        "Jiang et al., Mistral 7B, 2023, table 1",
+        (4096, 32, 14_336, 32, 32_000),
+        {**LLAMA, **_GROUPED},
+        head_dim=128,
+        windows=(4095,),
+    ),
+    "qwen3-0.6b": _build(
+        "decoder",
         "Yang et al., Qwen3 Technical Report, 2025, table 1; widths from the released configuration",
+        (1024, 16, 3072, 28, 151_936),
+        _QWEN3,
+        num_key_heads=8,
+        tied_output=True,
     ),
-    "qwen3-30b-a3b": Preset(
+    "qwen3-30b-a3b": _build(
         "decoder",
-        TransformerConfig(
-            d_model=2048,
-            num_heads=32,
-            num_key_heads=4,
-            head_dim=128,
-            d_ff=6144,
-            num_layers=48,
-            vocab_size=151_936,
-            rotary_base=1_000_000.0,
-            query_key_norm=True,
-            num_experts=128,
-            experts_per_token=8,
-            expert_width=768,
-            **LLAMA,
-        ),
         "Yang et al., Qwen3 Technical Report, 2025, table 2; widths from the released configuration",
+        (2048, 32, 6144, 48, 151_936),
+        _QWEN3,
+        num_key_heads=4,
+        num_experts=128,
+        experts_per_token=8,
+        expert_width=768,
     ),
-    "gpt-oss-20b": Preset(
+    "gpt-oss-20b": _build(
         "decoder",
-        TransformerConfig(
-            d_model=2880,
-            num_heads=64,
-            num_key_heads=8,
-            head_dim=64,
-            d_ff=2880,
-            num_layers=24,
-            vocab_size=201_088,
-            windows=(127, None),
-            rotary_base=150_000.0,
-            rotary_scaling=YaRN(32.0, 4096, whole_features=False),
-            num_experts=32,
-            experts_per_token=4,
-            **GPT_OSS,
-        ),
         "OpenAI, gpt-oss Model Card, 2025, table 1; widths from the released configuration",
+        (2880, 64, 2880, 24, 201_088),
+        GPT_OSS,
+        num_key_heads=8,
+        head_dim=64,
+        windows=(127, None),
+        rotary_base=150_000.0,
+        rotary_scaling=YaRN(32.0, 4096, whole_features=False),
+        num_experts=32,
+        experts_per_token=4,
     ),
-    "gemma-2-2b": Preset(
+    "gemma-2-2b": _build(
         "decoder",
-        TransformerConfig(
-            d_model=2304,
-            num_heads=8,
-            num_key_heads=4,
-            head_dim=256,
-            d_ff=9216,
-            num_layers=26,
-            vocab_size=256_000,
-            attention_scale=256**-0.5,
-            windows=(4095, None),
-            **GEMMA2,
-        ),
         "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
+        (2304, 8, 9216, 26, 256_000),
+        GEMMA2,
+        num_key_heads=4,
+        head_dim=256,
+        attention_scale=256**-0.5,
+        windows=(4095, None),
     ),
-    "gemma-3-1b": Preset(
+    "gemma-3-1b": _build(
         "decoder",
-        TransformerConfig(
-            d_model=1152,
-            num_heads=4,
-            num_key_heads=1,
-            head_dim=256,
-            d_ff=6912,
-            num_layers=26,
-            vocab_size=262_144,
-            attention_scale=256**-0.5,
-            windows=(511, 511, 511, 511, 511, None),
-            rotary_base=1_000_000.0,
-            rotary_window_base=10_000.0,
-            **GEMMA3,
-        ),
         "Gemma Team, Gemma 3 Technical Report, 2025, table 1; widths from the released configuration",
+        (1152, 4, 6912, 26, 262_144),
+        GEMMA3,
+        num_key_heads=1,
+        head_dim=256,
+        attention_scale=256**-0.5,
+        windows=(511, 511, 511, 511, 511, None),
+        rotary_base=1_000_000.0,
+        rotary_window_base=10_000.0,
     ),
     "t5-small": _t5(512, 8, 6),
     "t5-base": _t5(768, 12, 12),

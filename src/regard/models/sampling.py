@@ -40,7 +40,8 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """Logits are divided by it: below 1 sharper, above 1 flatter; 0 takes the most probable token."""
+    """Logits are divided by it, at least 1e-20: below 1 sharper, above 1 flatter; 0 takes the most probable
+    token."""
     top_k: int | None = None
     """Only the k most probable tokens, at least 1."""
     top_p: float | None = None
@@ -58,6 +59,11 @@ class Sampling:
             raise ValueError(
                 f"temperature: expected a finite number of at least 0, got {self.temperature}; 0 takes"
                 " the most probable token"
+            )
+        if 0 < self.temperature < 1e-20:
+            raise ValueError(
+                f"temperature: expected at least 1e-20, or 0, which takes the most probable token; got"
+                f" {self.temperature}, by which logits cannot be divided"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: expected at least 1, got {self.top_k}; None keeps all tokens")

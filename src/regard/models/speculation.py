@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -14,7 +13,7 @@ from regard.engine.call.problem import accumulation_dtype
 from regard.models.prefill import Structure, merge_model, read_prompts
 from regard.models.prompts import Request
 from regard.models.sampling import NO_TOKEN, Sampling, adjust
-from regard.models.writing import Rules, Writing, mark_tokens
+from regard.models.writing import Rules, State, Writing, mark_tokens, write, write_on
 
 
 def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = None) -> Float[Array, "*B V"]:
@@ -69,7 +68,7 @@ def speculate(
     least: Array,
     *,
     most: int,
-) -> tuple[tuple[Any, Any], Writing]:
+) -> State:
     """Write what the draft proposes and the model keeps, and one more token, again and again.
 
     Structures, arrays and caches are those of the model and of the draft. Each row that does not end before
@@ -77,25 +76,21 @@ def speculate(
     """
     model, draft = map(merge_model, structures, arrays)
     max_tokens = writing.written.tokens.shape[1]
-    goal = jnp.minimum(writing.written.lengths + least, max_tokens)
 
-    def is_open(carry: tuple[Any, Writing]) -> Array:
-        return jnp.any(carry[1].alive & (carry[1].written.lengths < goal))
-
-    def advance(carry: tuple[Any, Writing]) -> tuple[Any, Writing]:
-        (cache, drafts), writing = carry
+    def advance(state: State) -> State:
+        (cache, drafts), writing = state
         left = jnp.minimum(max_tokens - writing.written.lengths, most)
         counts, keys = jnp.where(writing.alive, left, jnp.zeros_like(left)), _split_keys(rules, writing, most)
         drafts, (proposed, law, seen) = _propose(draft, drafts, writing, counts, rules, keys, most)
         read = jnp.concatenate((writing.newest[:, None], proposed[:, :-1]), axis=1)
         hidden, cache = model.read(read, cache, counts)
         logits = model.predict(hidden)
-        tokens, end = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
-        done = _write(writing, tokens, logits, counts, end, rules)
+        tokens, kept = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
+        done = write(writing, tokens, logits, jnp.minimum(counts, kept), rules)
         unread = counts - (done.written.lengths - writing.written.lengths)
         return (cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread)), done
 
-    return jax.lax.while_loop(is_open, advance, (caches, writing))
+    return write_on(advance, (caches, writing), least)
 
 
 def _split_keys(rules: Rules, writing: Writing, most: int) -> Any:
@@ -130,7 +125,7 @@ def _propose(
 
 
 def _verify(target: Array, draft: Array, proposed: Array, keys: Any) -> tuple[Array, Array]:
-    """Keep tokens up to the first refused; return `(batch, n)` tokens with its replacement, and its place."""
+    """Replace the first token refused; return `(batch, n)` tokens, and how many of them count."""
     chances = jnp.take_along_axis(acceptance(target, draft), proposed[..., None], axis=-1)[..., 0]
     level = jnp.zeros_like(chances)
     if keys is not None:
@@ -140,43 +135,7 @@ def _verify(target: Array, draft: Array, proposed: Array, keys: Any) -> tuple[Ar
     weights = jnp.take_along_axis(residual(target, draft), end[..., None], axis=1)[:, 0]
     other = _draw(weights, None if keys is None else jnp.take_along_axis(keys[2], end, axis=1)[:, 0])
     other = jnp.where(jnp.any(weights > 0, axis=-1), other, jnp.int32(NO_TOKEN))
-    return jnp.where(kept > 0, proposed, other[:, None]), end
-
-
-def _write(
-    writing: Writing, tokens: Array, logits: Array, counts: Array, end: Array, rules: Rules
-) -> Writing:
-    """Write tokens up to `end`, to the end of the row, or to `counts` of them."""
-    written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
-    final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
-    here = (index <= end) & (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
-    real = here & (tokens != NO_TOKEN)
-    chosen, added = jnp.maximum(tokens, 0), jnp.sum(real, axis=1, dtype=jnp.int32)
-    logits = logits.astype(written.log_probabilities.dtype)
-    scores = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[..., None], axis=-1)[..., 0]
-    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
-    columns, beyond = written.lengths[:, None] + index, jnp.int32(written.tokens.shape[1])
-
-    def put(old: Array, new: Array, where: Array) -> Array:
-        return old.at[rows, jnp.where(where, columns, beyond)].set(new, mode="drop")
-
-    texts = jnp.concatenate((writing.newest[:, None], chosen), axis=1)
-    return Writing(
-        written=dataclasses.replace(
-            written,
-            tokens=put(written.tokens, tokens, here),
-            lengths=written.lengths + added,
-            log_probabilities=put(written.log_probabilities, scores, real),
-            finished=written.finished | jnp.any(here & stops, axis=1),
-            healthy=written.healthy & ~jnp.any(here & ~real, axis=1),
-            reads=written.reads + (counts > 0).astype(jnp.int32),
-        ),
-        newest=jnp.take_along_axis(texts, added[:, None], axis=1)[:, 0],
-        alive=writing.alive & ~jnp.any(here & (final > 0), axis=1),
-        step=writing.step + 1,
-        seen=None if writing.seen is None else mark_tokens(writing.seen, chosen, real),
-    )
+    return jnp.where(kept > 0, proposed, other[:, None]), end[:, 0] + 1
 
 
 def _draw(weights: Array, keys: Any) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import regard.masks as masks
@@ -24,7 +25,7 @@ from regard.masks.data import integers, whole_number
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.depth import Call, run_blocks, scan_blocks
-from regard.models.padding import mask_padding
+from regard.models.padding import check_range, mask_padding
 from regard.records import record
 
 
@@ -72,12 +73,6 @@ class Stack(nnx.Module):
     """`config.num_layers` blocks, then a norm where they leave the stream unnormalised ("pre", "both").
 
     Windows, score functions and the relative bias, whose table all blocks share, come from here.
-
-    Args:
-        config: sizes and choices.
-        block: `EncoderBlock` or `DecoderBlock`.
-        causal: whether no position may attend to later ones.
-        rngs: random streams.
     """
 
     def __init__(
@@ -128,16 +123,16 @@ class Stack(nnx.Module):
             The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
             hold the longer ones as "cache" (for decoder blocks within "self").
         """
-        asked, score = tuple(name for name in aux if name != "hidden"), self._scores()
+        asked = tuple(name for name in aux if name != "hidden")
+        shared = {"score": self._scores(), "aux": asked, "positions": positions}
 
         def call(number: int, block: Any, x: Array) -> tuple[Array, dict[str, Any]]:
-            options: dict[str, Any] = {"mask": self._mask(number, mask), "score": score, "aux": asked}
-            options |= {"positions": positions}
+            options = {"mask": self._mask(number, mask), **shared}
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
-                options |= {"memory": memory[number] if isinstance(memory, tuple) else memory}
-                options |= {"memory_mask": memory_mask}
+                own = memory[number] if isinstance(memory, tuple) else memory
+                options |= {"memory": own, "memory_mask": memory_mask}
             x, seen = unpack(block(x, **options), asked or caches is not None)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 
@@ -170,13 +165,22 @@ class Stack(nnx.Module):
         layers = tuple(start(number) for number in range(len(self.blocks)))
         return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
 
-    def read(self, x: Array, cache: DecodingCache, counts: ArrayLike | None) -> tuple[Array, DecodingCache]:
-        """Run every block on tokens that follow those in the cache."""
+    def read(
+        self, embedding: Any, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None
+    ) -> tuple[Array, DecodingCache]:
+        """Embed tokens that follow those in the cache, and run every block on them."""
+        batch = cache.lengths.shape[0]
+        if np.ndim(tokens) != 2 or np.shape(tokens)[0] != batch:
+            raise ValueError(f"tokens: expected shape ({batch}, n), as in the cache; got {np.shape(tokens)}")
+        x = embedding(tokens, offset=cache.lengths)
+        added = x.shape[1] if counts is None else jnp.clip(integers("counts", counts), 0, x.shape[1])
+        lengths, most = cache.lengths + added, self.config.max_length
+        if self.config.positions == "learned" and is_concrete(lengths):
+            check_range("tokens", "positions", lengths, most, f"max_length={most}")
         memory_mask = mask_padding(cache.memory_lengths)
         x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
         layers = tuple(here.get("self", here)["cache"] for here in seen)
-        added = x.shape[1] if counts is None else jnp.clip(integers("counts", counts), 0, x.shape[1])
-        return x, dataclasses.replace(cache, lengths=cache.lengths + added, layers=layers)
+        return x, dataclasses.replace(cache, lengths=lengths, layers=layers)
 
     def _run(self, call: Call, x: Array, *, is_decoding: bool) -> tuple[Array, list[Any]]:
         """Run the blocks as configured, or one by one where a loop or rematerialization gains nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Bool, Float, Int
-from regard.engine.call.problem import accumulation_dtype
 from regard.models.prompts import TextCache
 from regard.models.sampling import NO_TOKEN, Sampling, choose
 from regard.records import record, static
@@ -77,45 +77,63 @@ class Writing:
     written: Generated
     newest: Array  # (batch,) the token to read next
     alive: Array  # (batch,) bool
-    step: Array  # columns written
     seen: Any  # (batch, V) bool, tokens that a penalty applies to; None without one
 
 
-def write_column(writing: Writing, logits: Array, rules: Rules) -> Writing:
-    """Write one more column: a token for each row that has not ended."""
-    logits, written, alive = logits.astype(accumulation_dtype(logits)), writing.written, writing.alive
+State = tuple[Any, Writing]  # what was read, as the cache of the model or also that of the draft; the text
+
+
+def write_next(writing: Writing, logits: Array, rules: Rules) -> Writing:
+    """Write one more token on each row that has not ended."""
     keys = rules.keys
     if keys is not None:
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, writing.step))(keys)
+        keys = jax.vmap(jax.random.fold_in)(keys, writing.written.lengths)
     token = choose(logits, rules.sampling, rng=keys, seen=writing.seen)
-    healthy = token != NO_TOKEN
-    chosen = jnp.maximum(token, 0)
-    log_probability = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=-1)[:, 0]
-    stopped = jnp.any(token[:, None] == rules.stop_tokens[None], axis=-1)
-    counts = alive & healthy
-    pad = jnp.broadcast_to(rules.pad_token, token.shape)
-    zero = jnp.zeros_like(log_probability)
-    seen = writing.seen
+    return write(writing, token[:, None], logits[:, None], writing.alive.astype(jnp.int32), rules)
+
+
+def write(writing: Writing, tokens: Array, logits: Array, counts: Array, rules: Rules) -> Writing:
+    """Write the first `counts` of tokens `(batch, n)`, or up to where they end the row."""
+    written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
+    final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
+    here = (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
+    real = here & (tokens != NO_TOKEN)
+    chosen, added = jnp.maximum(tokens, 0), jnp.sum(real, axis=1, dtype=jnp.int32)
+    logits = logits.astype(written.log_probabilities.dtype)
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[..., None], axis=-1)[..., 0]
+    columns, beyond = written.lengths[:, None] + index, jnp.int32(written.tokens.shape[1])
+
+    def put(old: Array, new: Array, where: Array) -> Array:
+        put_row = jax.vmap(lambda row, places, values: row.at[places].set(values, mode="drop"))
+        return put_row(old, jnp.where(where, columns, beyond), new)
+
+    texts = jnp.concatenate((writing.newest[:, None], chosen), axis=1)
     return Writing(
         written=dataclasses.replace(
             written,
-            tokens=_put(written.tokens, jnp.where(alive, token, pad), writing.step),
-            lengths=written.lengths + counts.astype(jnp.int32),
-            log_probabilities=_put(
-                written.log_probabilities, jnp.where(counts, log_probability, zero), writing.step
-            ),
-            finished=written.finished | (counts & stopped),
-            healthy=written.healthy & (healthy | ~alive),
+            tokens=put(written.tokens, tokens, here),
+            lengths=written.lengths + added,
+            log_probabilities=put(written.log_probabilities, scores, real),
+            finished=written.finished | jnp.any(here & stops, axis=1),
+            healthy=written.healthy & ~jnp.any(here & ~real, axis=1),
+            reads=None if written.reads is None else written.reads + (counts > 0).astype(jnp.int32),
         ),
-        newest=jnp.where(alive, chosen, writing.newest),
-        alive=counts & ~stopped,
-        step=writing.step + 1,
-        seen=None if seen is None else mark_tokens(seen, chosen[:, None], counts[:, None]),
+        newest=jnp.take_along_axis(texts, added[:, None], axis=1)[:, 0],
+        alive=writing.alive & ~jnp.any(here & (final > 0), axis=1),
+        seen=None if writing.seen is None else mark_tokens(writing.seen, chosen, real),
     )
 
 
-def _put(columns: Array, column: Array, index: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], index, axis=1)
+def write_on(advance: Callable[[State], State], state: State, least: Array) -> State:
+    """Run `advance` until every row has `least` more tokens, or has ended or is full."""
+    written = state[1].written
+    goal = jnp.minimum(written.lengths + least, written.tokens.shape[1])
+
+    def is_open(state: State) -> Array:
+        return jnp.any(state[1].alive & (state[1].written.lengths < goal))
+
+    return jax.lax.while_loop(is_open, advance, state)
 
 
 def mark_tokens(seen: Array, tokens: Array, real: Array) -> Array:

@@ -35,18 +35,7 @@ def read_rotary(
     length: int | None,
     default_base: float = 10_000.0,
 ) -> dict[str, Any]:
-    """Return the rotary fields of a TransformerConfig.
-
-    Args:
-        settings: config.json; `rope_parameters`, or `rope_theta` with `rope_scaling`.
-        head_width: width of one head.
-        max_length: `max_position_embeddings`.
-        length: tokens to serve, which "dynamic" depends on; None means `max_length`.
-        default_base: the base where no entry says it.
-
-    Raises:
-        ValueError: a kind of scaling that is not supported; two rules that differ.
-    """
+    """Return the rotary fields; `length` is the number of tokens to serve, which "dynamic" depends on."""
 
     def read_rule(name: str) -> dict[str, Any]:
         given = settings.get(name) or {}
@@ -81,14 +70,7 @@ def read_rotary_by_kind(
 ) -> dict[str, Any]:
     """Return the rotary fields where layers with a window have a base of their own.
 
-    Args:
-        settings: config.json; `rope_parameters` with a rule for each kind of layer, or an entry for each base
-            with the `rope_scaling` of full layers.
-        bases: the entry of each kind's base, and what it is without one.
-        sizes: as in `read_rotary`, from `head_width` on.
-
-    Raises:
-        ValueError: rules of another kind, of a part of the head, or that scale in layers with a window.
+    `bases` holds the entry of each kind's base, and what it is without one; `sizes` are as in `read_rotary`.
     """
     rules = settings.get("rope_parameters") or {}
     if not isinstance(rules, Mapping) or not {*rules} <= {*bases}:
@@ -170,16 +152,12 @@ def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
         return read_number("rope_scaling.attention_factor", rules["attention_factor"])
     if not all(parts):
         return None
-    over, under = (0.1 * float(part) * math.log(factor) + 1 for part in parts if part)
+    over, under = (0.1 * read_number("rope_scaling.mscale", part) * math.log(factor) + 1 for part in parts)
     return over / under
 
 
 def write_rotary(config: TransformerConfig) -> dict[str, Any]:
-    """Return `rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`.
-
-    Raises:
-        ValueError: a rule that config.json has no word for.
-    """
+    """Return `rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`."""
     base, width, scaling = config.rotary_base, config.rotary_width, config.rotary_scaling
     kind, names = _WRITTEN.get(type(scaling), ("", {}))
     if not kind:

@@ -11,6 +11,7 @@ import numpy as np
 from regard.axes import Array, Float
 from regard.interop.families.family import SIZES, Family
 from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
+from regard.masks.data import whole_number
 from regard.models import Encoder
 from regard.models.presets import VIT
 
@@ -18,7 +19,7 @@ _LAYER, _BLOCK = "encoder.layer.{n}", "stack.blocks.{n}"
 
 
 def _patch_shape(shape: Shape, settings: Settings) -> Shape:
-    return (shape[-1], settings["num_channels"], *_sides(settings["patch_size"]))
+    return (shape[-1], settings["num_channels"], *_sides("patch_size", settings["patch_size"]))
 
 
 def _store_patches(parameters: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
@@ -45,13 +46,7 @@ class ViT(Family):
         "qkv_bias": "attention_bias",
     }
     choices: ClassVar = {**VIT, "output_bias": True}
-    harmless: ClassVar = (
-        "encoder_stride",
-        "pooler_act",
-        "pooler_output_size",
-        "tie_word_embeddings",
-        "is_encoder_decoder",
-    )
+    harmless: ClassVar = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
@@ -75,17 +70,20 @@ class ViT(Family):
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         image, patch, channels = (settings.get(name, value) for name, value in self.assumed.items())
-        patch, image = _sides(patch), _sides(image)
+        patch, image = _sides("patch_size", patch), _sides("image_size", image)
         return {
             "input_width": patch[0] * patch[1] * channels,
             "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
         }
 
 
-def _sides(size: Any) -> tuple[int, int]:
+def _sides(name: str, size: Any) -> tuple[int, int]:
     """Return height and width, which config files give as one number where they agree."""
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return int(height), int(width)
+    sides = [*size] if isinstance(size, (list, tuple)) else [size, size]
+    if len(sides) != 2:
+        raise ValueError(f"{name}: expected one number, or height and width; got {size!r}")
+    height, width = (whole_number(name, side, 1) for side in sides)
+    return height, width
 
 
 def cut_patches(
@@ -116,12 +114,13 @@ def cut_patches(
     images = jnp.asarray(images)
     if isinstance(settings, Mapping):
         settings = {**ViT.assumed, **settings}
-    high, wide = _sides(settings["patch_size"] if isinstance(settings, Mapping) else settings)
+    patch = settings["patch_size"] if isinstance(settings, Mapping) else settings
+    high, wide = _sides("patch_size", patch)
     if images.ndim < 3:
         raise ValueError(f"images: expected (*B, height, width, channels), got shape {images.shape}")
     *batch, height, width, channels = images.shape
     if isinstance(settings, Mapping):
-        expected = (*_sides(settings["image_size"]), settings["num_channels"])
+        expected = (*_sides("image_size", settings["image_size"]), settings["num_channels"])
         if (height, width, channels) != expected:
             raise ValueError(
                 f"images: expected height, width and channels {expected}, got {(height, width, channels)};"
