@@ -131,7 +131,7 @@ class Text(Task):
                 "ask for a shorter --length, or give more text"
             )
         if FACTS in self.kept:
-            _demand_same_facts(json.loads(self.kept[FACTS]), tokens.facts)
+            _demand_same_facts(self.kept[FACTS], tokens.facts)
         return tokens
 
     @property
@@ -357,12 +357,18 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
 
 
-def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
+def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
     """Raise with the differences from the text that the run began with."""
+    try:
+        known = dict(json.loads(kept))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{FACTS} of this run is damaged ({error}); bring it back as it was, or give another --out"
+        ) from error
     differences = "".join(
-        f"  {name}: it had {kept.get(name)}, now {value}\n"
+        f"  {name}: it had {known.get(name)}, now {value}\n"
         for name, value in found.items()
-        if kept.get(name) != value
+        if known.get(name) != value
     )
     if differences:
         raise ValueError(
