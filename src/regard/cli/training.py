@@ -36,8 +36,8 @@ def run_training(command: Train, console: Console) -> int:
             with console.show_bytes() as report:
                 processes.alone(lambda: run.task.prepare(report))  # the others find what the first one kept
             processes.everyone(run.task.keep)  # the data are read, and found as they were
-        if not run.is_finished and processes.is_first():
-            print_overview(console, run.task, run, deployment)
+            if processes.is_first():
+                print_overview(console, run.task, run, deployment)
     outcome = advance_run(console, run, deployment, profile=command.profile)
     if outcome is None:
         return 1

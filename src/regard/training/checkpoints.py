@@ -47,19 +47,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, whose arrays are read when they are asked for.
-
-    Attributes:
-        path: its folder.
-        step: updates done when it was saved.
-        kinds: shape and dtype of each array by its path in the state, such as `params/head/kernel`.
-        record: what was saved beside the arrays, plain JSON values.
-    """
+    """A verified checkpoint, whose arrays are read when they are asked for."""
 
     path: Path
     step: int
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype]]
-    record: dict[str, Any]
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype]]  # by path in the state, such as `params/head/kernel`
+    record: dict[str, Any]  # what was saved beside the arrays, plain JSON values
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -79,11 +72,7 @@ class Checkpoint:
 
 
 class Saving:
-    """A checkpoint that is being written while training goes on.
-
-    Attributes:
-        path: its folder, once it is whole.
-    """
+    """A checkpoint that is being written while training goes on, and its folder, once it is whole."""
 
     def __init__(self, path: Path, finish: Callable[[], None]):
         self.path, self._written = path, Future[None]()
@@ -95,11 +84,7 @@ class Saving:
         return self._written.done()
 
     def wait(self) -> Path:
-        """Return its folder when it is whole; where there are several processes, all of them call this.
-
-        Raises:
-            OSError: when the system refused to write, such as on a full disk; the older checkpoints stay.
-        """
+        """Return its folder when it is whole; where there are several processes, all of them call this."""
         processes.everyone(self.end)
         return self.path
 

@@ -23,17 +23,11 @@ LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents, in the order in which they are read.
-
-    Attributes:
-        sources: files, or texts that are in memory.
-        places: the source of each document, its first byte there and its end.
-        skipped: the paths of files in directories that were left out, as they are not text.
-    """
+    """Documents, in the order in which they are read, in files or in texts that are in memory."""
 
     sources: tuple[Path | bytes, ...]
-    places: Int[np.ndarray, "D 3"]
-    skipped: tuple[str, ...] = ()
+    places: Int[np.ndarray, "D 3"]  # the source of each document, its first byte there and its end
+    skipped: tuple[str, ...] = ()  # files in directories that were left out, as they are not text
 
     @classmethod
     def of_texts(cls, texts: Collection[str]) -> Self:

@@ -56,21 +56,13 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a corpus, and what is known of them.
-
-    Attributes:
-        training: those to train on.
-        held_out: those that are held out.
-        facts: numbers of both sides, by which a changed corpus is known.
-        overlap: the part of the held-out text that stands in training documents too.
-        skipped: files that are no text.
-    """
+    """The tokens of a corpus, and what is known of them."""
 
     training: TokenFile
     held_out: TokenFile
-    facts: dict[str, Any]
-    overlap: float
-    skipped: list[str]
+    facts: dict[str, Any]  # numbers of both sides, by which a changed corpus is known
+    overlap: float  # the part of the held-out text that stands in training documents too
+    skipped: list[str]  # files that are no text
 
 
 def open_tokens(

@@ -112,11 +112,7 @@ class Text(Task):
 
     @functools.cached_property
     def tokens(self) -> token_files.Tokens:
-        """Training and held-out tokens, on disk.
-
-        Raises:
-            ValueError: when they are not those that the run began with, or too short for a row.
-        """
+        """Training and held-out tokens, on disk; those that the run began with."""
         return self._open_tokens(lambda what, done, total: None)
 
     def prepare(self, report: Report) -> None:
@@ -315,15 +311,8 @@ def cut_windows(
 
     A row begins half a row after the one before it and counts its second half, so that what is counted has
     seen at least half a row of the stream (of its own document, where that has begun by then); the first row
-    counts all of it. The last row ends with the stream.
-
-    Args:
-        stream: at least two tokens.
-        length: tokens that a row reads, at least 2.
-
-    Returns:
-        Inputs, targets (the stream one place on) and which of them count. A stream shorter than a row is
-        one row that repeats its last token.
+    counts all of it. The last row ends with the stream; a stream shorter than a row repeats its last token.
+    Returns inputs, targets and which of them count.
 
     Example:
         >>> inputs, targets, counted = cut_windows(np.arange(8), 4)
