@@ -617,8 +617,6 @@ def test_explain_refuses_what_attend_would(capsys, arguments, message):
 def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, monkeypatch):
     import importlib.metadata
 
-    from regard.cli.commands import doctor
-
     real = importlib.metadata.version
 
     def pretend(package):
@@ -626,7 +624,7 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
             raise importlib.metadata.PackageNotFoundError(package)
         return real(package)
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", pretend)
+    monkeypatch.setattr(importlib.metadata, "version", pretend)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"jax {real('jax')}" in text
