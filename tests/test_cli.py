@@ -137,7 +137,7 @@ def test_a_command_is_one_declaration_and_one_line_in_the_table(capsys, monkeypa
         def run(self, console):
             """Greet."""
             console.say(f"hello {self.name}")
-            console.emit("greeting", name=self.name)
+            console.emit("greeting", name=self.name, heat=(float("nan"), 0.5))
             return 3
 
     monkeypatch.setattr(commands, "COMMANDS", [*commands.COMMANDS, Greet])
@@ -145,7 +145,7 @@ def test_a_command_is_one_declaration_and_one_line_in_the_table(capsys, monkeypa
     assert "--name STR Whom to greet. (default: all)" in read_help(capsys, "greet")
     assert main(["greet", "--name", "you", "--json"]) == 3
     captured = capsys.readouterr()
-    assert json.loads(captured.out) == {"event": "greeting", "name": "you"}
+    assert json.loads(captured.out) == {"event": "greeting", "name": "you", "heat": [None, 0.5]}
     assert captured.err == "hello you\n"
 
 
@@ -617,8 +617,6 @@ def test_explain_refuses_what_attend_would(capsys, arguments, message):
 def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, monkeypatch):
     import importlib.metadata
 
-    from regard.cli.commands import doctor
-
     real = importlib.metadata.version
 
     def pretend(package):
@@ -626,7 +624,7 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
             raise importlib.metadata.PackageNotFoundError(package)
         return real(package)
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", pretend)
+    monkeypatch.setattr(importlib.metadata, "version", pretend)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"jax {real('jax')}" in text

@@ -156,7 +156,11 @@ def test_settings_that_no_parser_can_read_are_none(tmp_path, capsys):
         ),
         (["--prompt", "a", "--beams", "0"], "--beams must be at least 1, got 0"),
         (["--prompt", "a", "--seed", str(2**63)], "--seed must be from -2**63 to 2**63 - 1, got 9223372036"),
-        (["--prompt", "a", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
+        (["--prompt", "a", "--max-tokens", "0"], "--max-tokens must be from 1 to 1073741824, got 0"),
+        (
+            ["--prompt", "a", "--max-tokens", str(10**12)],
+            "--max-tokens must be from 1 to 1073741824, got 1000",
+        ),
         (["--prompt", "a", "--stop", ""], "--stop must be a text, got an empty one"),
         (["--prompt", "a", "--top-p", "3"], "top_p: expected a number in (0, 1], got 3.0"),
         (["--prompt", "a", "--temperature", "0", "--min-p", "0.1"], "expected a temperature above 0"),

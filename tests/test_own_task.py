@@ -243,6 +243,7 @@ def test_every_command_knows_the_tasks_of_a_file(tmp_path):
         ("nowhere.py", r"got nowhere\.py, which does not exist"),
         ("nowhere.at.all", "got nowhere.at.all, which Python does not find"),
         ("json", "expected a subclass of Task with a name in json, got none"),
+        ("elsewhere/json.py", "the name of elsewhere/json.py is that of another module; rename the file"),
     ],
 )
 def test_what_holds_no_task_is_named(names, told, monkeypatch, capsys):

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from regard.cli import main
-from regard.training import checkpoints, processes, runs
+from regard.training import checkpoints, loop, processes, runs
 from small_runs import begin, snapshot, tiny_copy
 
 COPY = [
@@ -49,6 +49,17 @@ def test_a_place_below_a_file_is_named(tmp_path, capsys):
     error = refuse(capsys, ["--out", tmp_path / "file" / "run"], 1)
     assert error.count("\n") == 1
     assert "file/run: Not a directory; give an --out below directories alone" in error
+
+
+def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.\n  @ 0x7f")
+
+    monkeypatch.setattr(loop, "train", fail)
+    error = refuse(capsys, ["--out", tmp_path / "run"], 1)
+    assert error.count("\n") == 1
+    assert "does not fit into the memory of the devices" in error
+    assert "Out of memory allocating 64 bytes.); give a smaller --batch-size" in error
 
 
 def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys):

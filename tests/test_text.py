@@ -648,6 +648,20 @@ def test_another_tokenizer_is_refused(stopped):
     refuse(directory, task, r"tokenizer\.json is damaged")
 
 
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (b"\xff", r"corpus\.json cannot be read"),
+        (b"[", r"corpus\.json of this run is damaged"),
+        (b"[1]", r"corpus\.json of this run is damaged"),
+    ],
+)
+def test_a_damaged_list_of_facts_is_named(stopped, contents, told):
+    directory, _, task = stopped
+    (directory / "corpus.json").write_bytes(contents)
+    refuse(directory, task, told)
+
+
 @pytest.mark.slow
 def test_a_lost_tokenizer_is_made_again(stopped, finished, compiled):
     """Training it is deterministic, and corpus.json knows whether it is the same."""

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from regard.training.metrics import replace_nonfinite
+
 LABEL_WIDTH = 11
 # A model may write anything, and a terminal obeys control characters: pictures stand for them there.
 VISIBLE = (
@@ -129,7 +131,8 @@ class Console:
     def emit(self, event: str, **values: Any) -> None:
         """Write one JSON line, when JSON lines were asked for."""
         if self.json_lines:
-            sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
+            line = replace_nonfinite({"event": event, **values})  # JSON has no NaN
+            sys.stdout.write(json.dumps(line, allow_nan=False) + "\n")
             sys.stdout.flush()
 
     def fail(self, text: str) -> None:

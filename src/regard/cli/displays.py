@@ -19,7 +19,7 @@ from rich.progress import (
 from regard.cli.console import Console
 from regard.cli.interruption import leave_at_once
 from regard.training.loop import Progress as Listener
-from regard.training.metrics import LEADING, arrange, replace_nonfinite
+from regard.training.metrics import LEADING, arrange
 from regard.training.work import Work
 
 PLAIN_INTERVAL_SECONDS = 10.0
@@ -51,11 +51,11 @@ class Display(Listener):
         self._emit("compiled", what=what, seconds=round(seconds, 3))
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
-        self._emit("step", step=step, steps=steps, **replace_nonfinite(metrics))
+        self._emit("step", step=step, steps=steps, **metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(f"{self._prefix}{describe_evaluation(step, metrics)}")
-        self._emit("evaluation", step=step, **replace_nonfinite(metrics))
+        self._emit("evaluation", step=step, **metrics)
 
     def saved(self, step: int) -> None:
         self._emit("checkpoint", step=step)

@@ -15,6 +15,7 @@ from regard.models.sampling import row_keys
 from regard.training.runs import SEEDS
 
 TEMPERATURE = 0.8
+MOST_TOKENS = 2**30  # int32 counts them, and the prompt's
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -48,8 +49,8 @@ def _check(command: Generate) -> dict[str, Any]:
     """Raise for flags that do not go together; return those about drawing that were given."""
     if not command.prompt:
         raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
-    if command.max_tokens < 1:
-        raise UsageError(f"--max-tokens must be at least 1, got {command.max_tokens}")
+    if not 1 <= command.max_tokens <= MOST_TOKENS:
+        raise UsageError(f"--max-tokens must be from 1 to {MOST_TOKENS}, got {command.max_tokens}")
     if command.seed not in SEEDS:
         raise UsageError(f"--seed must be from -2**63 to 2**63 - 1, got {command.seed}")
     if not all(command.stop):

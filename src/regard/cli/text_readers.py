@@ -27,13 +27,7 @@ class TextReader(NamedTuple):
 
 
 def open_text_reader(directory: Path) -> TextReader | None:
-    """Load a run of text or a pretrained model of text; None for a run of something else.
-
-    Raises:
-        ValueError: when the directory holds neither, or a model that reads no single text.
-        OSError: when it cannot be read.
-        ImportError: when a package that it needs is not installed.
-    """
+    """Load a run of text or a pretrained model of text; None for a run of something else."""
     if runs.is_run(directory):
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):

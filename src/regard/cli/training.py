@@ -1,6 +1,7 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
+import re
 
 import jax
 
@@ -35,8 +36,8 @@ def run_training(command: Train, console: Console) -> int:
             with console.show_bytes() as report:
                 processes.alone(lambda: run.task.prepare(report))  # the others find what the first one kept
             processes.everyone(run.task.keep)  # the data are read, and found as they were
-        if not run.is_finished and processes.is_first():
-            print_overview(console, run.task, run, deployment)
+            if processes.is_first():
+                print_overview(console, run.task, run, deployment)
     outcome = advance_run(console, run, deployment, profile=command.profile)
     if outcome is None:
         return 1
@@ -99,6 +100,14 @@ def advance_run(
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
             console.fail(f"{run.task.name}: {error}")
         return None
+    except jax.errors.JaxRuntimeError as error:
+        if not re.search("RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE):
+            raise
+        told = str(error).splitlines()[0][:200]
+        raise RunFailedError(
+            f"{run.task.name} does not fit into the memory of the devices ({told}); "
+            "give a smaller --batch-size or model, more --accumulate-steps, --remat full, or a larger --mesh"
+        ) from error
     except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:

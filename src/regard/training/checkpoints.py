@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,19 +47,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, whose arrays are read when they are asked for.
-
-    Attributes:
-        path: its folder.
-        step: updates done when it was saved.
-        kinds: shape and dtype of each array by its path in the state, such as `params/head/kernel`.
-        record: what was saved beside the arrays, plain JSON values.
-    """
+    """A verified checkpoint, whose arrays are read when they are asked for."""
 
     path: Path
     step: int
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype]]
-    record: dict[str, Any]
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype]]  # by path in the state, such as `params/head/kernel`
+    record: dict[str, Any]  # what was saved beside the arrays, plain JSON values
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -66,11 +60,7 @@ class Checkpoint:
         return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
-        """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding.
-
-        Raises:
-            CheckpointError: when orbax cannot read them.
-        """
+        """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding."""
         on_host = all(isinstance(template, np.ndarray) for template in templates.values())
         try:
             nested = _reader(together=not on_host).restore(
@@ -82,44 +72,31 @@ class Checkpoint:
 
 
 class Saving:
-    """A checkpoint that is being written while training goes on.
-
-    Attributes:
-        path: its folder, once it is whole.
-    """
+    """A checkpoint that is being written while training goes on, and its folder, once it is whole."""
 
     def __init__(self, path: Path, finish: Callable[[], None]):
-        self.path = path
-        self._finish = finish
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
+        self.path, self._written = path, Future[None]()
+        threading.Thread(target=self._run, args=(finish,), name="checkpoint", daemon=True).start()
 
     @property
     def is_done(self) -> bool:
         """True when this process has nothing more to write, or has failed to."""
-        return not self._thread.is_alive()
+        return self._written.done()
 
     def wait(self) -> Path:
-        """Return its folder when it is whole; where there are several processes, all of them call this.
-
-        Raises:
-            OSError: when the system refused to write, such as on a full disk; the older checkpoints stay.
-        """
+        """Return its folder when it is whole; where there are several processes, all of them call this."""
         processes.everyone(self.end)
         return self.path
 
     def end(self) -> None:
         """Wait for this process's part; raise what went wrong with it."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._written.result()
 
-    def _run(self) -> None:
+    def _run(self, finish: Callable[[], None]) -> None:
         try:
-            self._finish()
+            self._written.set_result(finish())
         except BaseException as error:  # for the thread that waits
-            self._error = error
+            self._written.set_exception(error)
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -135,11 +112,7 @@ def start_saving(
     Returns when the state was copied: an update may then take its memory. Where there are several processes,
     all of them call this; each writes what it holds. `step`, the updates done so far, names the checkpoint,
     `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
-    keep. One checkpoint is written at a time: wait for it before the next.
-
-    Raises:
-        CheckpointError: when this step is already saved there: nothing is overwritten.
-        OSError: as `Saving.wait`.
+    keep. One checkpoint is written at a time: wait for it before the next. Nothing is overwritten.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
@@ -191,13 +164,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """Open one checkpoint after checking that every file of it is the one that was written.
-
-    With `verify=False`, for what another process has checked, only the index is read.
-
-    Raises:
-        CheckpointError: naming the path and what is missing, cut short or changed, and what to do.
-    """
+    """Open one checkpoint after checking that every file is the one that was written, if that is wanted."""
     index = _read_index(path)
     if verify:
         _verify_files(path, index["files"])
@@ -208,11 +175,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 def load_newest(
     directory: Path, *, verify: bool = True, skip_damaged: bool = False
 ) -> tuple[Checkpoint | None, dict[Path, CheckpointError]]:
-    """Open the newest checkpoint, or None; return with it the damaged ones that were skipped, if they may be.
-
-    Raises:
-        CheckpointError: as `load`; it says how to do without the newest.
-    """
+    """Open the newest checkpoint, or None; return with it the damaged ones that were skipped."""
     damaged: dict[Path, CheckpointError] = {}
     saved = list_checkpoints(directory)
     while saved:
@@ -232,17 +195,10 @@ def load_newest(
 
 
 def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any = None) -> Any:
-    """Put a checkpoint's arrays into the structure of a template, whose values are not used.
+    """Put a checkpoint's arrays below the path `prefix` into a template of their shapes and dtypes.
 
-    Args:
-        checkpoint: a checkpoint from `load`.
-        template: a pytree with the structure, shapes and dtypes wanted.
-        prefix: take only the arrays below this path, such as `params/`.
-        places: a pytree of shardings like the template: every process reads its parts of every array, and
-            all must call this. None means whole, on JAX's default device.
-
-    Raises:
-        CheckpointError: listing arrays that are missing, not expected, or of another shape or dtype.
+    Where `places`, a pytree of shardings like it, is given, every process reads its parts of every array, and
+    all must call this; else arrays are whole, on JAX's default device.
     """
     expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
     found = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
@@ -324,8 +280,7 @@ def _make_empty(template: Any) -> Any:
     """Return the array for a template without elements, which orbax does not keep; others as they are."""
     if isinstance(template, np.ndarray) or template.size:
         return template
-    empty = np.zeros(template.shape, template.dtype)
-    return jax.make_array_from_callback(template.shape, template.sharding, lambda index: empty[index])
+    return jax.numpy.zeros(template.shape, template.dtype, device=template.sharding)
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,7 @@ LITTLE_WORK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 def run_once(function: Callable[..., Any], *arguments: Any, places: Any = None) -> Any:
-    """Run a function compiled with hardly any optimization, its results placed by the shardings in `places`.
-
-    For work done once, such as drawing parameters or one example's attention: op by op, every shape would be
-    compiled by itself.
-    """
+    """Run a function compiled with hardly any optimization, its results placed by these shardings."""
+    # Op by op, every shape would be compiled by itself.
     compiled = jax.jit(function, out_shardings=places).lower(*arguments).compile(LITTLE_WORK)
     return compiled(*arguments)

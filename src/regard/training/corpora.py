@@ -23,17 +23,11 @@ LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents, in the order in which they are read.
-
-    Attributes:
-        sources: files, or texts that are in memory.
-        places: the source of each document, its first byte there and its end.
-        skipped: the paths of files in directories that were left out, as they are not text.
-    """
+    """Documents, in the order in which they are read, in files or in texts that are in memory."""
 
     sources: tuple[Path | bytes, ...]
-    places: Int[np.ndarray, "D 3"]
-    skipped: tuple[str, ...] = ()
+    places: Int[np.ndarray, "D 3"]  # the source of each document, its first byte there and its end
+    skipped: tuple[str, ...] = ()  # files in directories that were left out, as they are not text
 
     @classmethod
     def of_texts(cls, texts: Collection[str]) -> Self:
@@ -58,9 +52,6 @@ class Documents:
         """Yield the texts, long ones in parts that go together, with True where a document ends.
 
         Parts have at most about 256 KiB, and end with a line, or else a word, where there is one in so much.
-
-        Raises:
-            ValueError: for a file that is shorter, or no longer UTF-8, since its documents were listed.
 
         Example:
             >>> list(Documents.of_texts(["one", "two"]).read())
@@ -102,9 +93,6 @@ def read_manual() -> dict[str, str]:
     A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
     held out, it would measure what has been learned by heart.
 
-    Raises:
-        ImportError: where Python was installed without `pydoc_data`, with the way out.
-
     Reference: "The Python Language Reference", https://docs.python.org/3/reference, Python's licence.
     """
     try:
@@ -117,13 +105,7 @@ def read_manual() -> dict[str, str]:
 
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
-    """List files, and the visible files below directories that hold anything, sorted, each once.
-
-    True beside a path is for one that was found in a directory.
-
-    Raises:
-        ValueError: for a path that is missing or comes twice, or a directory without a file.
-    """
+    """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
     paths = sorted((path, path != Path(given)) for given in files for path in _list_below(Path(given)))
     seen: set[Path] = set()
     for path, _ in paths:
@@ -139,10 +121,6 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
     Files below directories that are not UTF-8 text are skipped. A single file is cut into documents of at
     most `piece_bytes`, so that some can be held out. A document with the text of an earlier one is left out,
     as it could be trained on and held out at once.
-
-    Raises:
-        ValueError: as `list_files`, for a file given by name that is empty, binary or not UTF-8 (with the
-            offset of the first byte that is not), and where nothing could be held out.
 
     Example:
         >>> import pathlib, tempfile
@@ -322,10 +300,7 @@ def _digest_text(path: Path) -> bytes:
 
 
 def _cut(path: Path, most: int, digests: bytearray) -> Iterator[tuple[int, int, int]]:
-    """Cut a file into pieces of at most `most` bytes (or one character), at ends of lines where it can.
-
-    The digest of each is added to `digests`.
-    """
+    """Cut a file, at ends of lines if it can, into pieces of `most` bytes at most; add their digests."""
     start = 0
     with path.open("rb", buffering=PART_BYTES) as file:
         while data := file.read(max(most, 4) + 1):
@@ -343,10 +318,7 @@ def _cut(path: Path, most: int, digests: bytearray) -> Iterator[tuple[int, int, 
 
 
 def _find_start(source: Path | bytes, start: int, stop: int) -> int:
-    """Return the first beginning of a line from `start` on, or of a character where there is none.
-
-    Where there is neither, it is that of the character within which `start` lies.
-    """
+    """Return the first beginning of a line from `start` on, else of a character, else of that around it."""
     if isinstance(source, bytes):
         data = source[start:stop]
     else:

@@ -20,13 +20,12 @@ HeadStats = dict[str, dict[str, jax.Array]]
 
 
 def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
-    """Measure every head of every attention layer on a batch, with a model in evaluation mode.
+    """Measure "entropy", in nats, and "max_score" of every head of every attention layer on a batch.
 
     entropy = mean over queries t of -sum_s p_ts log p_ts,  max_score = max over t, s of score_ts
 
-    Returns:
-        "entropy" in nats and "max_score", each a dict from the layer's name to `(H,)`. Queries that may
-        attend to nothing are left out; where there is no other, entropy is NaN and the score -inf.
+    Each is a dict from the layer's name to `(H,)`. Queries that may attend to nothing are left out; where
+    there is no other, entropy is NaN and the score -inf.
 
     Example:
         >>> from flax import nnx
@@ -61,9 +60,7 @@ def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
 def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[str], np.ndarray]:
     """Gather the "entropy" or "max_score" of the heads in the lines of a metrics.jsonl into one matrix.
 
-    Returns:
-        Steps, increasing; names such as "blocks.0 head 1"; and the values `(heads, steps)`, float64, NaN
-        where they were not finite or not logged.
+    Returns steps, names, and float64 values `(heads, steps)`, NaN where not finite or not logged.
 
     Example:
         >>> line = {"step": 3, "split": "heads", "entropy": {"blocks.0": [1.5, None]}}

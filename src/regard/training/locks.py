@@ -26,9 +26,6 @@ def hold(directory: Path) -> Iterator[None]:
 
     Where there are several processes, all of them call this, and the first one holds. A process that holds it
     may hold it once more.
-
-    Raises:
-        LockError: when another process holds it, saying which, where and since when.
     """
     with ExitStack() as held:
         processes.alone(lambda: held.enter_context(_hold(directory)))
@@ -36,11 +33,8 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def demand_free(directory: Path) -> None:
-    """Raise a LockError where another process holds the lock; write nothing where there is none.
-
-    Where there are several processes, the first one alone looks: it may hold the lock for all before the
-    others come here.
-    """
+    """Raise a LockError where another process holds the lock; write nothing where there is none."""
+    # The first one alone looks: it may hold the lock for all before the others come here.
     if processes.is_first() and (directory / LOCK).exists():
         with _hold(directory):
             pass
@@ -52,9 +46,7 @@ def _hold(directory: Path) -> Iterator[None]:
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory.absolute() / LOCK, is_singleton=True)
-    if lock.is_locked or not os.access(
-        directory, os.W_OK
-    ):  # where nobody can write there is nothing to guard
+    if lock.is_locked or not os.access(directory, os.W_OK):  # where nobody can write nothing is to be guarded
         yield
         return
     try:

@@ -153,11 +153,7 @@ class _Session:
     """One process's share of a run: its clocks, and the metrics that are still on the device."""
 
     def __init__(
-        self,
-        run: Run,
-        progress: Progress,
-        log: Callable[[Mapping[str, Any]], Any] | None,
-        profile: int,
+        self, run: Run, progress: Progress, log: Callable[[Mapping[str, Any]], Any] | None, profile: int
     ):
         self.task, self.run, self.progress, self.log, self.profile = run.task, run, progress, log, profile
         self.began = time.perf_counter()
@@ -239,13 +235,12 @@ class _Session:
 
     def _trace(self, done: int, tracing: ExitStack) -> None:
         """Begin the profiler's trace after one step of this session, and end it after those wanted."""
-        if self.profile and done == 1:
-            jax.block_until_ready(self.pending)
-            jax.profiler.start_trace(str(self.run.directory / "profile"))
-            tracing.callback(jax.profiler.stop_trace)
-        if done == 1 + self.profile:
+        if self.profile and done in (1, 1 + self.profile):
             jax.block_until_ready(self.pending)
             tracing.close()
+            if done == 1:
+                jax.profiler.start_trace(str(self.run.directory / "profile"))
+                tracing.callback(jax.profiler.stop_trace)
 
     def _compile(
         self, what: str, program: Program, function: Any, *arguments: Any, options: Any = None

@@ -15,13 +15,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Membership:
-    """One of several processes.
-
-    Attributes:
-        coordinator: HOST:PORT at which the first process is found; None means that JAX knows.
-        count: how many there are; None means that JAX knows.
-        index: which this one is, from 0; None means that JAX knows.
-    """
+    """One of several processes: where the first is found, how many there are, which this is; or JAX knows."""
 
     coordinator: str | None
     count: int | None
@@ -36,20 +30,10 @@ class Membership:
 def find_membership(
     coordinator: str | None, count: int | None, index: int | None, environment: Mapping[str, str]
 ) -> Membership | None:
-    """Find out which of several processes this is.
+    """Find out which of several processes this is; None where there is one.
 
-    Args:
-        coordinator: HOST:PORT of the first process, or "auto": JAX is to find everything, as it can on Cloud
-            TPUs and Kubernetes. None means JAX_COORDINATOR_ADDRESS, or what Slurm or Open MPI say.
-        count: how many processes; None means JAX_NUM_PROCESSES, or what they say.
-        index: which one, from 0; None means JAX_PROCESS_ID, or what they say.
-        environment: variables by name, such as `os.environ`.
-
-    Returns:
-        None where there is one process.
-
-    Raises:
-        ValueError: where some of it is missing or impossible.
+    What is None is read from JAX's variables, or what Slurm or Open MPI say. "auto" lets JAX find everything,
+    as it can on Cloud TPUs and Kubernetes.
 
     Example:
         >>> str(find_membership("10.0.0.1:1234", 4, 1, {}))

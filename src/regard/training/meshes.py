@@ -34,10 +34,6 @@ class MeshSpec:
     def fit(self, num_devices: int) -> "MeshSpec":
         """Return the specification for so many devices: an axis of size -1 gets what the others leave.
 
-        Raises:
-            ValueError: where the sizes do not multiply to the number of devices, with a specification that
-                does.
-
         Example:
             >>> str(read_mesh("fsdp=*,tensor=2").fit(8))
             'fsdp=4,tensor=2'
@@ -60,11 +56,7 @@ class MeshSpec:
         return self
 
     def demand_divides(self, task: Any) -> None:
-        """Raise where a task's batch, heads or widths cannot be divided.
-
-        Raises:
-            ValueError: naming the setting and the sizes that could be.
-        """
+        """Raise where a task's batch, heads or widths cannot be divided, with sizes that could be."""
         batch_size, parts = task.optimization.batch_size, task.optimization.accumulate_steps
         rows = self.data * self.fsdp * parts
         if batch_size % rows:
@@ -93,9 +85,6 @@ def read_mesh(text: str) -> MeshSpec:
 
     At most one size is `*` or -1, which means as many devices as the others leave. `model` is another name
     of `tensor`.
-
-    Raises:
-        ValueError: for an unknown or repeated axis, or a size that is none.
 
     Example:
         >>> read_mesh("data=2,model=4")

@@ -28,9 +28,6 @@ def read(path: Path) -> list[Line]:
 
     A missing file reads as no lines; values that were not finite when written are None.
 
-    Raises:
-        ValueError: where a line is not a JSON object of a step and numbers, naming file and line.
-
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
@@ -90,7 +87,7 @@ def replace_nonfinite(value: Any) -> Any:
     """Return a value with None for what JSON lacks, NaN and infinities, in lists and mappings too."""
     if isinstance(value, Mapping):
         return {name: replace_nonfinite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [replace_nonfinite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

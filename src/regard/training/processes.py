@@ -23,11 +23,7 @@ class PeerError(RuntimeError):
 
 
 def join(membership: Membership) -> None:
-    """Join the other processes, before any other use of JAX; return when all are there.
-
-    Raises:
-        ValueError: where flags are missing and JAX cannot find them out, or the first one's port is taken.
-    """
+    """Join the other processes, before any other use of JAX; return when all are there."""
     if membership.index == 0 and membership.coordinator is not None:
         _demand_free_port(membership.coordinator)
     try:
@@ -63,11 +59,7 @@ def gather(text: str) -> list[str]:
 
 
 def everyone(function: Callable[[], T]) -> T:
-    """Run a function that waits for no other process in every process; where it fails in one, raise in all.
-
-    Raises:
-        PeerError: in processes in which it did not fail, when it did in another.
-    """
+    """Run a function that waits for no other process in every process; where one fails, raise in all."""
     try:
         result = function()
     except Exception as error:
@@ -92,11 +84,7 @@ def alone(function: Callable[[], T]) -> T | None:
 
 
 def demand_same(what: str, text: str) -> None:
-    """Raise where processes do not have the same text.
-
-    Raises:
-        PeerError: naming a process that differs.
-    """
+    """Raise a PeerError where processes do not have the same text, naming one that differs."""
     texts = gather(text)
     for process, other in enumerate(texts):
         if other != texts[0]:

@@ -36,15 +36,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The pure functions of a run, before compilation.
+    """The pure functions of a run, before compilation, and the shapes of its state.
 
-    Attributes:
-        shapes: of the state's arrays.
-        start: makes the first state; on a mesh, divided from the beginning.
-        update: turns state, index and what `make_feed` reads into the next state and metrics.
-        evaluate: measures parameters on held-out data.
-        measure_heads: measures the statistics of every head.
-        deployment: the mesh, and where arrays lie on it; None means one device.
+    `start` makes the first state, on a mesh divided from the beginning; `update` turns state, index and what
+    `make_feed` reads into the next state and metrics. Without a deployment everything is on one device.
     """
 
     shapes: State
@@ -73,10 +68,7 @@ class Program:
 
 
 def make_feed(task: Task, seed: int, deployment: Deployment | None = None) -> Callable[[int], Any]:
-    """Return a function that reads the rows of an update of that index on the host; () where there are none.
-
-    Every process reads those of its devices. Like all that is random, they are a function of (seed, index).
-    """
+    """Return a function that reads on the host the rows of an update, those of this process's devices."""
     if not task.reads_rows:
         return lambda index: ()
 
@@ -98,11 +90,7 @@ def _on_host() -> AbstractContextManager[Any]:
 
 
 def make_program(task: Task, seed: int, deployment: Deployment | None = None) -> Program:
-    """Build the pure functions that make, update and evaluate the state of a run.
-
-    The seed decides parameters, batches and dropout. Without a deployment everything is on one device; on a
-    mesh the numbers are the same but for rounding.
-    """
+    """Build the pure functions of a run; on a mesh the numbers are the same but for rounding."""
     optimization = task.optimization
     optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
 
@@ -131,11 +119,8 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     state_shapes = jax.eval_shape(draw_state)
     places, divide, collect = None, _leave, _leave
     if deployment is not None:
-        places, divide, collect = (
-            deployment.divide_state(state_shapes),
-            deployment.constrain,
-            deployment.gather,
-        )
+        places = deployment.divide_state(state_shapes)
+        divide, collect = deployment.constrain, deployment.gather
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.

@@ -293,8 +293,14 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
 
 def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
     """Return the files that a task keeps in a run directory, text by name; none for a missing one."""
-    paths = [directory / name for name in task.keeps]
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+    kept = {}
+    for path in (directory / name for name in task.keeps):
+        if path.is_file():
+            try:
+                kept[path.name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeError) as error:
+                raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
+    return kept
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:

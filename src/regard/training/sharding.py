@@ -47,18 +47,11 @@ TENSOR_AXES: dict[str, tuple[int, ...]] = {
 def divide_array(
     path: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, in_use: bool = False
 ) -> PartitionSpec:
-    """Return the axes that divide a parameter, or an array of the optimizer that belongs to one.
+    """Return the axes, of so many devices, that divide a parameter, or an array of the optimizer for one.
 
-    Args:
-        path: names down to the array, such as `params/trunk/stack/blocks/0/feed_forward/widen/kernel`.
-        shape: its shape.
-        sizes: devices along the axes of the mesh.
-        in_use: whether the question is how a layer computes with it, not how it is kept: then what "fsdp"
-            divides is gathered, and so are tables whose vocabulary does not divide.
-
-    Returns:
-        For each axis the mesh axes that divide it. Vectors are not divided along "fsdp": there are many, and
-        gathering one takes a message, however short it is.
+    `in_use` asks how a layer computes with it, not how it is kept: then what "fsdp" divides is gathered, and
+    so are tables whose vocabulary does not divide. Vectors are not divided along "fsdp": there are many, and
+    gathering one takes a message, however short it is.
 
     Example:
         >>> divide_array("blocks/0/feed_forward/widen/kernel", (64, 256), {"fsdp": 2, "tensor": 4})
@@ -82,21 +75,13 @@ def divide_array(
 
 @dataclass(frozen=True)
 class Deployment:
-    """A mesh, and the places of a run's arrays on it.
-
-    Attributes:
-        mesh: of all devices of all processes.
-    """
+    """A mesh of all devices of all processes, and the places of a run's arrays on it."""
 
     mesh: Mesh
 
     @classmethod
     def over(cls, spec: MeshSpec) -> Deployment:
-        """Make a deployment over all devices that there are.
-
-        Raises:
-            ValueError: where the specification is one for another number of devices.
-        """
+        """Make a deployment over all devices that there are."""
         sizes = spec.fit(jax.device_count()).sizes
         types = (AxisType.Auto,) * len(sizes)
         return cls(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types))
@@ -145,8 +130,9 @@ class Deployment:
 
         def put(array: Any) -> jax.Array:
             array = np.asarray(array)
-            sharding = self.divide_batch(array.shape)
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            return jax.make_array_from_callback(
+                array.shape, self.divide_batch(array.shape), array.__getitem__
+            )
 
         return jax.tree.map(put, batch)
 

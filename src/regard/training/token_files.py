@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,13 +31,7 @@ Report = Callable[[str, int, int], None]  # is told what is done, how much of it
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Tokens on disk.
-
-    Attributes:
-        path: where they are.
-        dtype: the smallest one that holds the vocabulary.
-        count: how many there are.
-    """
+    """Tokens on disk, in the smallest dtype that holds the vocabulary."""
 
     path: Path
     dtype: np.dtype
@@ -62,21 +56,13 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a corpus, and what is known of them.
-
-    Attributes:
-        training: those to train on.
-        held_out: those that are held out.
-        facts: numbers of both sides, by which a changed corpus is known.
-        overlap: the part of the held-out text that stands in training documents too.
-        skipped: files that are no text.
-    """
+    """The tokens of a corpus, and what is known of them."""
 
     training: TokenFile
     held_out: TokenFile
-    facts: dict[str, Any]
-    overlap: float
-    skipped: list[str]
+    facts: dict[str, Any]  # numbers of both sides, by which a changed corpus is known
+    overlap: float  # the part of the held-out text that stands in training documents too
+    skipped: list[str]  # files that are no text
 
 
 def open_tokens(
@@ -88,15 +74,8 @@ def open_tokens(
 ) -> Tokens:
     """Return the tokens of a corpus, from the cache where nothing has changed.
 
-    Args:
-        files: where the documents are found; none means Python's manual.
-        split: settings by which they are cut and divided.
-        vocabulary: the tokens.
-        find: returns training and held-out documents.
-        report: is told how far writing the tokens is.
-
-    Raises:
-        ValueError: as `keep`, and where files changed while they were read.
+    `split` holds the settings by which documents are cut and divided, `find` returns both sides, and `report`
+    is told how far writing the tokens is.
     """
     text, inputs = vocabulary.to_json(), _digest_inputs(files)
     tokenizer = None if text is None else _digest(text)
@@ -145,12 +124,7 @@ def open_tokens(
 
 
 def describe_size(size: int) -> str:
-    """Describe a number of bytes.
-
-    Example:
-        >>> describe_size(1_234_567), describe_size(2_000_000_000)
-        ('1.2 MB', '2.0 GB')
-    """
+    """Describe a number of bytes."""
     return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
 
 
@@ -159,15 +133,8 @@ def keep(
 ) -> tuple[Path, dict[str, Any]]:
     """Return the folder of the cache for a key, and its record, made anew where its inputs have changed.
 
-    A folder is made under another name, by one process at a time, and appears whole or not at all.
-
-    Args:
-        key: what is kept, JSON values.
-        inputs: the digest of what it is made from.
-        make: writes files into an empty folder, and returns a record of them, JSON values.
-
-    Raises:
-        ValueError: when the system refuses to write.
+    A folder is made under another name, by one process at a time, and appears whole or not at all. Key and
+    record are JSON values; `make` writes files into an empty folder.
     """
     name = _digest(json.dumps([FORMAT, dict(key)]))[:20]
     folder = cache_file().parent / "tokens" / name
@@ -199,15 +166,12 @@ def keep(
 def write_tokens(
     path: Path, vocabulary: ByteVocabulary, documents: Documents, report: Callable[[int], None]
 ) -> tuple[int, str]:
-    """Write documents as one stream of tokens: a mark, a document, a mark, a document, ..., a mark.
+    """Write documents as tokens, with marks around each; return the number and, of int32, the SHA-256.
 
-    `report` is told, now and then, how many more bytes were encoded. Returns the number of tokens and, of
-    them as int32, the SHA-256.
+    `report` is told, now and then, how many more bytes were encoded.
     """
     mark, dtype = np.array([vocabulary.mark], np.int32), np.min_scalar_type(vocabulary.size - 1)
     digest, count = hashlib.sha256(), 0
-    waiting: list[tuple[str, bool]] = []
-    size = 0
 
     with path.open("wb", buffering=2**20) as file:
 
@@ -217,28 +181,29 @@ def write_tokens(
             file.write(tokens.astype(dtype).tobytes())
             count += len(tokens)
 
-        def encode() -> None:
-            nonlocal size
-            for (_, is_end), tokens in zip(
-                waiting, vocabulary.encode_all([text for text, _ in waiting]), strict=True
-            ):
+        put(mark)
+        for parts in _group(documents.read()):
+            texts = [text for text, _ in parts]
+            for (_, is_end), tokens in zip(parts, vocabulary.encode_all(texts), strict=True):
                 put(tokens)
                 if is_end:
                     put(mark)
-            report(sum(len(text.encode()) for text, _ in waiting))
-            waiting.clear()
-            size = 0
-
-        put(mark)
-        for text, is_end in documents.read():
-            waiting.append((text, is_end))
-            size += len(text)
-            if size >= ENCODED_AT_ONCE:
-                encode()
-        encode()
+            report(sum(len(text.encode()) for text in texts))
         file.flush()
         os.fsync(file.fileno())
     return count, digest.hexdigest()
+
+
+def _group(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Gather parts of documents that are encoded at once."""
+    group, size = [], 0
+    for part in parts:
+        group.append(part)
+        size += len(part[0])
+        if size >= ENCODED_AT_ONCE:
+            yield group
+            group, size = [], 0
+    yield group
 
 
 def _digest_inputs(files: Sequence[str]) -> str:

@@ -8,20 +8,17 @@ PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "num
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a run.
+    """Return the versions that decide the bits of a run."""
+    found = {package: find_version(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {name: one for name, one in found.items() if one}
 
-    Example:
-        >>> import jax
-        >>> read_versions()["jax"] == jax.__version__
-        True
-    """
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+
+def find_version(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def compare_versions(recorded: Mapping[str, str]) -> str | None:

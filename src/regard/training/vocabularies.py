@@ -37,11 +37,7 @@ class ByteVocabulary:
         return [self.encode(text) for text in texts]
 
     def spell(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; none for the mark.
-
-        Raises:
-            ValueError: for a token outside the vocabulary.
-        """
+        """Return the bytes that a token stands for; none for the mark."""
         if not 0 <= token < self.size:
             raise ValueError(f"token must be in 0..{self.size - 1}, got {token}")
         return b"" if token == self.mark else self._bytes[token]
@@ -58,13 +54,8 @@ class ByteVocabulary:
 class PairVocabulary(ByteVocabulary):
     """Byte-level BPE: the 256 bytes and merges of frequent pairs, and then the mark between documents.
 
-    The mark is no token of the `tokenizers` file: no text, whatever it holds, is encoded to it.
-
-    Args:
-        text: the contents of a tokenizer.json that `train_pairs` made.
-
-    Raises:
-        ValueError: for a text that is no tokenizer.json of this kind.
+    The mark is no token of the tokenizer.json that `train_pairs` made: no text, whatever it holds, is encoded
+    to it.
 
     Reference: R. Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016,
     section 3.2; over bytes as in A. Radford et al., "Language Models are Unsupervised Multitask Learners",
@@ -104,9 +95,6 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary, whole or in
     parts that end with words.
 
-    Raises:
-        ImportError: when `tokenizers` is not installed, with the command that installs it.
-
     Example:
         >>> vocabulary = train_pairs(["low lower lowest", "low tide"], vocab_size=260)
         >>> [vocabulary.spell(int(token)) for token in vocabulary.encode("lowly")]
@@ -133,10 +121,7 @@ def count_bytes(vocabulary: ByteVocabulary) -> Int[np.ndarray, " V"]:
 
 @functools.cache
 def _read_letters() -> dict[str, int]:
-    """Return the byte for each printable letter that stands for one in a byte-level tokenizer.json.
-
-    A byte that is a printable character of Latin-1 stands for itself, the others are letters from U+0100 on.
-    """
+    """Return the byte for each letter of a tokenizer.json: itself if printable, others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(NUM_BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

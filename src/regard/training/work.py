@@ -9,17 +9,12 @@ from regard.training.task import Task
 
 
 class Work(NamedTuple):
-    """The work of one update.
-
-    Attributes:
-        tokens: rows times positions.
-        flops: floating-point operations of the model: those of a recomputation (`remat`) are no work of it.
-        peak: operations per second of all devices together; None where `planning.CHIPS` has no such device.
-    """
+    """The work of one update; a recomputation (`remat`) is no work of the model."""
 
     tokens: int
     flops: float
     peak: float | None = None
+    """Operations per second of all devices together; None where `planning.CHIPS` has no such device."""
 
     def describe(self, steps_per_second: float) -> str:
         """Describe a rate: tokens per second and, where the peak is known, model FLOP utilisation.

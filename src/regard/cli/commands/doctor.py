@@ -1,6 +1,5 @@
 """`regard doctor`: the facts that a bug report needs."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -11,6 +10,7 @@ from typing import Any
 from regard.cli.console import Console
 from regard.cli.declaration import Command
 from regard.loading import remedy
+from regard.training.versions import find_version
 
 PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
 # What each optional package gives, and the extra that installs it.
@@ -66,26 +66,19 @@ class Doctor(Command):
 def collect_facts() -> dict[str, Any]:
     """Collect everything that is said, as plain values."""
     optional = {
-        name: {"version": _find_version(name), "gives": gives, "install": remedy(extra)}
+        name: {"version": find_version(name), "gives": gives, "install": remedy(extra)}
         for name, (gives, extra) in OPTIONAL.items()
     }
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),
-        "packages": {name: _find_version(name) for name in PACKAGES},
+        "packages": {name: find_version(name) for name in PACKAGES},
         "devices": _list_devices(),
         "backends": _ask_backends(),
         "optional": optional,
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _list_devices() -> list[str]:

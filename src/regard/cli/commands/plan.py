@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
@@ -68,28 +69,30 @@ class Plan(Command):
             raise UsageError(f"--top must be at least 1, got {top}")
         if not 0 < self.efficiency <= 1:
             raise UsageError(f"--efficiency must be a share above 0, at most 1, got {self.efficiency}")
-        if self.model is not None:
-            return self._run_step(console)
+        from regard.planning import MemoryTooSmallError
+
+        with expected_errors():
+            try:
+                if self.model is not None:
+                    self._plan_step(console, self.model)
+                else:
+                    self._plan_attention(console, top)
+            except MemoryTooSmallError as error:
+                raise RunFailedError(str(error)) from error
+        return 0
+
+    def _plan_attention(self, console: Console, top: int) -> None:
+        """Print the plan of attention alone."""
         if self.heads is None:
             raise UsageError("plan needs --heads, or a --model that says them")
         if self.remat:
             raise UsageError("--remat is for a training step; give --model, or leave it out")
         from regard import masks
-        from regard.planning import Assumptions, MemoryTooSmallError, plan
+        from regard.planning import plan
 
         same = ("length", "heads", "devices", "chip", "key_heads", "width", "batch", "dtype", "backward")
         given = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
-        with expected_errors():
-            try:
-                report = plan(
-                    **given,
-                    mask=masks.parse(self.mask) if self.mask else None,
-                    fixed=_parse_sizes(self.fix),
-                    assumptions=Assumptions(compute_efficiency=self.efficiency),
-                )
-            except MemoryTooSmallError as error:
-                console.fail(str(error))
-                return 1
+        report = plan(**given, mask=masks.parse(self.mask) if self.mask else None, **self._choose_sizes())
         values = report.as_json(top)
         meshes = values.pop("meshes")
         console.emit("plan", **values)
@@ -105,43 +108,35 @@ class Plan(Command):
         for label, text in report.assumed():
             console.note(label, text)
         console.say(f"\n{report.code()}")
-        return 0
 
-    def _run_step(self, console: Console) -> int:
+    def _plan_step(self, console: Console, model: str) -> None:
         """Print the plan of a training step."""
-        import dataclasses
-
         from regard.models import preset
-        from regard.planning import Assumptions, MemoryTooSmallError, plan_step
+        from regard.planning import plan_step
 
         given = [name for name in ALONE if getattr(self, name) not in (None, False)]
         if given:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"--model plans a whole training step; leave out {flags}, for attention alone")
         try:
-            config = preset(self.model or "").config
+            config = preset(model).config
         except KeyError as error:
             raise UsageError(str(error.args[0])) from error
-        with expected_errors():
-            try:
-                step = plan_step(
-                    dataclasses.replace(config, remat="full" if self.remat else None),
-                    length=self.length,
-                    batch=self.batch,
-                    devices=self.devices,
-                    chip=self.chip,
-                    fixed=_parse_sizes(self.fix),
-                    assumptions=Assumptions(compute_efficiency=self.efficiency),
-                )
-            except MemoryTooSmallError as error:
-                console.fail(str(error))
-                return 1
+        config = dataclasses.replace(config, remat="full" if self.remat else None)
+        same = {name: getattr(self, name) for name in ("length", "batch", "devices", "chip")}
+        step = plan_step(config, **same, **self._choose_sizes())
         mesh = step.candidate
         facts = {"devices": mesh.devices, "mesh": mesh.mesh, "plan": mesh.plan, "layout": mesh.layout}
-        console.emit("step", model=self.model, **facts, seconds=step.seconds, parameters=step.parameters,
+        console.emit("step", model=model, **facts, seconds=step.seconds, parameters=step.parameters,
                      held=dict(step.held), seconds_of=dict(step.seconds_of))  # fmt: skip
         console.say(f"{step}\n\n{mesh.code()}")
-        return 0
+
+    def _choose_sizes(self) -> dict[str, Any]:
+        """Return what --fix and --efficiency say."""
+        from regard.planning import Assumptions
+
+        assumptions = Assumptions(compute_efficiency=self.efficiency)
+        return {"fixed": _parse_sizes(self.fix), "assumptions": assumptions}
 
 
 def _parse_sizes(text: str | None) -> dict[str, int]:

@@ -101,8 +101,11 @@ def load_tasks(names: str) -> None:
 
 def _import_file(path: Path) -> Any:
     """Import a file under its own name; what stands below `if __name__ == "__main__"` does not run."""
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.absolute()):
-        return sys.modules[path.stem]
+    loaded = sys.modules.get(path.stem)
+    if getattr(loaded, "__file__", None) == str(path.absolute()):
+        return loaded
+    if loaded is not None or path.stem in sys.stdlib_module_names:
+        raise ValueError(f"REGARD_TASKS: the name of {path} is that of another module; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(

@@ -122,9 +122,6 @@ class Digits(Task):
 def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
     """Read the scans that scikit-learn ships (no download): pixels in [0, 1] and labels 0 to 9.
 
-    Raises:
-        ImportError: when scikit-learn is not installed, with the command that installs it.
-
     Reference:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
         Repository, 1998 (its test set).

@@ -112,11 +112,7 @@ class Text(Task):
 
     @functools.cached_property
     def tokens(self) -> token_files.Tokens:
-        """Training and held-out tokens, on disk.
-
-        Raises:
-            ValueError: when they are not those that the run began with, or too short for a row.
-        """
+        """Training and held-out tokens, on disk; those that the run began with."""
         return self._open_tokens(lambda what, done, total: None)
 
     def prepare(self, report: Report) -> None:
@@ -131,7 +127,7 @@ class Text(Task):
                 "ask for a shorter --length, or give more text"
             )
         if FACTS in self.kept:
-            _demand_same_facts(json.loads(self.kept[FACTS]), tokens.facts)
+            _demand_same_facts(self.kept[FACTS], tokens.facts)
         return tokens
 
     @property
@@ -315,15 +311,8 @@ def cut_windows(
 
     A row begins half a row after the one before it and counts its second half, so that what is counted has
     seen at least half a row of the stream (of its own document, where that has begun by then); the first row
-    counts all of it. The last row ends with the stream.
-
-    Args:
-        stream: at least two tokens.
-        length: tokens that a row reads, at least 2.
-
-    Returns:
-        Inputs, targets (the stream one place on) and which of them count. A stream shorter than a row is
-        one row that repeats its last token.
+    counts all of it. The last row ends with the stream; a stream shorter than a row repeats its last token.
+    Returns inputs, targets and which of them count.
 
     Example:
         >>> inputs, targets, counted = cut_windows(np.arange(8), 4)
@@ -357,12 +346,18 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
 
 
-def _demand_same_facts(kept: dict[str, Any], found: dict[str, Any]) -> None:
+def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
     """Raise with the differences from the text that the run began with."""
+    try:
+        known = dict(json.loads(kept))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{FACTS} of this run is damaged ({error}); bring it back as it was, or give another --out"
+        ) from error
     differences = "".join(
-        f"  {name}: it had {kept.get(name)}, now {value}\n"
+        f"  {name}: it had {known.get(name)}, now {value}\n"
         for name, value in found.items()
-        if kept.get(name) != value
+        if known.get(name) != value
     )
     if differences:
         raise ValueError(
