@@ -50,6 +50,16 @@ def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
         inspection.weigh_values(aux["weights"], seen["value"], jnp.eye(5))
 
 
+def test_values_of_any_size_have_a_length_and_none_where_nothing_is_passed_on():
+    weights, value = jnp.array([[[0.5, 0.5, 0.0]]]), jnp.array([[[300.0, 400.0], [3e4, 4e4], [np.nan, 1.0]]])
+    lengths = inspection.weigh_values(weights, value.astype(jnp.float16), jnp.eye(2, dtype=jnp.float16))
+    np.testing.assert_allclose(lengths, [[[250, 25000, 0]]])
+    with pytest.raises(ValueError, match="weights: expected 3 keys, as value has, got shape"):
+        inspection.weigh_values(weights[..., 1:], value, jnp.eye(2))
+    with pytest.raises(ValueError, match=r"direction: expected shape \(2,\), got \(3,\)"):
+        inspection.contribute(value, jnp.eye(2), jnp.ones(3))
+
+
 @pytest.mark.slow
 def test_the_last_layer_is_read_as_the_model_reads_it():
     config = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=3, vocab_size=13)

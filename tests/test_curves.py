@@ -109,3 +109,8 @@ def test_loss_can_be_logarithmic_and_starts_at_zero_otherwise():
 def test_records_that_cannot_be_drawn_are_refused(runs, error, message):
     with pytest.raises(error, match=message):
         figures.training_curves(runs)
+
+
+def test_unknown_scales_are_refused():
+    with pytest.raises(ValueError, match="loss_scale: expected 'linear' or 'log', got 'logarithm'"):
+        figures.training_curves([], loss_scale="logarithm")

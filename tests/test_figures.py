@@ -151,12 +151,19 @@ def test_any_array_will_do(given):
 
 def test_labels_are_shown_as_they_are():
     drawing = figures.attention_heatmap(
-        np.eye(3), ax=panel(), query_labels=["$5", "a\nb", 7], key_labels=["cost", "$x$", "_"]
+        np.eye(3),
+        ax=panel(),
+        query_labels=["$5", "a\nb", 7],
+        key_labels=["cost", "$x$", "_"],
+        title="$5 to $7",
     )
     drawing.figure.draw_without_rendering()
     assert shown_labels(drawing.axes[0].yaxis) == [r"\$5", "a↵b", "7"]
     assert shown_labels(drawing.axes[0].xaxis) == ["cost", r"\$x\$", "_"]
     assert drawing.axes[0].xaxis.get_ticklabels()[1].get_rotation() == 45
+    assert drawing.axes[0].get_title() == r"\$5 to \$7"
+    grid = figures.head_grid(weights(1, 5, 7), head_labels=[r"\$x$"], title="$5 to $7")
+    assert (grid.axes[0].get_title(), grid.figure.get_suptitle()) == (r"\\$x\$", r"\$5 to \$7")
 
 
 @pytest.mark.slow

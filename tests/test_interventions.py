@@ -195,6 +195,7 @@ def test_mistakes_are_explained():
     for change, message in (
         (Change(output=0.0, heads=[3]), r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
         (Change(key=0.0, share=jnp.ones(2)), r"share: expected a number or one for each of 3 heads"),
+        (Change(weights=jnp.ones((5, 7))), r"weights: expected an array that broadcasts to \(3, 5, 5\)"),
         (Change(value=jnp.ones(7)), r"value: expected an array that broadcasts to \(3, 5, 2\), got \(7,\)"),
     ):
         with pytest.raises(ValueError, match=message), intervene({0: change}):

@@ -163,6 +163,9 @@ def test_probabilities_out_of_range_are_refused(predicted, tmp_path):
         shares[0, 0, 0] = value
         found = dataclasses.replace(predicted.predictions, probabilities=shares)
         path = dataclasses.replace(predicted, predictions=found).save(tmp_path / "one.regard")
+        if np.isnan(value):  # as of a model whose logits are no numbers
+            np.testing.assert_array_equal(inspection.load(path).predictions.probabilities, shares)
+            continue
         with pytest.raises(ValueError, match=r"probabilities: expected numbers in 0\.\.1"):
             inspection.load(path)
 

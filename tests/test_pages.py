@@ -4,6 +4,7 @@ import base64
 import html
 import itertools
 import json
+import math
 import re
 import zlib
 
@@ -213,6 +214,7 @@ def test_a_page_that_would_be_too_large_leaves_things_out_and_says_so(long):
     assert all(a == b[: len(a)] and len(a) < len(b) for a, b in itertools.pairwise(seen))
     words = [note.removeprefix("To keep the file small, ").split(" ")[1] for note in seen[-1]]
     assert words == ["8", "and", "along", "atlas", "largest", "1", "head"]
+    assert pages.html(trace, max_mb=math.inf, pinned=np.int64(8)) == pages.html(trace)
     pages.html(trace, max_mb=least)
     with pytest.raises(ValueError, match="max_mb: expected more than 0"):
         pages.html(trace, max_mb=0)

@@ -150,7 +150,7 @@ def test_rows_that_read_nothing_are_gaps():
 
 def test_the_profile_of_distances_is_that_of_the_weights(causal):
     readout, weights, _ = causal
-    drawing = figures.distance_profile(readout, ax=panel(), heads=[2, 0], head_labels=["$two", "zero"])
+    drawing = figures.distance_profile(readout, ax=panel(), heads=[2, 0], head_labels=["$two", "_zero"])
     distance = np.arange(T)[:, None] + S - T - np.arange(S)[None]
     bins = [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
     labels = [label.get_text() for label in drawing.axes[0].get_xticklabels()]
@@ -161,7 +161,7 @@ def test_the_profile_of_distances_is_that_of_the_weights(causal):
             for low, high in bins
         ]
         np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-5)
-    assert [text.get_text() for text in drawing.legend.get_texts()] == [r"\$two", "zero"]
+    assert [text.get_text() for text in drawing.legend.get_texts()] == [r"\$two", "_zero"]
 
 
 def test_keys_ahead_have_negative_distances():
@@ -202,13 +202,13 @@ def test_many_heads_have_no_legend():
 
 def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
     values = [[1.0, 2.0, math.nan], [0.5, -math.inf, 3.0]]
-    drawing = figures.head_history([0, 20, 31], ["a $", "b"], values, ax=panel(), label="x", title="Run")
+    drawing = figures.head_history([0, 20, 31], ["a $", "b"], values, ax=panel(), label="$x$", title="Run")
     image = drawing.images[0].get_array()
     assert np.ma.masked_invalid(image).mask.tolist() == [[False, False, True], [False, True, False]]
     ax = drawing.axes[0]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "20", "31"]
     assert [label.get_text() for label in ax.get_yticklabels()] == [r"a \$", "b"]
-    assert (drawing.colorbar.ax.get_ylabel(), ax.get_title()) == ("x", "Run")
+    assert (drawing.colorbar.ax.get_ylabel(), ax.get_title()) == (r"\$x\$", "Run")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Files of traces: what comes back is what went in, and every kind of wrong file is refused."""
 
 import dataclasses
+import functools
 import io
 import json
 import re
@@ -601,19 +602,20 @@ def test_plain_data_that_make_no_sense_are_refused(name, tmp_path, good):
 
 
 def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
-    """Keys without features may be as many as they like, and what is formed of them would be."""
+    """Keys without features, and heads without queries, may be as many as they like."""
     path, many = tmp_path / "bad.regard", 10**7
-    problem = json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json"))["trace"]["calls"][0][
-        "problem"
-    ]
-    shapes = {f"arrays/{problem['query']}.npy": (H, T, 0), f"arrays/{problem['key']}.npy": (1, many, 0)}
-    hollow = {name: npy(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
-
-    def change(meta):
-        meta["trace"]["calls"][0] |= {"keys": many, "key_tokens": None, "value_norms": None}
-
-    rewrite(path, good["qk"], change, members=hollow, drop=hollow)
-    refused(path, r"problem\.query: expected at least one feature")
+    call = json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json"))["trace"]["calls"][0]
+    query, key = (f"arrays/{call['problem'][name]}.npy" for name in ("query", "key"))
+    rows = {f"arrays/{call[name]}.npy": (many, 0) for name in ("lse", "max_score")}
+    for changes, shapes, message in [
+        ({"keys": many}, {query: (H, T, 0), key: (1, many, 0)}, r"problem\.query: expected at least one"),
+        ({"heads": many, "rows": 0}, {query: (many, 0, 5)} | rows, r"heads: expected at most 4096 without"),
+    ]:
+        changes |= {"key_tokens": None, "query_tokens": None, "value_norms": None}
+        hollow = {name: npy(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+        change = functools.partial(lambda meta, new: meta["trace"]["calls"][0].update(new), new=changes)
+        rewrite(path, good["qk"], change, members=hollow, drop=hollow)
+        refused(path, message)
 
 
 def test_masks_within_masks_have_an_end(tmp_path, good):

@@ -21,7 +21,7 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
         projection: Wo, `(H * E, M)`, the kernel of the layer's `output_projection`.
 
     Returns:
-        `(*B, H, T, S)`.
+        `(*B, H, T, S)`, float32, or float64 of such arrays; 0 where a weight is 0, whatever the value.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -38,8 +38,15 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
     weights, value = jnp.asarray(weights), jnp.asarray(value)
     heads = weights.shape[-3] if weights.ndim > 2 else 1
     kernel = _divide("value", value, projection, heads)
-    passed = jnp.repeat(value, heads // value.shape[-3], -3) @ _broadcast(kernel, value)
-    return weights * jnp.linalg.norm(passed, axis=-1)[..., None, :]
+    if weights.shape[-1] != value.shape[-2]:
+        raise ValueError(f"weights: expected {value.shape[-2]} keys, as value has, got shape {weights.shape}")
+    # Squares leave float16 at 256.
+    wide = jnp.float64 if jnp.float64 in (weights.dtype, value.dtype) else jnp.float32
+    passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide)
+    passed = passed @ _broadcast(kernel, value).astype(wide)
+    lengths = jnp.linalg.norm(passed, axis=-1)[..., None, :]
+    hidden = (weights == 0) & ~jnp.isfinite(lengths)
+    return weights.astype(wide) * jnp.where(hidden, 0, lengths)
 
 
 def measure_values(value: np.ndarray, projection: Any, heads: int) -> np.ndarray:
@@ -87,7 +94,12 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     output = jnp.asarray(output)
     kernel = _divide("output", output, projection, output.shape[-3] if output.ndim > 2 else 1)
     added = output @ _broadcast(kernel, output)
-    return added if direction is None else added @ jnp.asarray(direction)
+    if direction is None:
+        return added
+    direction = jnp.asarray(direction)
+    if direction.shape != added.shape[-1:]:
+        raise ValueError(f"direction: expected shape {added.shape[-1:]}, got {direction.shape}")
+    return added @ direction
 
 
 def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -57,13 +56,17 @@ def sweep_heads(
     run = jax.jit(run)
     before = run(shares)
     effects = [np.zeros(share.shape, before.dtype) for share in shares]
-    with _count_heads(progress, sum(share.size for share in shares)) as advance:
-        for number, share in enumerate(shares):
-            for head in range(share.size):
-                changed = [*shares]
-                changed[number] = share.at[head].set(1)
-                effects[number][head] = run(changed) - before
-                advance()
+    heads: Iterable[tuple[int, int]] = [
+        (n, head) for n, share in enumerate(shares) for head in range(len(share))
+    ]
+    if progress:
+        from rich.progress import track
+
+        heads = track(heads, "heads", transient=True)
+    for number, head in heads:
+        changed = [*shares]
+        changed[number] = shares[number].at[head].set(1)
+        effects[number][head] = run(changed) - before
     return tuple(effects)
 
 
@@ -133,15 +136,3 @@ def _switchable(
             return call(arrays)
 
     return run, [jnp.zeros(count, made.dtype) for count in heads]
-
-
-@contextmanager
-def _count_heads(progress: bool, total: int) -> Iterator[Callable[[], None]]:
-    if not progress:
-        yield lambda: None
-        return
-    from rich.progress import Progress
-
-    with Progress(transient=True) as bar:
-        task = bar.add_task("heads", total=total)
-        yield lambda: bar.advance(task)

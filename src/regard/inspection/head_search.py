@@ -119,8 +119,7 @@ def _match(wanted: str | Sequence[str] | None, tokens: Any, size: int, offset: i
     texts = [wanted] if isinstance(wanted, str) else wanted
     names = {_fold(text) for text in texts}
     known = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
-    shift = offset if len(known) > size and 0 < offset < len(known) else 0
-    return np.asarray([n for n, text in enumerate(known[shift : shift + size]) if _fold(text) in names], int)
+    return np.asarray([n for n, text in enumerate(known) if _fold(text) in names], int)
 
 
 def _fold(text: str) -> str:

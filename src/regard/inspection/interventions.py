@@ -73,12 +73,9 @@ class Change:
         def finish(output: Array, extra: Any) -> Array:
             del extra
             if self.weights is not None:
-                weights = jnp.asarray(self.weights, output.dtype)
-                rows = jnp.broadcast_to(weights, (*problem.leading, problem.T, problem.S))
-                folded = problem.fold(rows) if rows.ndim > 2 else rows
-                mixed = (
-                    problem.unfold(folded @ value.astype(output.dtype)) if rows.ndim > 2 else folded @ value
-                )
+                rows = _spread("weights", self.weights, output, (*problem.leading, problem.T, problem.S))
+                values = value.astype(output.dtype)
+                mixed = problem.unfold(problem.fold(rows) @ values) if rows.ndim > 2 else rows @ values
                 output = self._mix("weights", output, mixed)
             return output if self.output is None else self._mix("output", output, self.output)
 
@@ -87,7 +84,7 @@ class Change:
     def _mix(self, name: str, own: Array, new: Any) -> Array:
         """Put the new in place of a head's own, by its share."""
         heads = own.shape[-3] if own.ndim > 2 else 1
-        share, new = jnp.asarray(self.share, own.dtype), jnp.asarray(new, own.dtype)
+        share, new = jnp.asarray(self.share, own.dtype), _spread(name, new, own, own.shape)
         if share.shape not in ((), (heads,)):
             raise ValueError(f"share: expected a number or one for each of {heads} heads, got {share.shape}")
         share = jnp.broadcast_to(share, (heads,))
@@ -96,14 +93,17 @@ class Change:
             if wrong:
                 raise ValueError(f"heads: expected heads in 0..{heads - 1} of {name}, got {wrong}")
             share = jnp.where(np.isin(np.arange(heads), self.heads), share, 0)
-        try:
-            new = jnp.broadcast_to(new, own.shape)
-        except ValueError:
-            raise ValueError(
-                f"{name}: expected an array that broadcasts to {own.shape}, got {new.shape}"
-            ) from None
         share = share.reshape((*(1,) * (own.ndim - 3), heads, 1, 1)[-own.ndim :])
         return (1 - share) * own + share * new
+
+
+def _spread(name: str, new: Any, own: Array, shape: tuple[int, ...]) -> Array:
+    """Return what is new, of the dtype of a call's own array, in a shape."""
+    new = jnp.asarray(new, own.dtype)
+    try:
+        return jnp.broadcast_to(new, shape)
+    except ValueError:
+        raise ValueError(f"{name}: expected an array that broadcasts to {shape}, got {new.shape}") from None
 
 
 @contextmanager

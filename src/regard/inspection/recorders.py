@@ -28,16 +28,6 @@ class Recorder:
     Args:
         model: in evaluation mode; called on token ids `(1, T)`.
         most: tokens that it can read; None means any number.
-
-    Example:
-        >>> from flax import nnx
-        >>> from regard.inspection import Tokens
-        >>> from regard.inspection.recorders import Recorder
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> recorder = Recorder(Decoder(config, rngs=nnx.Rngs(0)))
-        >>> recorder.record(Tokens(list("abc"), ids=[1, 2, 3]), "abc")
-        Trace('abc': 2 calls, 6 heads, 3 positions)
     """
 
     def __init__(self, model: Any, most: int | None = None):

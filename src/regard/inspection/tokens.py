@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.masks.data import whole_number
+
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
 _PUNCTUATION = re.compile(r"[.,;:!?|\n\u010a]+")
@@ -69,7 +71,7 @@ class Tokens:
             "texts": tuple(map(str, range(texts))) if isinstance(texts, int) else _texts(texts),
             "kind": kind,
             "patch_grid": None if patch_grid is None else _pair(patch_grid),
-            "first_patch": first_patch,
+            "first_patch": whole_number("first_patch", first_patch, 0),
             "picture": None if picture is None else _picture(picture),
             "ids": None if ids is None else _integers("ids", ids),
             "spans": None if spans is None else _integers("spans", spans),
@@ -109,12 +111,6 @@ class Tokens:
         count = len(self.texts)
         if self.kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if (
-            not isinstance(self.first_patch, int)
-            or isinstance(self.first_patch, bool)
-            or self.first_patch < 0
-        ):
-            raise ValueError(f"first_patch: expected an integer of at least 0, got {self.first_patch!r}")
         if self.patch_grid is not None:
             rows, columns = self.patch_grid
             if self.first_patch + rows * columns > count:

@@ -15,13 +15,7 @@ TOP_K = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a page, as far as they can be left out.
-
-    Example:
-        >>> from regard.inspection.explorer import budgets
-        >>> budgets.Plan(pinned=8).atlas
-        64
-    """
+    """The contents of a page, as far as they can be left out."""
 
     pinned: int
     """The number of heads, the first of those chosen, that are carried in detail."""
@@ -54,13 +48,7 @@ _STEPS = (
 
 
 def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
-    """Yield smaller and smaller plans, each with what the step to it leaves out, in an order that is fixed.
-
-    Example:
-        >>> from regard.inspection.explorer import budgets
-        >>> [(plan.bins, plan.atlas) for plan, _ in budgets.degrade(budgets.Plan(pinned=1))]
-        [(512, 64), (512, 64), (128, 64), (128, 32), (128, 32), (128, 32), (128, 32)]
-    """
+    """Yield smaller and smaller plans, each with what the step to it leaves out, in a fixed order."""
     for name, least, sentence in _STEPS:
         if getattr(plan, name) > least:
             plan = replace(plan, **{name: least})

@@ -22,11 +22,6 @@ def encode_log8(values: Any) -> np.ndarray:
 
     A reader takes 2^(24 (code - 255) / 254) for it, which is right within half a step, 3.4 %. Numbers above 1
     become 1, NaN and those below 0 become 0.
-
-    Example:
-        >>> from regard.inspection.explorer import codes
-        >>> codes.encode_log8([0.0, 1e-9, 0.5, 1.0]).tolist()
-        [0, 1, 244, 255]
     """
     values = np.asarray(values, np.float64)
     positive = values > 0
@@ -42,11 +37,6 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
 
     A reader takes low + (high - low) (code - 1) / 254 for it, which is right within (high - low) / 508. The
     bounds are one for all, or one per row `(..., 1)`; where `high` is not above `low`, all codes are 1.
-
-    Example:
-        >>> from regard.inspection.explorer import codes
-        >>> codes.encode_linear8([0.0, 5.0, 10.0, float("nan")], 0.0, 10.0).tolist()
-        [1, 128, 255, 0]
     """
     values = np.asarray(values, np.float64)
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
@@ -68,12 +58,6 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
         The entry: dtype, shape, code and bytes (their number before deflate); low and high of linear8, one
         number or one per row; and, where it is so, delta (each row differenced modulo 256) and deflate
         (the zlib format). Then the bytes, the shortest of these ways.
-
-    Example:
-        >>> from regard.inspection.explorer import codes
-        >>> entry, data = codes.pack([[0.5, 0.25]], "f16")
-        >>> entry, data.hex()
-        ({'dtype': 'f16', 'shape': [1, 2], 'code': 'plain', 'bytes': 4}, '00380034')
     """
     if code == "json":
         text = json.dumps(values, ensure_ascii=True, separators=(",", ":")).encode()

@@ -18,12 +18,6 @@ def draw_tiles(
     """Classify tiles of the T x S cells of one example's mask, at most 256 along each axis.
 
     Returns uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
-
-    Example:
-        >>> from regard import masks
-        >>> from regard.inspection.explorer.mask_outlines import draw_tiles
-        >>> draw_tiles(masks.causal(), 2, 2)[0].tolist()
-        [[2, 0], [2, 2]]
     """
     rows, keys = (_block(size) for size in (T, S))
     if not T or not S:

@@ -120,7 +120,7 @@ def fill_page(
     payload = collect(
         [trace] if compare is None else [trace, compare],
         title=title,
-        max_bytes=None if max_mb is None else int(max_mb * 1e6),
+        max_bytes=None if max_mb is None else max_mb * 1e6,
         shell_bytes=len(shell.fill(title=name, document="", chunks="", connect=connect).encode()),
         served=served,
         **shown,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,27 +25,16 @@ from regard.readouts import LABELS, average, label
 def collect(
     traces: Sequence[Any],
     *,
-    max_bytes: int | None = None,
+    max_bytes: float | None = None,
     shell_bytes: int = 0,
     served: bool = False,
     pinned: int | Sequence[tuple[int, int]] = 8,
     **shown: Any,
 ) -> Payload:
-    """Gather what a page shows of one trace, or of two to compare, in no more bytes than it may have.
+    """Gather what a page shows of one trace, or of two to compare, in no more than `max_bytes`.
 
-    Args:
-        traces: `Trace`s.
-        max_bytes: of the page. None: any number.
-        shell_bytes: of the page without data.
-        served: whether the page asks a server for what is finer.
-        pinned: as in `pages.write`.
-        shown: title, training and positions, likewise.
-
-    Returns:
-        The document and its chunks. `document["notes"]` says what was left out.
-
-    Raises:
-        ValueError: what cannot be left out is larger than max_bytes; a head to pin that does not exist.
+    `shell_bytes` are those of the page without data; the rest is as in `pages.write`. The document's notes
+    say what was left out.
     """
     chosen = choose_pinned(traces[0], pinned)
     cells = sum(call.heads * call.rows * call.keys for trace in traces for call in trace.calls)
@@ -97,7 +86,7 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
 
     Returns pairs of a call's number and a head, without repetition.
     """
-    if not isinstance(pinned, int):
+    if not isinstance(pinned, int | np.integer):
         heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
         for call, head in heads:
             if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
@@ -124,32 +113,23 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
 
 def _choose_featured(traces: Sequence[Any], chosen: list[tuple[int, int]]) -> list[list[list[int]]]:
     """Choose heads whose queries and keys are carried: all, else those pinned of the first trace, or none."""
-
-    def measure(heads: list[list[list[int]]]) -> int:
-        return sum(
-            len(few) * (call.rows + call.keys) * call.description.width
-            for trace, own in zip(traces, heads, strict=True)
-            for call, few in zip(trace.calls, own, strict=True)
-        )
-
-    def keep(wanted: Callable[[int, int, int], bool]) -> list[list[list[int]]]:
-        return [
-            [
-                [head for head in range(call.heads) if call.problem is not None and wanted(t, c, head)]
-                if call.description.width
-                else []
-                for c, call in enumerate(trace.calls)
-            ]
-            for t, trace in enumerate(traces)
-        ]
-
-    pinned = set(chosen)
-    ways: list[Callable[[int, int, int], bool]] = [
-        lambda t, c, h: True,
-        lambda t, c, h: t == 0 and (c, h) in pinned,
+    every = [
+        [range(call.heads) if call.problem is not None and call.description.width else () for call in t.calls]
+        for t in traces
     ]
-    found = map(keep, ways)
-    return next((one for one in found if measure(one) <= LARGEST_FEATURES), keep(lambda t, c, h: False))
+    pinned = [
+        [[head for head in heads if t == 0 and (c, head) in chosen] for c, heads in enumerate(own)]
+        for t, own in enumerate(every)
+    ]
+    for found in (every, pinned):
+        numbers = sum(
+            len(heads) * (call.rows + call.keys) * call.description.width
+            for trace, own in zip(traces, found, strict=True)
+            for call, heads in zip(trace.calls, own, strict=True)
+        )
+        if numbers <= LARGEST_FEATURES:
+            return [[list(heads) for heads in own] for own in found]
+    return [[[] for _ in own] for own in every]
 
 
 def _remarks(traces: Sequence[Any]) -> list[str]:

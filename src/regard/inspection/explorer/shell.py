@@ -106,13 +106,6 @@ def shorten_names(text: str) -> str:
 
     A name stays that stands after a dot, in a string or template, or where a key or method of an object may:
     all others mean a variable wherever they stand, so that a local one of the same name is renamed with it.
-
-    Example:
-        >>> from regard.inspection.explorer.shell import shorten_names
-        >>> print(shorten_names("function size() {}\\nconst width = 1;\\nf(size(), { width });"))
-        function $0() {}
-        const width = 1;
-        f($0(), { width });
     """
     text = _strip_comments(text)
     code = _SPACE.sub(lambda found: '""' if found["kept"] else " " * bool(found["needed"]), text)
@@ -126,13 +119,7 @@ def shorten_names(text: str) -> str:
 
 
 def detach_module(text: str) -> str:
-    """Return a module, with imports of one line each, without them and with exports as plain names.
-
-    Example:
-        >>> from regard.inspection.explorer.shell import detach_module
-        >>> detach_module('import { a } from "./b.js";\\nexport const c = a;\\n')
-        'const c = a;\\n'
-    """
+    """Return a module, with imports of one line each, without them and with exports as plain names."""
     return re.sub(r"^export ", "", _IMPORT.sub("", text), flags=re.MULTILINE)
 
 
@@ -141,24 +128,13 @@ def shrink_script(text: str) -> str:
 
     Every statement must end in a semicolon or a brace; no `/*` may stand in a string, no string over several
     lines, and no comment after code.
-
-    Example:
-        >>> from regard.inspection.explorer.shell import shrink_script
-        >>> shrink_script('/** Half. */\\n  const a = b / 2;\\n  // why\\n  f("// no", /a b/);\\n')
-        'const a=b/2;f("// no",/a b/);'
     """
     text = _strip_comments(text)
     return _SPACE.sub(lambda found: found["kept"] or " " * bool(found["needed"]), text).strip()
 
 
 def shrink_style(text: str) -> str:
-    """Leave out comments, and white space that CSS does not need; no string may hold signs of CSS.
-
-    Example:
-        >>> from regard.inspection.explorer.shell import shrink_style
-        >>> shrink_style("/* no */\\n.a > .b {\\n  margin: 0 auto;\\n}\\n")
-        '.a>.b{margin:0 auto}'
-    """
+    """Leave out comments, and white space that CSS does not need; no string may hold signs of CSS."""
     text = re.sub(r"\s*([{};,>])\s*", r"\1", _strip_comments(text))
     return text.replace(": ", ":").replace(";}", "}").strip()
 

@@ -40,21 +40,11 @@ class Tiles:
     one row and one key are the weights themselves. What is not a number is 0.
 
     Every method takes `is_wanted`, which is asked before and while something is formed: where it says no,
-    `AbandonedError` is raised, and the next one's turn has come.
+    `AbandonedError` is raised, and the next one's turn has come. A trace, call, head, row or tile that is not
+    there is a LookupError, what cannot be formed of what was kept a ValueError.
 
     Args:
         traces: `Trace`s.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import attend, inspection, masks
-        >>> from regard.inspection.explorer.tiles import Tiles
-        >>> x = jnp.eye(4)[None]
-        >>> with inspection.capture() as trace:
-        ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
-        >>> tile = Tiles([trace]).tile(0, 0, 0, query_block=2, key_block=2, row=0, column=0)
-        >>> tile.shape, [f"{mass:.3f}" for mass in tile[1, :3]]
-        ((256, 256), ['0.583', '0.417', 'nan'])
     """
 
     def __init__(self, traces: Sequence[Any]):
@@ -77,13 +67,7 @@ class Tiles:
         channel: str = "mass",
         is_wanted: Callable[[], bool] = _always,
     ) -> np.ndarray:
-        """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left.
-
-        Raises:
-            LookupError: no such trace, call, head or tile.
-            ValueError: an unknown channel; blocks of less than a row or key; blocks finer than those saved,
-                where queries and keys are not kept.
-        """
+        """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left."""
         if channel not in CHANNELS:
             raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
         for name, block in (("query_block", query_block), ("key_block", key_block)):
@@ -106,18 +90,13 @@ class Tiles:
     def row(
         self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
     ) -> np.ndarray:
-        """Return the weights of one query, float32 `(S,)`; raises as `column`."""
+        """Return the weights of one query, float32 `(S,)`."""
         return self._line(trace, call, head, "row", index, is_wanted)
 
     def column(
         self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
     ) -> np.ndarray:
-        """Return the weights on one key, float32 `(T,)`.
-
-        Raises:
-            LookupError: no such trace, call, head, row or column.
-            ValueError: queries and keys that are not kept.
-        """
+        """Return the weights on one key, float32 `(T,)`."""
         return self._line(trace, call, head, "column", index, is_wanted)
 
     def _line(
@@ -133,12 +112,7 @@ class Tiles:
         return self._keep(name, form, is_wanted, self._forming)
 
     def rollout(self, trace: int, call: int, row: int, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
-        """Return what reaches a query through its layer and those below, float32 `(T,)`, as `roll_out_row`.
-
-        Raises:
-            LookupError: no such trace, call or row.
-            ValueError: as `roll_out_row`.
-        """
+        """Return what reaches a query through its layer and those below, float32 `(T,)`: `roll_out_row`."""
         of = self._find(trace, call, 0)
         _demand("row", row, of.rows)
 
@@ -160,10 +134,6 @@ class Tiles:
 
         Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
         NaN where the mask lets nothing through.
-
-        Raises:
-            LookupError: no such trace, call, head or window.
-            ValueError: a window of more than 512 rows or columns; nothing that could be split.
         """
         of = self._find(trace, call, head)
         for name, (start, stop), size in (("rows", rows, of.rows), ("columns", columns, of.keys)):

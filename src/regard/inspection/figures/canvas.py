@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
@@ -219,8 +221,9 @@ class Panels:
         """Add a thin colour bar beside the panels, as tall as they are."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
         bar = self.axes[0].figure.colorbar(
-            mappable, ax=list(self.axes), label=label, pad=0.02, aspect=height / BAR_WIDTH, extend=extend
+            mappable, ax=list(self.axes), pad=0.02, aspect=height / BAR_WIDTH, extend=extend
         )
+        bar.set_label(escape_formulas(label))
         style_axes(bar.ax)
         return bar
 
@@ -258,15 +261,20 @@ def open_panels(
     """Return panels row by row, in the caller's figure or a new one, under a common title."""
     sheet = fig or new_sheet(size, rows, columns)
     if title:
-        sheet.suptitle(title, fontsize=TITLE_SIZE, wrap=True)
+        sheet.suptitle(escape_formulas(title), fontsize=TITLE_SIZE, wrap=True)
     axes = tuple(new_panel(sheet, rows, columns, index + 1) for index in range(count))
     return Panels(axes, size, fig is None, rows, columns)
 
 
-def add_side_legend(ax: Axes, **settings: Any) -> Legend:
-    """Add a legend at the right of a panel."""
+def add_side_legend(ax: Axes, handles: Sequence[Artist], **settings: Any) -> Legend:
+    """Add a legend of what has labels at the right of a panel."""
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
-    return ax.legend(frameon=False, fontsize=TICK_SIZE, **{**place, **settings})
+    # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
+    names = ["name"] * len(handles)
+    legend = ax.legend(handles, names, frameon=False, fontsize=TICK_SIZE, **{**place, **settings})
+    for text, handle in zip(legend.get_texts(), handles, strict=True):
+        text.set_text(str(handle.get_label()))
+    return legend
 
 
 def open_frame(ax: Axes) -> None:
@@ -279,7 +287,7 @@ def open_frame(ax: Axes) -> None:
 def set_title(ax: Axes, title: str | None, size: float = TITLE_SIZE, **style: Any) -> None:
     """Name a panel, on several lines where one would leave the figure."""
     if title:
-        ax.set_title(title, fontsize=size, wrap=True, **style)
+        ax.set_title(escape_formulas(title), fontsize=size, wrap=True, **style)
 
 
 def read_numbers(
@@ -327,3 +335,8 @@ def describe(value: object, array: NDArray) -> str:
 def literal(text: object) -> str:
     """Return `text` to be drawn as it is: no formula at dollar signs, line breaks and tabs visible."""
     return str(text).replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")
+
+
+def escape_formulas(text: object) -> str:
+    """Return a title without formulas: dollar signs are escaped, unless they are already, as by `literal`."""
+    return re.sub(r"(?<!\\)\$", r"\$", str(text))

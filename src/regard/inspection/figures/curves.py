@@ -50,8 +50,8 @@ def training_curves(
         each with the label "RUN, training" or "RUN, held out", and the legend.
 
     Raises:
-        ValueError: no record has a metric to draw, a record with one lacks its step, or an accuracy lies
-            outside [0, 1].
+        ValueError: no record has a metric to draw, a record with one lacks its step, an accuracy lies
+            outside [0, 1], or an unknown loss_scale.
         TypeError: a record is no dictionary, or a metric no number.
 
     Example:
@@ -63,6 +63,8 @@ def training_curves(
         >>> [line.get_label() for line in drawing.lines]
         ['training', 'held out']
     """
+    if loss_scale not in ("linear", "log"):
+        raise ValueError(f"loss_scale: expected 'linear' or 'log', got {loss_scale!r}")
     named = _read_runs(runs)
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
@@ -170,31 +172,23 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
 
 def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> Legend:
     """Add the legend: inside the first panel for one run, beside the last for several."""
-    if len(names) == 1:
-        keys = {str(line.get_label()): line for line in reversed(lines)}
-        entries = [(label, keys[label]) for label in reversed(keys)]
-        # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
-        corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
-        place: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
-    else:
-        entries, place = _comparison_keys(lines, names), {}
-    ax = axes[0] if len(names) == 1 else axes[-1]
-    # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
-    handles = [line for _, line in entries]
-    legend = canvas.add_side_legend(ax, handles=handles, labels=["name"] * len(entries), **place)
-    for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set_text(label)
-    return legend
+    if len(names) > 1:
+        return canvas.add_side_legend(axes[-1], _comparison_keys(lines, names))
+    keys = {str(line.get_label()): line for line in reversed(lines)}
+    # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
+    corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
+    place: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
+    return canvas.add_side_legend(axes[0], [keys[label] for label in reversed(keys)], **place)
 
 
-def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[tuple[str, Line2D]]:
+def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[Line2D]:
     """Return a solid key a run, then what the line styles mean when both occur."""
     keys = [
-        (canvas.literal(name), Line2D([], [], color=color, linewidth=1.2))
+        Line2D([], [], color=color, linewidth=1.2, label=canvas.literal(name))
         for name, color in zip(names, palette.series_colors(len(names)), strict=True)
     ]
     styles = {str(line.get_linestyle()) for line in lines}
     for split, style in zip(SPLITS.values(), ("-", "--"), strict=True):
         if style in styles and "--" in styles:
-            keys.append((split, Line2D([], [], color=palette.QUIET, linewidth=1.2, linestyle=style)))
+            keys.append(Line2D([], [], color=palette.QUIET, linewidth=1.2, linestyle=style, label=split))
     return keys

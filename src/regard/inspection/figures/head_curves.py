@@ -211,4 +211,6 @@ def _finish(panels: canvas.Panels, lines: tuple, heads: int) -> Drawing:
     """Add the grid, and a legend beside the panel where it can name all heads."""
     (ax,) = panels.axes
     canvas.open_frame(ax)
-    return panels.finish(lines=lines, legend=canvas.add_side_legend(ax) if heads <= MOST_NAMED else None)
+    return panels.finish(
+        lines=lines, legend=canvas.add_side_legend(ax, lines) if heads <= MOST_NAMED else None
+    )

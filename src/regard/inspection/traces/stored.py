@@ -24,6 +24,7 @@ from regard.scores import Score
 
 _DEPTH = 2  # of the fields of a call: a trace, and calls in it
 _WIDEST = 1 << 16  # of a head: a page has a frequency for every other feature
+_MOST_IDLE = 1 << 12
 _PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
 
@@ -136,6 +137,8 @@ def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) ->
     for name, least in (("layer", 0), ("heads", 1), ("rows", 0), ("keys", 0)):
         if getattr(stored, name) < least:
             wrong(f"{place}.{name}", f"at least {least}", getattr(stored, name))
+    if not stored.rows and stored.heads > _MOST_IDLE:  # heads without queries are no bytes in the file
+        wrong(f"{place}.heads", f"at most {_MOST_IDLE} without queries", stored.heads)
     if stored.kind not in ("self", "cross"):
         wrong(f"{place}.kind", "self or cross", stored.kind)
     for name in ("lse", "max_score"):
