@@ -276,6 +276,17 @@ def test_repr_reads_back(mask):
     assert hash(again) == hash(mask)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("segments([])", "lengths([])", "valid_keys([[], []])", "tree([])"),
+        "~(causal() | chunked(2)).prepare(4, 4, query_offset=1, block=2)",
+    ],
+)
+def test_what_is_empty_or_prepared_reads_back(text):
+    assert repr(masks.parse(text)) == text
+
+
 def test_repr_reads_as_the_expression():
     text = "causal() & (sliding_window(2, 1) | ~prefix(3)) & ~(chunked(2) | dilated(3))"
     c, w, p = masks.causal(), masks.sliding_window(2, 1), masks.prefix(3)

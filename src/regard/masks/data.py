@@ -41,11 +41,14 @@ def check_reach(name: str, end: int) -> None:
 def read_array(name: str, value: Any, dtype: Any = None) -> Any:
     """Return arrays of NumPy and JAX, and shapes, as they are, other libraries' and lists through NumPy.
 
-    Numbers and lists, which have no dtype of their own, take this one.
+    Numbers and lists, which have no dtype of their own, take this one, or int32 if empty.
     """
     if isinstance(value, jax.Array) or isinstance(getattr(value, "dtype", None), np.dtype):
         return value
-    return as_array(name, "an array", np.asarray, value, None if hasattr(value, "dtype") else dtype)
+    if hasattr(value, "dtype"):
+        return as_array(name, "an array", np.asarray, value)
+    array = as_array(name, "an array", np.asarray, value, dtype)
+    return array if array.size or dtype is not None else array.astype(np.int32)
 
 
 def as_array(name: str, expected: str, make: Callable[..., Any], value: Any, *options: Any) -> Any:

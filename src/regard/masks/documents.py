@@ -12,7 +12,7 @@ from regard.masks.bounds import Bounds
 from regard.masks.data import integers, literal, split
 from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask
-from regard.masks.offsets import offset_column, positions_of, read_rows
+from regard.masks.offsets import look_up, offset_column, positions_of
 from regard.masks.positional import same_value_kind
 from regard.masks.stored import FromArray, Stored
 from regard.masks.tile_kinds import TileKind, tile_kind
@@ -110,13 +110,10 @@ class Documents(Stored):
         return Bounds(key_ids=self.ids)
 
     def _at(self, row: Array, leading_axes: int) -> tuple[Array, Array]:
-        """Return ids of the keys in rows (..., n, 1) and whether there is such a row, both (..., n, 1)."""
-        ids = spread(jnp.asarray(self.ids), leading_axes + 1, trailing=1)
+        """Return ids of the keys in rows (..., n, m) and whether there is such a row, both (..., n, m)."""
+        ids = jnp.asarray(self.ids)
         inside = (row >= 0) & (row < ids.shape[-1])
-        if ids.shape[-1] == 0:  # nothing to read from
-            return jnp.zeros(row.shape, ids.dtype), inside
-        place = jnp.clip(row, 0, ids.shape[-1] - 1)[..., 0]
-        return read_rows(ids, place)[..., None], inside
+        return look_up(ids, row, leading_axes), inside
 
     def keep(self, grid: Grid) -> Array:
         keys = grid.take_columns(jnp.asarray(self.ids))
@@ -126,11 +123,8 @@ class Documents(Stored):
 
     def classify(self, blocks: Blocks) -> Array:
         rank = blocks.leading_axes + 2
-        shape = blocks.rows.shape
         row = blocks.row_positions - offset_column(blocks.key_offset, blocks.leading_axes)
         queries, inside = self._at(row, blocks.leading_axes)
-        queries = queries.reshape((*queries.shape[:-2], *shape))
-        inside = inside.reshape((*inside.shape[:-2], *shape))
         key_low, key_high = (
             spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)
         )

@@ -43,23 +43,23 @@ class Grid:
         cls, rows: Run, columns: Run, offset: Offset, leading_axes: int, key_offset: Offset = None
     ) -> Grid:
         """Return the cells of runs of rows and columns."""
-        return cls._make(rows.members, columns.members, (rows, columns), offset, leading_axes, key_offset)
+        return cls.at(rows.members, columns.members, offset, leading_axes, key_offset, (rows, columns))
 
     @classmethod
     def at(
-        cls, rows: Array, columns: Array, offset: Offset, leading_axes: int, key_offset: Offset = None
+        cls,
+        rows: Array,
+        columns: Array,
+        offset: Offset,
+        leading_axes: int,
+        key_offset: Offset = None,
+        runs: tuple[Run | None, Run | None] = (None, None),
     ) -> Grid:
-        """Return the cells in the given rows and columns, both one-dimensional index arrays."""
-        return cls._make(rows, columns, (None, None), offset, leading_axes, key_offset)
-
-    @classmethod
-    def _make(
-        cls, row: Array, column: Array, runs: Any, offset: Offset, leading_axes: int, key_offset: Offset
-    ) -> Grid:
+        """Return the cells in the given rows and columns, one-dimensional index arrays, maybe of runs."""
         ones = (1,) * leading_axes
-        query_index = row.reshape((*ones, row.size, 1))
+        query_index = rows.reshape((*ones, rows.size, 1))
         query_position = positions_of(offset).at(query_index, runs[0], -2, leading_axes)
-        key_index = column.reshape((*ones, 1, column.size))
+        key_index = columns.reshape((*ones, 1, columns.size))
         return cls(query_index, query_position, offset, key_index, key_offset, leading_axes, *runs)
 
     @property
@@ -130,36 +130,30 @@ class Blocks:
         return cls(*queries, offset, *keys, key_offset, query_block, key_block, leading_axes)
 
     @property
-    def position_first(self) -> Array:
-        """Return the least position of each block of queries."""
-        return self._query_ends[0]
+    def query_ends(self) -> tuple[Array, Array]:
+        """Return the least and the largest position of each block of queries."""
+        where = positions_of(self.query_offset)
+        return where.ends(self.query_first, self.query_last, self.query_block, -2, self.leading_axes)
 
     @property
-    def position_last(self) -> Array:
-        """Return the largest position of each block of queries."""
-        return self._query_ends[1]
-
-    @property
-    def key_position_first(self) -> Array:
-        """Return the least position of each block of keys."""
-        return self._key_ends[0]
-
-    @property
-    def key_position_last(self) -> Array:
-        """Return the largest position of each block of keys."""
-        return self._key_ends[1]
+    def key_ends(self) -> tuple[Array, Array]:
+        """Return the least and the largest position of each block of keys."""
+        where = positions_of(self.key_offset)
+        return where.ends(self.key_first, self.key_last, self.key_block, -1, self.leading_axes)
 
     @property
     def row_positions(self) -> Array:
-        """Return the positions of `rows`, (*b, ..., Q * query_block, 1)."""
+        """Return the positions of `rows`, (*b, ..., Q, query_block)."""
         index = self.rows.reshape((*(1,) * self.leading_axes, -1, 1))
-        return positions_of(self.query_offset).at(index, None, -2, self.leading_axes)
+        positions = positions_of(self.query_offset).at(index, None, -2, self.leading_axes)
+        return positions.reshape((*positions.shape[:-2], *self.rows.shape))
 
     @property
     def column_positions(self) -> Array:
-        """Return the positions of `columns`, (*b, ..., 1, K * key_block)."""
+        """Return the positions of `columns`, (*b, ..., K, key_block)."""
         index = self.columns.reshape((*(1,) * self.leading_axes, 1, -1))
-        return positions_of(self.key_offset).at(index, None, -1, self.leading_axes)
+        positions = positions_of(self.key_offset).at(index, None, -1, self.leading_axes)
+        return positions.reshape((*positions.shape[:-2], *self.columns.shape))
 
     @property
     def rows(self) -> Array:
@@ -170,16 +164,6 @@ class Blocks:
     def columns(self) -> Array:
         """Return (K, key_block) column indices of the key blocks; short ones repeat their last column."""
         return block_members(self.key_first, self.key_last, self.key_block)
-
-    @property
-    def _query_ends(self) -> tuple[Array, Array]:
-        where = positions_of(self.query_offset)
-        return where.ends(self.query_first, self.query_last, self.query_block, -2, self.leading_axes)
-
-    @property
-    def _key_ends(self) -> tuple[Array, Array]:
-        where = positions_of(self.key_offset)
-        return where.ends(self.key_first, self.key_last, self.key_block, -1, self.leading_axes)
 
 
 def explicit_mesh(tree: Any) -> Any:

@@ -24,9 +24,8 @@ class Intervals(Mask):
 
     def classify(self, blocks: Blocks) -> Array:
         axes = blocks.leading_axes
-        rows, columns = blocks.row_positions, blocks.column_positions
-        number = self.number(rows.reshape((*rows.shape[:-2], *blocks.rows.shape)), axes)
-        enter, leave = self.interval(columns.reshape((*columns.shape[:-2], *blocks.columns.shape)), axes)
+        number = self.number(blocks.row_positions, axes)
+        enter, leave = self.interval(blocks.column_positions, axes)
         low, high = number.min(-1)[..., None], number.max(-1)[..., None]
         enter, leave = enter[..., None, :, :], leave[..., None, :, :]
         return tile_kind(

@@ -108,7 +108,8 @@ class KeysBelow(Stored):
 
     def classify(self, blocks: Blocks) -> Array:
         bound = spread(jnp.asarray(self.bound), blocks.leading_axes + 2)
-        return tile_kind(empty=blocks.key_position_first >= bound, full=blocks.key_position_last < bound)
+        first, last = blocks.key_ends
+        return tile_kind(empty=first >= bound, full=last < bound)
 
 
 @record

@@ -110,8 +110,7 @@ class Neighbourhood(Mask):
         return [(self.start, stride, size) for stride, size in zip(self._strides, self.shape, strict=True)]
 
     def classify(self, blocks: Blocks) -> Array:
-        queries = blocks.position_first, blocks.position_last
-        keys = blocks.key_position_first, blocks.key_position_last
+        queries, keys = blocks.query_ends, blocks.key_ends
         patches = [self._clip(ends) for ends in (queries, keys)]
         empty = (patches[0][0] > patches[0][1]) | (patches[1][0] > patches[1][1])
         full = self._inside(queries[0]) & self._inside(queries[1])

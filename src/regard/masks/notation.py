@@ -65,16 +65,23 @@ def _mask(node: ast.expr, text: str) -> Mask:
             return _mask(left, text) | _mask(right, text)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand, text)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in makers:
-            named = {str(word.arg): _literal(word.value, text) for word in keywords}
-            try:
-                return makers[name](*(_literal(arg, text) for arg in args), **named)
-            except (TypeError, ValueError) as error:
-                raise _refusal(text, f"{name}: {error}") from None
+        case ast.Call(func=ast.Name(id=name)) if name in makers:
+            return _call(name, makers[name], node, text)
+        case ast.Call(func=ast.Attribute(value=prepared, attr="prepare")):
+            return _call("prepare", _mask(prepared, text).prepare, node, text)
         case ast.BinOp():
             raise _refusal(text, "masks are joined by & and |")
     hint = suggest_call("masks", ast.unparse(node)).replace("masks.", "")
     raise _refusal(text, f"`{ast.unparse(node)}` is not a mask{hint}")
+
+
+def _call(name: str, make: Callable[..., Mask], node: ast.Call, text: str) -> Mask:
+    given = [_literal(arg, text) for arg in node.args]
+    named = {str(word.arg): _literal(word.value, text) for word in node.keywords}
+    try:
+        return make(*given, **named)
+    except (TypeError, ValueError) as error:
+        raise _refusal(text, f"{name}: {error}") from None
 
 
 def _literal(node: ast.expr, text: str) -> Any:

@@ -42,8 +42,7 @@ class Consecutive:
         self, first: Array, last: Array, block: int, axis: int, leading_axes: int
     ) -> tuple[Array, Array]:
         """Return the least and the largest position of each block of rows."""
-        low, high = (self.at(index, None, axis, leading_axes) for index in (first, last))
-        return low, high
+        return self.at(first, None, axis, leading_axes), self.at(last, None, axis, leading_axes)
 
     def rows(self, size: int) -> Any:
         """Return the position of the first of `size` rows, or where they differ between examples of each."""
@@ -137,11 +136,17 @@ def block_members(first: Array, last: Array, block: int) -> Array:
     return jnp.minimum(first + jnp.arange(block, dtype=jnp.int32)[None], last)
 
 
-def read_rows(data: Array, place: Array) -> Array:
-    """Read data (batch..., n) at places (*b, ..., m) of the same rank, whose leading axes broadcast."""
+def look_up(data: Array, index: Array, leading_axes: int) -> Array:
+    """Read data (batch..., N) at an index (*b, ..., n, m), clipped; zeros where there is nothing to read."""
+    *leading, rows, columns = index.shape
+    if data.shape[-1] == 0:
+        return jnp.zeros(index.shape, data.dtype)
+    data = spread(data, leading_axes + 1, trailing=1)
+    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
     shape = np.broadcast_shapes(data.shape[:-1], place.shape[:-1])
     data = jnp.broadcast_to(data, (*shape, data.shape[-1]))
-    return jnp.take_along_axis(data, jnp.broadcast_to(place, (*shape, place.shape[-1])), axis=-1)
+    found = jnp.take_along_axis(data, jnp.broadcast_to(place, (*shape, place.shape[-1])), axis=-1)
+    return found.reshape((*shape, rows, columns))
 
 
 def spread(data: Array, rank: int, trailing: int = 0) -> Array:

@@ -146,8 +146,8 @@ class Causal(Mask):
 
     def classify(self, blocks: Blocks) -> Array:
         # Compared and never subtracted: int32 holds the positions, and may not hold their difference.
-        empty = blocks.key_position_first > blocks.position_last
-        return tile_kind(empty, full=blocks.key_position_last <= blocks.position_first)
+        (low, high), (first, last) = blocks.query_ends, blocks.key_ends
+        return tile_kind(empty=first > high, full=last <= low)
 
 
 @record
@@ -173,9 +173,8 @@ class SlidingWindow(Mask):
         return (grid.key_position >= first) & (grid.key_position <= last)
 
     def classify(self, blocks: Blocks) -> Array:
-        lowest, low = self._ends(blocks.position_first)
-        high, highest = self._ends(blocks.position_last)
-        first, last = blocks.key_position_first, blocks.key_position_last
+        (lowest, low), (high, highest) = map(self._ends, blocks.query_ends)
+        first, last = blocks.key_ends
         empty = (last < lowest) | (first > highest)
         return tile_kind(empty, full=(first >= high) & (last <= low))
 
@@ -208,9 +207,7 @@ class Chunked(Mask):
         return grid.query_position // self.size == grid.key_position // self.size
 
     def classify(self, blocks: Blocks) -> Array:
-        query_low, query_high = blocks.position_first // self.size, blocks.position_last // self.size
-        key_low, key_high = blocks.key_position_first // self.size, blocks.key_position_last // self.size
-        return same_value_kind(query_low, query_high, key_low, key_high)
+        return same_value_kind(*(end // self.size for end in (*blocks.query_ends, *blocks.key_ends)))
 
 
 def same_value_kind(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
@@ -231,8 +228,7 @@ class Dilated(Mask):
         return grid.key_position % self.stride == grid.query_position % self.stride
 
     def classify(self, blocks: Blocks) -> Array:
-        low, high = blocks.position_first, blocks.position_last
-        first, last = blocks.key_position_first, blocks.key_position_last
+        (low, high), (first, last) = blocks.query_ends, blocks.key_ends
         # The least distance is first - high, the next multiple so far beyond it; uint32 holds them all.
         missing = ((high % self.stride - first % self.stride) % self.stride).astype(jnp.uint32)
         rows, columns = (high - low).astype(jnp.uint32), (last - first).astype(jnp.uint32)
@@ -253,8 +249,8 @@ class GlobalTokens(Mask):
         return query | (grid.key_position < self.count)
 
     def classify(self, blocks: Blocks) -> Array:
-        first, last = blocks.position_first, blocks.position_last
+        (first, last), (key_first, key_last) = blocks.query_ends, blocks.key_ends
         return tile_kind(
-            empty=((first >= self.count) | (last < 0)) & (blocks.key_position_first >= self.count),
-            full=((first >= 0) & (last < self.count)) | (blocks.key_position_last < self.count),
+            empty=((first >= self.count) | (last < 0)) & (key_first >= self.count),
+            full=((first >= 0) & (last < self.count)) | (key_last < self.count),
         )

@@ -207,8 +207,7 @@ class Predicate(Mask):
             return classify_cells(self.keep, blocks)
         if not callable(self.classifier):
             return jnp.full((1,) * (blocks.leading_axes + 2), TileKind.PARTIAL, jnp.int8)
-        ends = (blocks.position_first, blocks.position_last)
-        key_ends = (blocks.key_position_first, blocks.key_position_last)
+        ends, key_ends = blocks.query_ends, blocks.key_ends
         empty, full = map(jnp.asarray, self.classifier(*ends, *key_ends))
         for name, promise in (("empty", empty), ("full", full)):
             if promise.dtype != bool:

@@ -15,7 +15,7 @@ from regard.masks.data import integers, literal
 from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
-from regard.masks.offsets import read_rows
+from regard.masks.offsets import look_up
 from regard.masks.stored import Stored
 from regard.records import derived, record
 
@@ -125,7 +125,7 @@ class Tree(Stored, Intervals):
     def interval(self, position: Array, leading_axes: int) -> tuple[Array, Array]:
         count = np.shape(self.parents)[-1]
         node = position - spread(jnp.asarray(self.start), leading_axes + 2)
-        enter, leave = (_look_up(jnp.asarray(data), node, leading_axes) for data in (self.enter, self.leave))
+        enter, leave = (look_up(jnp.asarray(data), node, leading_axes) for data in (self.enter, self.leave))
         # The text before the tree is a chain that everything continues; what comes after it, nothing.
         inside = (node >= 0) & (node < count)
         return jnp.where(inside, enter, jnp.minimum(node, count)), jnp.where(inside, leave, count)
@@ -136,14 +136,3 @@ class Tree(Stored, Intervals):
     def expression(self) -> str:
         known = is_concrete(self.start) and np.ndim(self.start) == 0 and not int(self.start)
         return f"tree({literal(self.parents)}{'' if known else f', {literal(self.start)}'})"
-
-
-def _look_up(data: Array, index: Array, leading_axes: int) -> Array:
-    """Read data (batch..., N) at an index (*b, ..., n, m), clipped."""
-    if data.shape[-1] == 0:
-        return jnp.zeros_like(index)
-    data = spread(data, leading_axes + 1, trailing=1)
-    *leading, rows, columns = index.shape
-    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
-    found = read_rows(data, place)
-    return found.reshape((*found.shape[:-1], rows, columns))

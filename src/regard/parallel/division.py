@@ -121,26 +121,27 @@ class Division:
         Left to itself the compiler (jax 0.10 and 0.12) divides them unevenly all the way up to an embedding,
         whose gradient then comes out wrong where its table is divided, too.
         """
-        spec = self._spec(array, self.heads, ())
+        spec = self._spec(array, ())
         return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
 
     # Where arrays (batch..., heads, length, width) lie.
 
     def outside(self, array: Any) -> PartitionSpec:
         """Return the spec of what the caller has: a part of the sequence, all heads of this device."""
-        return self._spec(array, self.heads, self._names(self.ring, self.exchange))
+        sequence = tuple(axis for axis in (self.ring, self.exchange) if axis is not None)
+        return self._spec(array, sequence)
 
     def pairs(self, array: Any) -> PartitionSpec:
         """Return the spec of pairs (..., T | 1, S | 1): rows lie as those of the query, columns are whole."""
         *leading, rows, _ = self.outside(array)
         return PartitionSpec(*leading, rows if array.shape[-2] > 1 else None, None)
 
-    def _spec(self, array: Any, heads: Axes, sequence: Axes) -> PartitionSpec:
+    def _spec(self, array: Any, sequence: Axes) -> PartitionSpec:
         *batch, head_count, _, _ = array.shape
         first = self.batch if batch and batch[0] > 1 else ()
-        rest = (None,) * (len(batch) - 1)
-        leading = (first or None, *rest) if batch else ()
-        return PartitionSpec(*leading, (heads or None) if head_count > 1 else None, sequence or None, None)
+        leading = (first or None, *(None,) * (len(batch) - 1)) if batch else ()
+        heads = self.heads if head_count > 1 else ()
+        return PartitionSpec(*leading, heads or None, sequence or None, None)
 
     def result(self, leading: tuple[int, ...]) -> PartitionSpec:
         """Return the spec of the output, on axes that divide it: `leading`, sequence, width."""
@@ -149,7 +150,3 @@ class Division:
         *_, sequence, width = spec = self.outside(whole)
         sequence = sequence if self.num_queries % self.size(self.ring, self.exchange) == 0 else None
         return PartitionSpec(*spec[:rank], sequence, width)
-
-    @staticmethod
-    def _names(*axes: str | None) -> Axes:
-        return tuple(axis for axis in axes if axis is not None)

@@ -48,13 +48,10 @@ def _exchange(array: Array, axis: Any, split: int, join: int) -> Array:
 # even, the other odd: the even halves are a permutation, and so are the odd ones.
 
 
-def _owner(half: int, ring: int) -> int:
-    return half if half < ring else 2 * ring - 1 - half
-
-
 def _routes(division: Division) -> tuple[list[tuple[int, int]], ...]:
     ring = division.size(division.ring)
-    return tuple([(i, _owner(2 * i + odd, ring)) for i in range(ring)] for odd in (0, 1))
+    owners = [*range(ring), *reversed(range(ring))]
+    return tuple(list(enumerate(owners[odd::2])) for odd in (0, 1))
 
 
 def _balance(array: Array, division: Division, *, back: bool = False) -> Array:

@@ -26,9 +26,8 @@ def manual_axes() -> frozenset[str]:
 
 def check_parts(arrays: Arrays) -> dict[str, Any]:
     """Return this device's part of the arrays, checked to be arrays."""
-    least = {"query": 2, "key": 2, "value": 2, "bias": 0}
     return {
-        name: None if array is None else float_array(name, array, least[name])
+        name: None if array is None else float_array(name, array, 0 if name == "bias" else 2)
         for name, array in arrays.items()
     }
 

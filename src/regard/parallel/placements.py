@@ -92,12 +92,10 @@ class MeshPlacement:
         given = None
         if isinstance(mesh, Mesh) and any(kind == AxisType.Explicit for kind in mesh.axis_types):
             mesh, given = Mesh(mesh.devices, mesh.axis_names), mesh
-        if layout not in (None, *LAYOUTS):
-            raise ValueError(
-                f"layout: expected one of {', '.join(LAYOUTS)}, or None to choose; got {layout!r}"
-            )
-        if plan not in (None, *PLANS):
-            raise ValueError(f"plan: expected one of {', '.join(PLANS)}, or None to choose; got {plan!r}")
+        for name, chosen, known in (("layout", layout, LAYOUTS), ("plan", plan, PLANS)):
+            if chosen not in (None, *known):
+                listed = ", ".join(known)
+                raise ValueError(f"{name}: expected one of {listed}, or None to choose; got {chosen!r}")
         if plan in ("ring", "all_to_all") and len(axes) == 2:
             raise ValueError(f"axis: expected one name for plan {plan!r}, got {axes}")
         if plan == "both" and len(axes) == 1:

@@ -26,18 +26,16 @@ def _at_once() -> Iterator[None]:
         yield
 
 
-def chunk_codes(problem: Problem, division: Division) -> np.ndarray:
-    """Return `TileKind` codes of each chunk of queries and each of keys; PARTIAL where none is known now."""
+def _list_pairs(problem: Problem, division: Division) -> np.ndarray:
+    """Return whether each chunk of queries may have work with each of keys, as far as is known now."""
     queries, keys = division.queries, division.keys
-    codes = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), np.int8)
-    blocks = _known_kinds(problem, queries.chunk, keys.chunk)
+    held = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), bool)
+    kinds = _known_kinds(problem, queries.chunk, keys.chunk)
     shape = (-(-problem.T // queries.chunk), -(-problem.S // keys.chunk))
-    blocks = np.broadcast_to(blocks, (*blocks.shape[:-2], *shape))
     # Rows and heads that differ are computed together.
-    blocks = blocks.reshape((-1, *shape))
-    least, most = blocks.min(0), blocks.max(0)
-    codes[: shape[0], : shape[1]] = np.where(least == most, most, TileKind.PARTIAL)
-    return codes
+    kinds = np.broadcast_to(kinds, (*kinds.shape[:-2], *shape)).reshape((-1, *shape))
+    held[: shape[0], : shape[1]] = (kinds != TileKind.EMPTY).any(0)
+    return held
 
 
 def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarray:
@@ -49,8 +47,7 @@ def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarr
     unknown = np.full(ones, TileKind.PARTIAL, np.int8)
 
     def classify(part: Mask) -> np.ndarray:
-        placed = (part, problem.query_offset, problem.key_offset)
-        if not is_concrete(placed) or (part.reads_cells and problem.T * problem.S > _MOST_CELLS):
+        if not is_countable(problem, part):
             return unknown
         offsets = (problem.query_offset, axes, problem.key_offset)
         kinds = part.classify(Blocks.cover(problem.T, problem.S, query_block, key_block, *offsets))
@@ -62,7 +59,7 @@ def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarr
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     """Return the rounds in which some device has work, and the pairs of parts that have it."""
-    return find_rounds(chunk_codes(problem, division) != TileKind.EMPTY, division)
+    return find_rounds(_list_pairs(problem, division), division)
 
 
 def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
@@ -92,17 +89,16 @@ def tile_side(problem: Problem, division: Division) -> int:
     return min(side, division.queries.chunk)
 
 
-def is_countable(problem: Problem) -> bool:
-    """Return whether the mask is known now, and the kind of each tile cheap to find."""
-    if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
+def is_countable(problem: Problem, mask: Mask | None) -> bool:
+    """Return whether the mask, or a part of it, is known now, and the kind of each tile cheap to find."""
+    if not is_concrete((mask, problem.query_offset, problem.key_offset)):
         return False
-    reads_cells = problem.mask is not None and problem.mask.reads_cells
-    return not reads_cells or problem.T * problem.S <= _MOST_CELLS
+    return mask is None or not mask.reads_cells or problem.T * problem.S <= _MOST_CELLS
 
 
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
     """Count square tiles with work on each member of the ring; None where the mask is not known now."""
-    if not is_countable(problem):
+    if not is_countable(problem, problem.mask):
         return None
     queries, side = division.queries, tile_side(problem, division)
 
@@ -134,7 +130,7 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
 
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
     """Count pairs of chunks that may have work on each member of the ring."""
-    held = chunk_codes(problem, division) != TileKind.EMPTY
+    held = _list_pairs(problem, division)
     parts = range(division.parts)
     return tuple(
         int(sum(held[division.chunk_of(part, member)].sum() for part in parts))

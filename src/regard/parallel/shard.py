@@ -80,30 +80,17 @@ class Shard:
         batch = first(division.batch, rows[0]) if rows else 0
         return cls(division, call, member, batch, first(heads, head_count))
 
-    @property
-    def num_heads(self) -> int:
-        """The number of query heads on this device."""
-        return self.call.leading[-1] // self.division.size(*self.division.heads, self.division.exchange)
-
     def take(self, data: Any, trailing: int) -> Array:
         """Take this device's part of data whose leading axes are the first of the call's."""
-        data = jnp.asarray(data)
-        rank = len(self.call.leading)
+        data, division, leading = jnp.asarray(data), self.division, self.call.leading
         for axis in range(data.ndim - trailing):
-            heads = axis == rank - 1
+            heads = axis == len(leading) - 1
             first = self.first_head if heads else self.first_batch if axis == 0 else 0
             if data.shape[axis] > 1 and not isinstance(first, int):
-                size = (
-                    self.num_heads
-                    if heads
-                    else self.call.leading[0] // self.division.size(*self.division.batch)
-                )
+                names = (*division.heads, division.exchange) if heads else division.batch
+                size = leading[axis] // division.size(*names)
                 data = jax.lax.dynamic_slice_in_dim(data, first, size, axis, allow_negative_indices=False)
         return data
-
-    def take_rows(self, data: Any) -> Any:
-        """Return this device's part of numbers per row or head; one number for all stays."""
-        return data if data is None or jnp.ndim(data) == 0 else self.take(data, 0)
 
     def owner(self, number: Any) -> Any:
         """Find the member whose keys are here in a round."""
@@ -165,7 +152,7 @@ class Shard:
         rows, columns = Span(first_query, queries.chunk), Span(first_key, keys.chunk)
         mask = self.call.problem.mask
         if mask is not None:
-            if queries.padded == queries.length and keys.padded == keys.length:
+            if self.division.is_even:
                 grid = Grid.tile(rows, columns, query_offset, axes, key_offset)
             else:
                 row, column = self._members(first_query, first_key)

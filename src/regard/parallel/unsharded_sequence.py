@@ -42,7 +42,7 @@ def run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str
             value=value,
             mask=None if whole.mask is None else whole.mask.slice_batch(shard.take, len(leading)),
             scale=scale,
-            sinks=shard.take_rows(sinks),
+            sinks=None if sinks is None else shard.take(sinks, 0),
             query_offset=positions_of(whole.query_offset).slice_batch(shard.take),
             key_offset=positions_of(whole.key_offset).slice_batch(shard.take),
         )

@@ -66,6 +66,12 @@ class Candidate:
         """Mesh axes that the sequence lies along."""
         return tuple(name for name in ("sequence", "exchange") if name in self.mesh)
 
+    @property
+    def messages(self) -> int:
+        """Messages of a pass that nothing overlaps with: of exchanges, of balance, of a sum over heads."""
+        balanced = self.layout == "balanced" and self.sequence > 1
+        return 4 * (self.exchange > 1) + 8 * balanced + (self.heads > 1)
+
     def place(self) -> MeshPlacement:
         """Return the mesh and what its axes are for."""
         mesh = jax.sharding.AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
@@ -101,23 +107,19 @@ class Candidate:
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
-        (first, *others), axes = self.axes, self.axes
-        axes = axes if others else first
+        axes = self.axes[0] if len(self.axes) == 1 else self.axes
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
         padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
         remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
         return f"{remarks}mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
 
 
-def list_candidates(
-    problem: Problem, devices: int, fixed: Mapping[str, int], *, padded: bool = False
-) -> Iterator[Candidate]:
-    """Yield meshes of so many devices; `padded`, also those that divide the call with something appended."""
+def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:
+    """Yield meshes of so many devices, and those that divide the call with something appended."""
     batch, query_heads = problem.leading[0], problem.leading[-1]
     key_heads = problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads
-    along_batch = _divisors(devices, batch) if padded else _divisors(math.gcd(devices, batch))
-    for data, heads in itertools.product(along_batch, _divisors(divisible)):
+    for data, heads in itertools.product(_divisors(devices, batch), _divisors(divisible)):
         if devices % (data * heads):
             continue
         rest = devices // (data * heads)
@@ -133,7 +135,7 @@ def list_candidates(
                 tokens = Chunking(problem.T, parts, sizes["sequence"], exchange).padded - problem.T
                 if batch % data == 0:
                     yield Candidate(**sizes, layout=layout)
-                if padded and (tokens or batch % data):
+                if tokens or batch % data:
                     yield Candidate(**sizes, layout=layout, tokens=tokens, rows=-batch % data)
 
 

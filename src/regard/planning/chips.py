@@ -120,15 +120,15 @@ CHIPS: dict[str, Chip] = {
 }
 
 
-def find_chip(name: str) -> Chip:
+def find_chip(chip: str | Chip) -> Chip:
     """Return the chip of this name, measured if it is "cpu"; an error lists the others."""
-    if name == "cpu":
-        return measure_host()
-    chip = CHIPS.get(name.lower())
-    if chip is None:
+    if isinstance(chip, Chip):
+        return chip
+    name = str(chip).lower()
+    if name not in (*CHIPS, "cpu"):
         known = ", ".join([*CHIPS, "cpu"])
-        raise ValueError(f"chip: expected one of {known}, or a planning.Chip; got {name!r}")
-    return chip
+        raise ValueError(f"chip: expected one of {known}, or a planning.Chip; got {chip!r}")
+    return measure_host() if name == "cpu" else CHIPS[name]
 
 
 def measure_host() -> Chip:

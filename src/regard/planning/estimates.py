@@ -34,7 +34,7 @@ class Work:
     def count(cls, problem: Problem) -> Work:
         """Count by looking at every tile once; heads and rows that differ are averaged."""
         pairs = problem.T * problem.S
-        if problem.mask is None or not is_countable(problem):
+        if problem.mask is None or not is_countable(problem, problem.mask):
             edges = np.asarray([0, problem.T])
             return cls(edges, edges * float(problem.S), 0, pairs)
         codes, side = classify_tiles(problem)
@@ -130,6 +130,8 @@ class Estimate:
     def balance(self) -> float:
         """Work on the busiest device over that on the idlest."""
         fewest, most = self.cells
+        if most == fewest:
+            return 1.0
         return most / fewest if fewest else float("inf")
 
     @property
@@ -239,16 +241,10 @@ class Weighing:
         """Return seconds of all that overlaps with nothing."""
         candidate, trips = self.candidate, 2 if self.backward else 1
         moved = trips * (self.query + self.keys + self.output)
+        away = moved * (candidate.exchange - 1) / candidate.exchange
+        halves = moved * moved_halves(self.division) if candidate.layout == "balanced" else 0.0
         along = Line(candidate.sequence * candidate.exchange, candidate.heads)
-        seconds, messages = sum_seconds(chip, along, gathered), 0
-        if candidate.exchange > 1:
-            away = moved * (candidate.exchange - 1) / candidate.exchange
-            seconds += exchange_seconds(chip, candidate.line("exchange"), away)
-            messages += 4 * trips
-        if candidate.layout == "balanced" and candidate.sequence > 1:
-            seconds += exchange_seconds(chip, candidate.line("sequence"), moved * moved_halves(self.division))
-            messages += 8 * trips
-        if candidate.heads > 1:
-            seconds += sum_seconds(chip, candidate.line("heads"), summed)
-            messages += trips
-        return assumptions.reach(seconds, messages)
+        seconds = sum_seconds(chip, along, gathered) + sum_seconds(chip, candidate.line("heads"), summed)
+        seconds += exchange_seconds(chip, candidate.line("exchange"), away)
+        seconds += exchange_seconds(chip, candidate.line("sequence"), halves)
+        return assumptions.reach(seconds, trips * candidate.messages)

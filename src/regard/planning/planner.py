@@ -8,17 +8,19 @@ from heapq import nsmallest
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
+from regard.masks.data import LARGEST, as_array
 from regard.planning.candidates import AXES
 from regard.planning.chips import Chip, find_chip
 from regard.planning.estimates import Assumptions, Estimate, Work
 from regard.planning.reports import Report
 from regard.planning.rings import Rings
-from regard.planning.search import ALIKE, Search, list_counts
+from regard.planning.search import Search, list_counts
 
 _MOST_DEVICES = 1 << 20
 _MOST_MESHES = 64  # of those of all devices that are weighed
@@ -93,6 +95,7 @@ def plan(
             " query heads"
         )
     fixed = read_fixed(fixed, devices)
+    dtype = as_array("dtype", "the name of one, such as 'bfloat16'", jnp.dtype, dtype).name
     with jax.enable_x64(dtype == "float64"):
         query, key = (
             jax.ShapeDtypeStruct((sizes["batch"], count, sizes["length"], sizes["width"]), dtype)
@@ -115,7 +118,7 @@ def prepare(
     problem: Problem, chip: str | Chip, assumptions: Assumptions, backward: bool, fixed: Mapping[str, int]
 ) -> Search:
     """Return the search for a call on chips that multiply its dtype."""
-    chosen = find_chip(chip) if isinstance(chip, str) else chip
+    chosen = find_chip(chip)
     if problem.matmul_dtype.name not in chosen.flops:
         raise ValueError(
             f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got"
@@ -160,13 +163,10 @@ def _refuse(search: Search, devices: int) -> NoReturn:
     )
 
 
-def rank(found: list[Estimate], best: Estimate | None = None) -> tuple[Estimate, ...]:
-    """Order those that fit by time, behind the best: without one, of the fastest that which sends least."""
+def rank(found: list[Estimate], best: Estimate) -> tuple[Estimate, ...]:
+    """Order those that fit by time, behind the best, and then the others by memory."""
     fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
     rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
-    if best is None:
-        alike = [item for item in fitting if item.seconds <= ALIKE * fitting[0].seconds]
-        best = min(alike, key=lambda item: (item.all_bytes, item.seconds))
     return (best, *(item for item in fitting if item is not best), *rest)
 
 
@@ -193,11 +193,12 @@ def read_amount(text: str | int) -> int:
     try:
         # Of fractions only those that give whole numbers, such as 1.5k.
         amount = int(digits) * factor if "." not in digits else float(digits) * factor
-    except ValueError:
-        amount = 0
-    if not math.isfinite(amount) or amount < 1 or amount != int(amount):
+        number = int(amount)
+    except (ValueError, OverflowError):
+        amount = number = 0
+    if number < 1 or number != amount:
         raise ValueError(f"expected a whole number such as 4096, 128k, 1M or 1_048_576, got {text!r}")
-    return int(amount)
+    return number
 
 
 def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
@@ -208,6 +209,8 @@ def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
             sizes[name] = read_amount(number)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        if sizes[name] > LARGEST:
+            raise ValueError(f"{name}: expected at most {LARGEST}, got {number!r}")
     return sizes
 
 

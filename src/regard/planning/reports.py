@@ -75,8 +75,10 @@ class Report:
         if not reasons and way > 1.05 * shortest:
             reasons.append("slower links")
         reasons = reasons or ["as many bytes and as much work"]
-        slower = other.seconds / best.seconds - 1
-        return f"{slower:.0%} slower: {' and '.join(reasons)}" if slower > 0.02 else f"as fast: {reasons[0]}"
+        if other.seconds <= 1.02 * best.seconds:
+            return f"as fast: {reasons[0]}"
+        slower = other.seconds / best.seconds - 1 if best.seconds else float("inf")
+        return f"{slower:.0%} slower: {' and '.join(reasons)}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and text of all but the ranking."""

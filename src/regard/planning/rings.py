@@ -61,7 +61,7 @@ class Rings:
 
     def _find(self, division: Division) -> tuple[Round, ...]:
         ring, parts = division.queries.ring, division.parts
-        if self.problem.mask is None or not is_countable(self.problem):
+        if self.problem.mask is None or not is_countable(self.problem, self.problem.mask):
             return _list_rounds(ring)
         if ring * parts <= _SHAPES[-1]:
             held = self._list_pairs(ring * parts, division.queries.chunk)

@@ -61,7 +61,7 @@ class Search:
 
     def list(self, devices: int) -> Iterator[Candidate]:
         """Yield the meshes of so many devices."""
-        return list_candidates(self.problem, devices, self.fixed, padded=True)
+        return list_candidates(self.problem, devices, self.fixed)
 
     def peak(self, candidate: Candidate) -> float:
         """Return the bytes that a device holds."""
@@ -94,9 +94,8 @@ class Search:
         keys = sum(math.prod(array.shape) * array.dtype.itemsize for array in (problem.key, problem.value))
         each = keys / devices / max(chip.near_bandwidth, chip.far_bandwidth)
         travel = shares.reach(hops * each, hops)
-        messages = 4 * trips * (candidate.exchange > 1) + trips * (candidate.heads > 1)
-        messages += 8 * trips * (candidate.layout == "balanced" and ring > 1)
-        call = max(compute, self.times * travel) + self.times * messages * shares.message_seconds
+        waiting = trips * candidate.messages * shares.message_seconds
+        call = max(compute, self.times * travel) + self.times * waiting
         return call + self.beside(candidate).seconds + sum(one.bound(candidate) for one in self.also)
 
     def find_best(self, devices: int) -> Estimate | None:
