@@ -218,7 +218,7 @@ MISTAKES = {
     "text for a layer": (TypeError, "x: expected a floating-point array, got str", lambda: layers.FeedForward(6, 11, rngs=nnx.Rngs(0))("x")),
     "an array for a cache": (TypeError, "cache: expected KVCache or PagedKVCache, got ndarray", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], cache=EVEN)),
     "counts without a cache": (ValueError, r"counts: expected None without a cache.*mask=masks\.lengths\(counts\)", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], counts=[5, 3])),
-    "ragged tokens of a cache": (TypeError, "key: expected an array, got list", lambda: KVCache.create(2, 3, 5, 7).append([[1], [2, 3]], V)),
+    "ragged tokens of a cache": (TypeError, "key: expected a floating-point array, got list", lambda: KVCache.create(2, 3, 5, 7).append([[1], [2, 3]], V)),
     "a key for a layer": (TypeError, r"rngs: .*pass nnx\.Rngs\(0\)", lambda: layers.FeedForward(6, 11, rngs=jax.random.key(0))),
     "nothing to capture": (ValueError, r"query: expected at least one example .*leading axes \(0, 3\)", lambda: capture_nothing(0, 3, 5, 7)),
     "negative weights": (ValueError, r"weights\[1\]: expected numbers of at least 0, got -1\.0", lambda: trace_of(EVEN, EVEN - (np.arange(11) == 3) * (1 + EVEN))),
