@@ -65,7 +65,7 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
             cross attention, bring in is left out.
         row: the query, counted from 0.
         call: number of the call that is followed down, -1 for the last; those below it have its name, but
-            for numbers, and its length, and are of the same run of the model, in which no layer comes twice.
+            for numbers, and its length, and are of the same run of the model.
         residual: the share of the residual stream, in [0, 1].
 
     Returns:
@@ -117,8 +117,8 @@ def find_below(calls: Sequence[Any]) -> list[int | None]:
         stack = re.sub(r"\d+", "#", call.name), call.rows
         own = call.kind == "self" and call.rows == call.keys and call.query_offset == call.key_offset
         lower = last.get(stack, -1)
-        # Above the same layer or a later one, the model runs once more.
-        lower = -1 if lower >= 0 and calls[lower].layer >= call.layer else lower
+        # Above a later layer, the model runs once more.
+        lower = -1 if lower >= 0 and calls[lower].layer > call.layer else lower
         found.append(lower if own else None)
         if own:
             last[stack] = number
