@@ -225,6 +225,7 @@ class YaRN(Scaling):
         [1.00e+00 1.00e-01 6.25e-03 2.50e-04]
 
     Reference: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023.
+    Its code moves both ends of the ramp to features that there are; here a ramp beyond them all stays there.
     """
 
     factor: float

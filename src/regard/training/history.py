@@ -25,8 +25,14 @@ MAPS = {"entropy": "nats", "max_score": "logit"}
 def training_document(run_directory: str | Path) -> dict[str, Any]:
     """Collect what a run logged, finished or not, in the form of the "training" part of an explorer page.
 
-    "points" of a curve are steps and values, "values" of a map have a row per head, one of its "rows"; both
-    are float32, with NaN for what was not finite. What the run did not log is left out.
+    Returns:
+        A dict of "title" (the directory's name), "curves" and "maps". A curve has "name", "unit", "split"
+        ("train", "test" or None) and "points", float32 (2, n): steps and values, NaN where a value was not
+        finite. A map has "name" ("entropy" or "max_score"), "unit", "rows" (one name per head), "steps" and
+        "values", float32 (heads, steps). What the run did not log is left out.
+
+    Raises:
+        ValueError: where a line of metrics.jsonl is damaged, naming it.
 
     Example:
         >>> import pathlib, tempfile

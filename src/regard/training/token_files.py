@@ -124,7 +124,12 @@ def open_tokens(
 
 
 def describe_size(size: int) -> str:
-    """Describe a number of bytes."""
+    """Describe a number of bytes.
+
+    Example:
+        >>> describe_size(1_234_567), describe_size(2_000_000_000)
+        ('1.2 MB', '2.0 GB')
+    """
     return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
 
 

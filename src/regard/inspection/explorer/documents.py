@@ -281,7 +281,13 @@ class Writer:
 
 
 def write_json(document: Any) -> str:
-    """Return JSON as it stands between tags, without characters special to HTML or scripts."""
+    """Return JSON as it stands between tags, without characters special to HTML or scripts.
+
+    Example:
+        >>> from regard.inspection.explorer.documents import write_json
+        >>> write_json({"text": "</script>"})
+        '{"text":"\\\\u003c/script\\\\u003e"}'
+    """
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for special in "<>&":
         text = text.replace(special, f"\\u{ord(special):04x}")

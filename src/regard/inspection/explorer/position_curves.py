@@ -26,6 +26,12 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
 
     Returns frequencies in radians per token, trained_length (None: not known), and the kernel at distances
     up to the longest.
+
+    Example:
+        >>> from regard.inspection.explorer.position_curves import rotary_curve
+        >>> from regard.positions import Rotary, Scaling
+        >>> [f"{value:.3f}" for value in rotary_curve(Rotary(), 2, 2)["kernel"]]
+        ['1.000', '0.540', '-0.416']
     """
     width = head_dim if turn.width is None else turn.width
     rule = Scaling() if turn.scaling is None else turn.scaling
@@ -78,6 +84,12 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
     similarity_ij = x_i . x_j / (|x_i| |x_j|), not a number where a row is 0
 
     The step leads from one row taken to the next; without a `trained_length`, all rows were trained.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection.explorer.position_curves import table_picture
+        >>> table_picture("learned", np.eye(2))["similarity"].tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     rows = np.asarray(table, np.float64)
     if rows.ndim != 2:

@@ -22,7 +22,13 @@ _OF_HEADS = ("distance_mass", "trust")
 
 
 def pad_length(count: int, most: int | None = None) -> int:
-    """Return the length that so many tokens are padded to: a power of two, or the most there may be."""
+    """Return the length that so many tokens are padded to: a power of two, or the most there may be.
+
+    Example:
+        >>> from regard.inspection.traces.padded import pad_length
+        >>> [pad_length(count, 150) for count in (3, 64, 65, 130)]
+        [64, 64, 128, 150]
+    """
     length = max(SHORTEST, 1 << (max(count, 1) - 1).bit_length())
     return length if most is None else min(length, most)
 

@@ -31,8 +31,14 @@ class Bert(Family):
     }
     # The pooler and heads on top of it are not loaded.
     harmless: ClassVar = (
-        "tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads"
-        " pooler_num_fc_layers pooler_size_per_head pooler_type is_encoder_decoder"
+        "tie_word_embeddings",
+        "directionality",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+        "is_encoder_decoder",
     )
     weights = WeightMap(
         pairs=(

@@ -52,7 +52,11 @@ class Entries(Mapping[str, Any]):
 
 
 def refuse_unread(kind: str, unread: Mapping[str, Any]) -> None:
-    """Raise for entries that were not looked at, all in one error."""
+    """Raise for entries that were not looked at.
+
+    Raises:
+        ValueError: names them all, and says what to do.
+    """
     if unread:
         listed = ", ".join(f"{name} = {value!r}" for name, value in unread.items())
         raise ValueError(
@@ -71,14 +75,22 @@ def demand_same(settings: Mapping[str, Any], name: str, expected: Any, other: st
 
 
 def read_number(name: str, value: Any) -> float:
-    """Return a number above 0; refuse anything else, NaN and infinity included."""
+    """Return a number above 0.
+
+    Raises:
+        ValueError: anything else, NaN and infinity included.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}")
     return float(value)
 
 
 def read_size(name: str, value: Any, where: str = "config.json") -> int:
-    """Return an integer; refuse anything else."""
+    """Return an integer.
+
+    Raises:
+        ValueError: anything else.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: expected an integer in {where}, got {value!r}")
     return value

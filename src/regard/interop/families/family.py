@@ -62,7 +62,7 @@ class Family:
         layer_counts: entries that are numbers of layers, or of experts that have tensors of their own.
         choices: fields that all of the family have, and what entries mean that are left out.
         required: entries of which one value is supported; any other is refused.
-        harmless: entries that change no number, beside `entries.HARMLESS`, separated by spaces.
+        harmless: entries that change no number, beside `entries.HARMLESS`.
         assumed: entries to write where `save` is not given them.
         packings: `quant_method` of weights that `unpack` reads exactly.
         weights: names of the tensors.
@@ -76,13 +76,17 @@ class Family:
     layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     choices: ClassVar[Mapping[str, Any]] = {}
     required: ClassVar[Mapping[str, Any]] = {}
-    harmless: ClassVar[str] = ""
+    harmless: ClassVar[tuple[str, ...]] = ()
     assumed: ClassVar[Mapping[str, Any]] = {}
     packings: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[WeightMap]
 
     def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:
-        """Read what a config.json describes; `length` is the number of tokens to serve."""
+        """Read what a config.json describes; `length` is the number of tokens to serve.
+
+        Raises:
+            ValueError: an entry that is missing, that has a value which is not supported, or that is unknown.
+        """
         settings = Entries(settings)
         for name, expected in self.required.items():
             value = settings.get(name)
@@ -100,7 +104,7 @@ class Family:
             },
         }
         fields |= self.read_more(settings, fields, length)
-        known = {*HARMLESS, *self.harmless.split(), *self.assumed}
+        known = {*HARMLESS, *self.harmless, *self.assumed}
         unread = {name: value for name, value in settings.list_unread().items() if name not in known}
         refuse_unread(self.kind, unread)
         return TransformerConfig(**fields)
@@ -156,6 +160,10 @@ def _read_entry(name: str, field: str, value: Any) -> Any:
 
 
 def read_activation(name: Any) -> str:
-    """Return our name of an activation."""
+    """Return our name of an activation.
+
+    Raises:
+        ValueError: an activation that no model here has.
+    """
     check_choice("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]

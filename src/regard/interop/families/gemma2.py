@@ -27,7 +27,7 @@ class Gemma2(Llama):
     choices: ClassVar = GEMMA2
     required: ClassVar = {**Llama.required, "use_bidirectional_attention": False}
     # transformers, too, goes by hidden_activation alone.
-    harmless: ClassVar = Llama.harmless + " hidden_act"
+    harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
         *(
             Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", ONE_MORE)

@@ -65,7 +65,7 @@ class Llama(Family):
         "is_encoder_decoder": False,
         "add_cross_attention": False,
     }
-    harmless: ClassVar = "is_llama_config is_decoder"
+    harmless: ClassVar = ("is_llama_config", "is_decoder")
     # Its relatives have some of these tensors each.
     weights = build_map(
         Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),

@@ -43,10 +43,20 @@ class ModernBert(Family):
     required: ClassVar = {"position_embedding_type": "absolute", "rope_scaling": None}
     # Heads are not loaded; the rest says how it was trained or made fast.
     harmless: ClassVar = (
-        "classifier_activation classifier_bias classifier_pooling decoder_bias"
-        " deterministic_flash_attn embedding_dropout initializer_cutoff_factor layer_norm_eps"
-        " mlp_dropout reference_compile repad_logits_with_grad sparse_pred_ignore_index"
-        " sparse_prediction tie_word_embeddings"
+        "classifier_activation",
+        "classifier_bias",
+        "classifier_pooling",
+        "decoder_bias",
+        "deterministic_flash_attn",
+        "embedding_dropout",
+        "initializer_cutoff_factor",
+        "layer_norm_eps",
+        "mlp_dropout",
+        "reference_compile",
+        "repad_logits_with_grad",
+        "sparse_pred_ignore_index",
+        "sparse_prediction",
+        "tie_word_embeddings",
     )
     weights = WeightMap(
         pairs=(

@@ -34,7 +34,11 @@ class Qwen3Moe(Llama):
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
     # Windows are off, and the loss of the router is one of training.
     harmless: ClassVar = (
-        Llama.harmless + " sliding_window max_window_layers output_router_logits router_aux_loss_coef"
+        *Llama.harmless,
+        "sliding_window",
+        "max_window_layers",
+        "output_router_logits",
+        "router_aux_loss_coef",
     )
     weights = dataclasses.replace(
         Llama.weights,

@@ -46,7 +46,13 @@ class ViT(Family):
         "qkv_bias": "attention_bias",
     }
     choices: ClassVar = {**VIT, "output_bias": True}
-    harmless: ClassVar = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
+    harmless: ClassVar = (
+        "encoder_stride",
+        "pooler_act",
+        "pooler_output_size",
+        "tie_word_embeddings",
+        "is_encoder_decoder",
+    )
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
