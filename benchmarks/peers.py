@@ -124,8 +124,10 @@ def _demand_memory(needed: int | None) -> None:
 
 
 def _prepare_regard(case: Case, inputs: Inputs, *, backend: str | None) -> Call:
-    """`attend`, with its own choice of backend or a given one."""
-    return prepare_attend(case, inputs, case.make_mask(), backend=backend)
+    """`attend`, with its own choice of backend or a given one; a stored mask is looked at before."""
+    mask = case.make_mask()
+    mask = mask.prepare(*case.lengths) if mask is not None and mask.reads_cells else mask
+    return prepare_attend(case, inputs, mask, backend=backend)
 
 
 def prepare_attend(

@@ -276,6 +276,45 @@ def test_the_choice_says_why():
     assert explain(query, key, key, mask=masks.causal(), backend="dense").computes is None
 
 
+@pytest.mark.parametrize("side", [128, 64])
+def test_a_prepared_mask_that_is_passed_on_keeps_what_its_tiles_said(side):
+    """A program does not know the kinds that it is given, but about how many tiles they keep."""
+    query, key = shapes(1280, 1280)
+    blocks = np.random.default_rng(1).permuted(np.arange(100).reshape(10, 10) % 5 == 0, axis=1)
+    stored, shuffled = (
+        masks.from_array(np.kron(table, np.ones((SIDE, SIDE), bool))) for table in (blocks, blocks[::-1])
+    )
+    seen = []
+
+    @jax.jit
+    def call(query, mask):
+        seen.append(explain(query, key, key, mask=mask, backend="tiled").computes)
+        return query
+
+    for mask in (stored, shuffled, masks.causal(), stored & masks.causal()):
+        jax.eval_shape(call, query, mask.prepare(1280, block=side))
+    assert jax.tree.structure(stored.prepare(1280)) == jax.tree.structure(shuffled.prepare(1280))
+    pieces, whole, both = seen  # the second is the program of the first
+    if side == SIDE:
+        assert min(pieces.forward.pieces, pieces.backward.pieces, both.forward.pieces) >= 2
+        assert "keep up to 20% of pairs in tiles of 128, 100%" in pieces.reason
+    else:
+        assert pieces.reason == "the mask's arrays are not known here"
+    assert whole.forward.pieces == whole.backward.pieces == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASKS)
+def test_calls_of_prepared_masks_that_are_passed_on_are_those_of_the_definition(name):
+    arrays, (cotangent,) = grouped(), draw((2, 4, T, 3))
+    mask = MASKS[name].prepare(T, S, query_offset=S - T, leading=(2, 4))
+    found, expected = (
+        jax.jit(lambda mask: outcome(backend, arrays, cotangent, mask=mask))(mask)  # noqa: B023
+        for backend in ("tiled", "dense")
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_choice_in_a_trace_reads_what_is_known_there():
     """Offsets that are traced are guessed for the estimate alone; the answer is that of where rows sit."""

@@ -16,9 +16,9 @@ def static() -> Any:
     return dataclasses.field(metadata={"static": True})
 
 
-def derived() -> Any:
+def derived(static: bool = False) -> Any:
     """Return a dataclass field that a record's `maker` computes from the others: files do without it."""
-    return dataclasses.field(metadata={"derived": True})
+    return dataclasses.field(metadata={"derived": True, "static": static})
 
 
 @dataclass_transform(

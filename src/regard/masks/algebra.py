@@ -15,7 +15,7 @@ from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.offsets import positions_of
-from regard.masks.tile_kinds import TileKind, join_touched
+from regard.masks.tile_kinds import KeptTiles, TileKind, join_touched
 from regard.records import delegate, derived, record, static
 
 
@@ -152,6 +152,7 @@ class Prepared(Mask, operation="prepare"):
     query_offset: Any
     key_offset: Any
     kinds: Any = derived()  # (*b, Q, K)
+    kept_tiles: Any = derived(static=True)
     num_queries: int = static()
     num_keys: int = static()
     block: int = static()
@@ -160,7 +161,8 @@ class Prepared(Mask, operation="prepare"):
     def maker(mask: Mask, query: Any, key: Any, num_queries: int, num_keys: int, block: int) -> Mask:
         axes = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
         kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
-        return Prepared(mask, query, key, kinds, num_queries, num_keys, block)
+        kept = KeptTiles.count(kinds, block)
+        return Prepared(mask, query, key, kinds, kept, num_queries, num_keys, block)
 
     @property
     def leading_axes(self) -> int:

@@ -15,7 +15,7 @@ from regard.masks.bounds import Bounds
 from regard.masks.data import spell_record, suggest_call, whole_number
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
 from regard.masks.picture import draw_mask
-from regard.masks.tile_kinds import classify_cells
+from regard.masks.tile_kinds import KeptTiles, classify_cells
 
 # take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
 Take = Callable[[Any, int], Any]
@@ -66,6 +66,8 @@ class Mask:
     """The side of the squares of pairs that are kept or left out as a whole; None, there are none."""
     kinds: ClassVar[Any] = None
     """Kinds of its tiles, where it was prepared."""
+    kept_tiles: ClassVar[KeptTiles | None] = None
+    """How many of them it keeps, where it was prepared outside a trace."""
     leading_axes: ClassVar[int] = 0
     """Number of leading axes that the mask's own data needs at least."""
     bounds: ClassVar[Bounds] = Bounds(exact=False)
@@ -263,7 +265,9 @@ class Mask:
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = (0 if offset is None else offset for offset in (query, key))
         kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
-        return self._operations["prepare"](mask, query, key, kinds, num_queries, num_keys, block)
+        return self._operations["prepare"](
+            mask, query, key, kinds, KeptTiles.count(kinds, block), num_queries, num_keys, block
+        )
 
     def picture(
         self,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from regard.axes import Array
 from regard.masks.grid import Blocks, Grid
@@ -20,6 +21,35 @@ class TileKind(enum.IntEnum):
     EMPTY = 0
     PARTIAL = 1
     FULL = 2
+
+
+class KeptTiles(NamedTuple):
+    """How many tiles of this side their rows and columns keep, by quarters, and a row if 4 x 4 are one."""
+
+    side: int
+    by_row: tuple[int, ...]
+    by_column: tuple[int, ...]
+    joined: int
+
+    @classmethod
+    def count(cls, kinds: Any, side: int) -> KeptTiles | None:
+        """Count kinds that are known, rounded up to two numbers a doubling, so that few programs are made."""
+        if isinstance(kinds, Tracer) or not np.size(kinds):
+            return None
+        kept = joined = np.asarray(kinds) != TileKind.EMPTY
+        for axis in (-1, -2):
+            length = kept.shape[axis]
+            joined = np.logical_or.reduceat(joined, range(0, length, 4), axis)
+            joined = joined.repeat(4, axis).take(range(length), axis)
+        by_row, by_column = (np.quantile(kept.sum(axis), (0.25, 0.5, 0.75, 1)) for axis in (-1, -2))
+        return cls(side, _round_up(by_row), _round_up(by_column), *_round_up([joined.sum(-1).mean()]))
+
+
+_ROUND = sorted({size << power for power in range(32) for size in (2, 3)} | {0, 1})
+
+
+def _round_up(numbers: Any) -> tuple[int, ...]:
+    return tuple(next(size for size in _ROUND if size >= number) for number in numbers)
 
 
 def tile_kind(empty: Array, full: Array) -> Array:

@@ -19,6 +19,7 @@ from regard.engine.flash.tiles import Blocking, Trips
 from regard.engine.flash.tuning import Tuning, load_tuning
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete
+from regard.masks.tile_kinds import KeptTiles
 
 # Time per pair over that of whole tiles, by the keys (backward, queries) that a block of 128 meets at once:
 # products of few numbers run on one core. Measured on two (benchmarks/NOTES.md).
@@ -77,6 +78,8 @@ def choose_tiles(problem: Problem) -> TileChoice:
             return TileChoice(
                 *whole, "the mask is read cell by cell; under jit, or prepared, it is known before"
             )
+        if mask.kept_tiles is not None and mask.kept_tiles.side == side:
+            return _choose_prepared(mask.kept_tiles, problem, whole, tuning)
         if mask.block_side is None or mask.block_side > side:
             return TileChoice(*whole, "the mask's arrays are not known here")
         longest = -(-max(problem.T, problem.S) // side)
@@ -121,6 +124,27 @@ def _choose(
 
 
 _choose_once = functools.lru_cache(maxsize=64)(_choose)
+
+
+def _choose_prepared(
+    kept: KeptTiles, problem: Problem, whole: tuple[Blocking, Blocking], tuning: Tuning
+) -> TileChoice:
+    """Choose by how many tiles a prepared mask keeps, where which they are is data of the call."""
+    rows, columns = (-(-length // kept.side) for length in (problem.T, problem.S))
+    pairs = min(kept.joined, columns) * rows * kept.side**2
+    chosen = []
+    for block, costs, quarters, lines, longest in (
+        (whole[0], _FORWARD_COSTS, kept.by_row, rows, columns),
+        (whole[1], _BACKWARD_COSTS, kept.by_column, columns, rows),
+    ):
+        counts = np.minimum(np.resize(quarters, lines), longest)
+        best, _ = _cheapest(problem.group, tuning, counts, _Candidate(block, pairs, pairs, 0.0), costs, 0.0)
+        chosen.append(best.blocking)
+    half, most = (f"{min(tiles / columns, 1.0):.0%}" for tiles in (kept.by_row[1], kept.joined))
+    reason = (
+        f"half of the prepared rows keep up to {half} of pairs in tiles of {kept.side}, {most} in larger ones"
+    )
+    return TileChoice(chosen[0], chosen[1], reason)
 
 
 @dataclass(frozen=True)
