@@ -321,6 +321,39 @@ def test_large_finite_scores_of_bfloat16_choose_their_largest(backend, mask):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
+def test_scales_of_either_sign_and_zero_are_differentiated_in_bfloat16(backend):
+    rng = np.random.default_rng(2)
+    arrays = [jnp.asarray(rng.normal(size=(2, 3, 7, 5)), jnp.bfloat16) for _ in range(4)]
+
+    @jax.jit
+    def run(scale, query, key, value, cotangent):
+        def weigh(scale, query):
+            output, aux = attend(query, key, value, scale=scale, backend=backend, aux=("lse", "max_score"))
+            return jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32)) + aux["lse"].sum(), (
+                output,
+                aux,
+            )
+
+        return jax.grad(weigh, argnums=(0, 1), has_aux=True)(scale, query)
+
+    for scale in (-0.7, 0.0, 0.4):
+        found, expected = (
+            jax.tree.map(np.float64, run(jnp.float32(scale), *(array.astype(dtype) for array in arrays)))
+            for dtype in (jnp.bfloat16, jnp.float32)
+        )
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-2, atol=3e-2), found, expected)
+
+
+def test_a_short_call_of_bfloat16_is_one_kernel_where_one_of_float32_is():
+    temporary = {}
+    for dtype in (jnp.bfloat16, jnp.float32):
+        x = jax.ShapeDtypeStruct((32, 8, 128, 64), dtype)
+        compiled = jax.jit(functools.partial(attend, backend="dense")).lower(x, x, x).compile()
+        temporary[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    assert temporary[jnp.bfloat16] == 0 or temporary[jnp.float32] > 0
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_the_largest_of_scores_with_nan_is_nan_and_no_empty_row(backend):
     rng = np.random.default_rng(3)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 7, 5)), jnp.float32) for _ in range(3))

@@ -63,16 +63,24 @@ def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
 def _attend(
     problem: Problem, keep: Array | None, query: Array, key: Store, value: Store
 ) -> tuple[Array, dict[str, Array]]:
-    scores = _scores(problem, query, key, keep)
-
-    peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
     # A row with nothing to attend to stays zero. Where there cannot be one, asking would cost a pass.
     # A score function may remove keys, too.
     certain = keep is None and problem.score is None and problem.S
-    alive = None if certain else peak != -jnp.inf
-    base = peak if alive is None else jnp.where(alive, peak, 0)
-    ends_in_sum = not problem.low_precision if problem.score is None else problem.score.adds
-    shifted = scores - base if ends_in_sum else subtract_peak(scores, base)
+    if certain and problem.bias is None and problem.low_precision:
+        # Scaled after the peak is taken off, which is then exactly 0. XLA's CPU makes one kernel of the whole
+        # call, but not of a comparison, as in `subtract_peak`.
+        sign = jnp.where(problem.scale < 0, -1, 1)
+        products = _products(problem, query * sign.astype(query.dtype), key)
+        size = problem.scale * sign.astype(problem.accumulation)
+        top, alive = _largest(products), None
+        scores, peak, shifted = products * size, top * size, (products - top) * size
+    else:
+        scores = _scores(problem, query, key, keep)
+        peak = _largest(scores)
+        alive = None if certain else peak != -jnp.inf
+        base = peak if alive is None else jnp.where(alive, peak, 0)
+        ends_in_sum = not problem.low_precision if problem.score is None else problem.score.adds
+        shifted = scores - base if ends_in_sum else subtract_peak(scores, base)
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)
     total = total if alive is None else jnp.where(alive, total, 1)
@@ -119,9 +127,8 @@ def score_matrix(problem: Problem) -> Array:
 
 
 def _scores(problem: Problem, query: Array, key: Store, keep: Array | None) -> Array:
-    query = problem.fold(scale_early(query, problem.scale, problem.low_precision))
-    scores = problem.unfold(key.score(query, problem.precision))
-    scores = scale_late(scores, problem.scale, problem.low_precision)
+    query = scale_early(query, problem.scale, problem.low_precision)
+    scores = scale_late(_products(problem, query, key), problem.scale, problem.low_precision)
     cells = bias = None
     if problem.score is not None:
         scores = jnp.broadcast_to(scores, (*(problem.leading or (1,)), problem.T, problem.S))
@@ -129,6 +136,14 @@ def _scores(problem: Problem, query: Array, key: Store, keep: Array | None) -> A
     if problem.bias is not None:
         bias = problem.with_heads(problem.bias)
     return finish_scores(scores, keep, score=problem.score, cells=cells, bias=bias).scores
+
+
+def _products(problem: Problem, query: Array, key: Store) -> Array:
+    return problem.unfold(key.score(problem.fold(query), problem.precision))
+
+
+def _largest(scores: Array) -> Array:
+    return jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
 
 
 def _cells(problem: Problem) -> Block:
