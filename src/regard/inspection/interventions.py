@@ -44,7 +44,8 @@ class Change:
     value: Any = None
     """Values, `(*B, K, S, E)`."""
     weights: Any = None
-    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised."""
+    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised. NaN and inf in
+    values on which no weight is add nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
     share: Any = 1.0
@@ -74,9 +75,11 @@ class Change:
             del extra
             if self.weights is not None:
                 rows = _spread("weights", self.weights, output, (*problem.leading, problem.T, problem.S))
-                values = value.astype(output.dtype)
-                mixed = problem.unfold(problem.fold(rows) @ values) if rows.ndim > 2 else rows @ values
-                output = self._mix("weights", output, mixed)
+                rows = problem.fold(problem.with_heads(rows))
+                values = problem.with_heads(value.astype(output.dtype))
+                read = (rows != 0).any(-2)[..., None]
+                mixed = problem.unfold(rows @ jnp.where(read | jnp.isfinite(values), values, 0))
+                output = self._mix("weights", output, mixed.reshape(output.shape))
             return output if self.output is None else self._mix("output", output, self.output)
 
         return problem, finish
@@ -94,7 +97,9 @@ class Change:
                 raise ValueError(f"heads: expected heads in 0..{heads - 1} of {name}, got {wrong}")
             share = jnp.where(np.isin(np.arange(heads), self.heads), share, 0)
         share = share.reshape((*(1,) * (own.ndim - 3), heads, 1, 1)[-own.ndim :])
-        return (1 - share) * own + share * new
+        # 0 times what is no number would be none.
+        own = jnp.where((share != 1) | jnp.isfinite(own), own, 0)
+        return (1 - share) * own + share * jnp.where((share != 0) | jnp.isfinite(new), new, 0)
 
 
 def _spread(name: str, new: Any, own: Array, shape: tuple[int, ...]) -> Array:
