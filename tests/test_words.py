@@ -45,6 +45,13 @@ def test_a_lone_word_reads_nobody():
     assert (best.tolist(), share.tolist()) == ([-1], [0.0])
 
 
+def test_a_weight_that_is_no_number_stays_in_its_words():
+    weights = draw(4, 4)
+    weights[0, 0] = np.nan
+    found = join_pieces(weights, list("abcd"), [(0, 1), (2, 3), (4, 5), (5, 6)], "a b cd").weights
+    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0]]
+
+
 def test_words_are_found_in_their_case_first():
     reading = join_pieces(draw(4, 4), ["i", "b", "I", "B"], [(0, 1), (2, 3), (4, 5), (6, 7)], "i b I B")
     assert [reading.find(word) for word in ("i", "I", "b", "B")] == [0, 2, 1, 3]
