@@ -221,4 +221,9 @@ def test_mistakes_are_explained():
     ):
         with pytest.raises(ValueError, match=message), intervene({0: change}):
             attend(x, x, x)
+    with pytest.raises(TypeError, match="heads: expected integers, got float64"):
+        Change(output=0.0, heads=[0.5])
+    message, ragged = r"output: expected an array, got list .*of one length", [[1], [1, 2]]
+    with pytest.raises(TypeError, match=message), intervene({np.int64(0): Change(output=ragged, heads=2)}):
+        attend(x, x, x)
     np.testing.assert_array_equal(attend(x, x, x), x)

@@ -254,6 +254,12 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
         pages.html(trace, pinned=[(0, 3)])
     with pytest.raises(ValueError, match="pinned: expected a number of heads of at least 0"):
         pages.html(trace, pinned=-1)
+    with pytest.raises(TypeError, match=r"pinned: expected a number of heads, or pairs .*; got 'ab'"):
+        pages.html(trace, pinned="ab")
+    with pytest.raises(TypeError, match=r"pin: expected an option among compare, .*did you mean 'pinned'"):
+        pages.html(trace, pin=2)
+    with pytest.raises(TypeError, match=r"positions: the table 'learned': expected numbers, .*of one length"):
+        pages.html(trace, positions={"learned": [[1.0], [1.0, 2.0]]})
 
 
 def test_statistics_from_a_file_are_shown(bare, tmp_path):

@@ -78,3 +78,5 @@ def test_hostile_text_is_only_text():
 def test_counts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"tokens, offsets: expected one per row .* of weights \(2, 2\)"):
         join_pieces(draw(2, 2), ["a"], [(0, 1)], "a")
+    with pytest.raises(ValueError, match=r"offsets: expected places in a text of 3, got \(2, 4\)"):
+        join_pieces(draw(2, 2), ["a", "b"], [(0, 1), (2, 4)], "a b")

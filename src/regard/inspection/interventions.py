@@ -13,6 +13,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
+from regard.masks.data import as_array, integers
 from regard.records import record
 
 _OPERANDS = ("query", "key", "value")
@@ -59,7 +60,7 @@ class Change:
         if all(getattr(self, name) is None for name in fields):
             raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
         if self.heads is not None:
-            object.__setattr__(self, "heads", tuple(int(head) for head in self.heads))
+            object.__setattr__(self, "heads", tuple(np.ravel(integers("heads", self.heads)).tolist()))
 
     def rewrite(self, problem: Problem) -> tuple[Problem, Finish]:
         """Return the changed call, and a function of its output."""
@@ -104,7 +105,7 @@ class Change:
 
 def _spread(name: str, new: Any, own: Array, shape: tuple[int, ...]) -> Array:
     """Return what is new, of the dtype of a call's own array, in a shape."""
-    new = jnp.asarray(new, own.dtype)
+    new = as_array(name, "an array", jnp.asarray, new, own.dtype)
     try:
         return jnp.broadcast_to(new, shape)
     except ValueError:
@@ -146,7 +147,7 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
     al., "Interpretability in the Wild", 2022, section 2.2.
     """
     for number, change in changes.items():
-        if not isinstance(number, int) or not isinstance(change, Change):
+        if not isinstance(number, int | np.integer) or not isinstance(change, Change):
             raise TypeError(
                 "changes: expected a Change for each number of a call, got"
                 f" {number!r}: {type(change).__name__}"

@@ -63,7 +63,7 @@ def join_pieces(
         Words and the weights between them.
 
     Raises:
-        ValueError: tokens or offsets that are not as many as the weights have rows.
+        ValueError: tokens or offsets that are not as many as the weights have rows; offsets beyond the text.
 
     Example:
         >>> import numpy as np
@@ -81,6 +81,9 @@ def join_pieces(
             f"tokens, offsets: expected one per row and column of weights {weights.shape}, got {len(tokens)}"
             f" and {len(offsets)}"
         )
+    for start, end in offsets:
+        if not 0 <= start <= end <= len(text):
+            raise ValueError(f"offsets: expected places in a text of {len(text)}, got {(start, end)}")
     unit_of = np.zeros(len(text) + 1, int)
     units = [match.span() for match in UNITS.finditer(text)]
     for number, (start, end) in enumerate(units):
