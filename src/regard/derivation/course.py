@@ -315,8 +315,8 @@ class Course:
                 "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
             )
         # Divided after the product, as `attend` does: low precision would round the weights.
-        factors = (one.astype(problem.matmul_dtype) for one in (exponentials, spread))
-        output = multiply(*factors, problem.precision) / problem.with_heads(sums[..., None])
+        exponentials, spread = (one.astype(problem.matmul_dtype) for one in (exponentials, spread))
+        output = multiply(exponentials, spread, problem.precision) / problem.with_heads(sums[..., None])
         output = output if kept is None else output * problem.with_heads(kept[..., None])
         output = jnp.where(readable.any(-1, keepdims=True), output, 0)
         output = output if problem.leading else output[0]
