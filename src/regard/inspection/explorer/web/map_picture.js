@@ -1,7 +1,7 @@
 import { barWords, drawColourBar } from "./colour_bar.js";
 import { barLimits, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
-import { headsTogether } from "./excerpts.js";
+import { headsTogether, sharedLevels } from "./excerpts.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
 import { largestOfAll } from "./heads.js";
 import {
@@ -88,11 +88,7 @@ export class MapPicture {
   /** @param {Head[]} heads */
   levels(heads) {
     const { t, channel } = this.state;
-    const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
-    /** @param {BlockSize[]} list @param {BlockSize} options */
-    const has = (list, { queryBlock, keyBlock }) =>
-      list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
-    return lists[0].filter((level) => lists.every((list) => has(list, level)));
+    return sharedLevels(heads.map(([c, h]) => this.source.levels(t, c, h, channel)));
   }
 
   layout() {
