@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { log8Table } from "../../src/regard/inspection/explorer/web/codes.js";
 import { Connection } from "../../src/regard/inspection/explorer/web/connection.js";
+import { readChosen } from "../../src/regard/inspection/explorer/web/reader.js";
 import { Source } from "../../src/regard/inspection/explorer/web/source.js";
 
 const T = 300;
@@ -147,6 +148,15 @@ test("rows and columns say how exact they are", async () => {
   assert.deepEqual([part.values.length, part.exact, part.bin, part.keys], [150, false, 2, 1]);
   for (const outside of [-1, T, NaN]) assert.equal(await source.row(0, 0, 0, outside), null);
   assert.equal(await source.column(0, 0, 0, S), null);
+});
+
+test("blocks at the end hold fewer queries and keys", async () => {
+  const { pageDocument, load } = page();
+  pageDocument.traces[0].calls[0].head[0].levels.shift();
+  const source = new Source(pageDocument, load);
+  assert.deepEqual([(await source.row(0, 0, 0, 297)).rows, (await source.column(0, 0, 0, 4)).keys], [4, 1]);
+  const { values } = await readChosen(source, { t: 0, c: 0, h: 0, row: 297, key: null, direction: "out" });
+  assert.deepEqual([values.length, values[0] / values[4]], [S, 0.25]);
 });
 
 test("the largest weights come from the weights, or from the list", async () => {

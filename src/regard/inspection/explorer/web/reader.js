@@ -27,12 +27,12 @@ export async function readChosen(source, state) {
   const { exact, bin, of } = found,
     blocked = "rows" in found ? found.rows : found.keys;
   if (exact) return { values: found.values, exact, bin, of, blocked };
-  const call = source.call(t, c),
-    share = of === "mass" ? (out ? bin : blocked) : 1;
-  const values = Float32Array.from(
-    { length: out ? call.keys : call.rows },
-    (_, at) => found.values[Math.floor(at / bin)] / share,
-  );
+  const { keys, rows } = source.call(t, c);
+  const values = Float32Array.from({ length: out ? keys : rows }, (_, at) => {
+    const place = Math.floor(at / bin),
+      share = out ? Math.min(bin, keys - place * bin) : blocked;
+    return found.values[place] / (of === "mass" ? share : 1);
+  });
   return { values, exact, bin, of, blocked };
 }
 
