@@ -256,8 +256,11 @@ test("a request ends with the last one that waits for it, and can be made anew",
   assert.equal(await source.served("tile/7"), await again);
 });
 
-test("a server that is gone is asked less and less often, and all goes on as it is back", async () => {
+test("a server that is gone is asked less and less often, and all goes on as it is back", async (t) => {
   let alive = true;
+  t.after(() => {
+    alive = true;
+  });
   const [asked, probes] = [[], []];
   const send = async (path, { method } = {}) => {
     if (method) probes.push(performance.now());
