@@ -679,6 +679,8 @@ def test_tokens_refuse_what_does_not_fit():
         ((["a"], {"patch_grid": (2, 2)}), ValueError, "patch_grid: expected 2 x 2 patches"),
         ((["a"], {"patch_grid": (0, 2)}), ValueError, "patch_grid: expected rows and columns"),
         ((["a"], {"first_patch": -1}), ValueError, "first_patch"),
+        ((-3, {}), ValueError, "texts: expected an integer of at least 0, got -3"),
+        ((["a"], {"ids": [[1], [1, 2]]}), TypeError, "ids: expected integers, got list .*of one length"),
         ((["a"], {"picture": np.zeros((2, 2, 4))}), ValueError, "picture: expected shape"),
         ((["a"], {"picture": np.zeros((2, 2), int)}), TypeError, "picture: expected uint8"),
     ]:

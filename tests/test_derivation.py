@@ -138,13 +138,19 @@ def test_any_leading_axes_are_derived(shapes):
     assert str(derivation)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
-def test_narrow_dtypes_round_as_attend_does(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (np.float16, {}),
+        (jnp.bfloat16, {}),
+        (jnp.bfloat16, {"sinks": np.float32(4), "dropout_rate": 0.2, "rng": jax.random.key(6)}),
+    ],
+)
+def test_narrow_dtypes_round_as_attend_does(dtype, options):
     inputs = [x.astype(dtype) for x in draw()]
-    derivation = regard.derive(*inputs)
-    want = np.asarray(attend(*inputs), np.float64)
-    error = np.abs(np.asarray(derivation.output, np.float64) - want)
-    assert np.all(error <= 2 * float(jnp.finfo(dtype).eps) * np.abs(want).max())
+    derivation = regard.derive(*inputs, **options)
+    # Sums in another order may round a few to the other side.
+    assert np.mean(np.asarray(derivation.output != attend(*inputs, **options))) < 0.02
     assert derivation["scores"].dtype == np.float32
     assert "rounded to" in derivation["output"].words
 

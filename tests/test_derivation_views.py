@@ -171,6 +171,9 @@ def test_latex_shows_numbers_on_request():
     assert r"A^{ij} &= \left[\begin{array}{rr} 1.00 & 0 \\ 0.06 & 0.94 \end{array}\right]" in latex
     assert r"S^{ij} &= \left[\begin{array}{rr} 0.71 & -\infty \\ 0 & 2.83 \end{array}\right]" in latex
     assert latex.count(r"\begin{array}") == latex.count(r"\end{array}")
+    latex = regard.derive(*[jnp.ones((1, 1))] * 3, scale=2e-5).to_latex(numbers=True)
+    assert latex.count(r"2 \cdot 10^{-5}") == 1
+    assert latex.count(r"2.0 \cdot 10^{-5}") == 3
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)

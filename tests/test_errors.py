@@ -236,7 +236,7 @@ MISTAKES = {
     "masks of more layers": (ValueError, "mask: expected one for all layers, or 1 in a list; got 2", lambda: trace_of(EVEN, mask=[None, None])),
     "weights that the mask forbids": (ValueError, r"mask: expected weights of 0 .* others in weights\[0\]", lambda: trace_of(EVEN, mask=masks.causal(), query_offset=6)),
     "a scale of weights": (ValueError, r"scale: expected mask, .* alone beside weights.* got scale=0\.5", lambda: trace_of(EVEN, scale=0.5)),
-    "tokens of no weights": (ValueError, "tokens: expected one per position of some call, whose lengths are 5, 11; got", lambda: trace_of(EVEN, tokens=["a"] * 4)),
+    "tokens of no weights": (ValueError, r"tokens: expected one per position of some call, whose lengths are 5, 11; got Tokens\(4 text", lambda: trace_of(EVEN, tokens=["a"] * 4)),
     "an example that is not there": (ValueError, r"example: expected one of the 2 of the call, 0\.\.1; got 2", lambda: trace_of(EVEN, example=2)),
     "integers for weights": (TypeError, r"weights\[0\]: expected a floating-point array, got int", lambda: trace_of(np.ones((1, 1, 2, 1), int))),
     "an option of weights of another library": (TypeError, "is_causal: expected an option among mask", lambda: trace_of(EVEN, is_causal=True)),

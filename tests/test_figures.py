@@ -259,7 +259,10 @@ def test_the_figures_have_the_colours_of_the_page():
             lambda: figures.head_grid(weights(2, 5, 7), head_labels=["a"]),
             r"head_labels: expected 2 labels, .* got 1",
         ),
-        (lambda: figures.head_grid(weights(2, 5, 7), columns=0), r"columns: expected at least 1, got 0"),
+        (
+            lambda: figures.head_grid(weights(2, 5, 7), columns=0),
+            r"columns: expected an integer of at least 1, got 0",
+        ),
     ],
 )
 def test_weights_that_cannot_be_drawn_are_refused_with_the_way_out(call, message):

@@ -84,5 +84,7 @@ def test_what_cannot_be_looked_for_is_refused():
     trace, *_ = watch(11, mask=masks.causal())
     with pytest.raises(ValueError, match="query: expected a query, a key, an offset or a label"):
         inspection.find_heads(trace)
+    with pytest.raises(TypeError, match=r"offset: expected an integer .*, got 1\.5"):
+        inspection.find_heads(trace, offset=1.5)
     with pytest.raises(ValueError, match="label: expected one of self, previous-token"):
         inspection.find_heads(trace, label="inductive")

@@ -142,6 +142,27 @@ def test_each_part_of_a_call_is_replaced_on_each_backend(backend, x64):
     close(found, mix(own @ np.repeat(value, 2, 1), written, [3]))
 
 
+def test_what_is_replaced_or_has_no_weight_adds_nothing_even_where_it_is_no_number():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
+    spoiled, pattern = x.at[0, 3].set(jnp.nan).at[1, 4].set(jnp.inf), jnp.full((5, 5), 0.2).at[:, 3:].set(0)
+    for value, change, wanted in (
+        (spoiled, Change(weights=pattern), pattern @ x),
+        (x, Change(output=x.at[0].set(jnp.nan), heads=[1]), attend(x, x, x).at[1].set(x[1])),
+        (spoiled, Change(value=x), attend(x, x, x)),
+        (spoiled, Change(output=x), x),
+    ):
+        with intervene({0: change}):
+            found = attend(x, x, value)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+    # A weight of 0 on a number is differentiable like any other.
+    def total(pattern):
+        with intervene({0: Change(weights=pattern)}):
+            return attend(x, x, x).sum()
+
+    np.testing.assert_allclose(jax.grad(total)(pattern), jnp.broadcast_to(x.sum((0, 2)), (5, 5)), rtol=1e-5)
+
+
 def test_changes_serve_in_jit_and_stay_there(wide):
     model, inputs = build("decoder", scan_layers=True, remat="full")
     model = in_float64(model)
@@ -200,4 +221,9 @@ def test_mistakes_are_explained():
     ):
         with pytest.raises(ValueError, match=message), intervene({0: change}):
             attend(x, x, x)
+    with pytest.raises(TypeError, match="heads: expected integers, got float64"):
+        Change(output=0.0, heads=[0.5])
+    message, ragged = r"output: expected an array, got list .*of one length", [[1], [1, 2]]
+    with pytest.raises(TypeError, match=message), intervene({np.int64(0): Change(output=ragged, heads=2)}):
+        attend(x, x, x)
     np.testing.assert_array_equal(attend(x, x, x), x)

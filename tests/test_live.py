@@ -78,6 +78,9 @@ def test_padding_is_not_saved(kind, tmp_path):
     model = kind(dataclasses.replace(CONFIG, num_layers=1, windows=(5,)), rngs=nnx.Rngs(0))
     model.eval()
     (call,) = trace = Recorder(model).record(make_tokens(7), "a title")
+    document = pages.fill_page(trace)[0].document
+    head = document["traces"][0]["calls"][0]["head"][0]
+    assert [document["chunks"][head[name]]["shape"] for name in ("query", "key")] == [[7, 2], [7, 2]]
     (kept,) = inspection.load(trace.save(tmp_path / "one.regard", keep="qk"))
     assert (kept.problem.query.shape, kept.problem.key.shape) == ((6, 7, 2), (2, 7, 2))
     np.testing.assert_allclose(kept.window(), call.window(), rtol=2e-5, atol=2e-6)

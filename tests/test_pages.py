@@ -100,9 +100,14 @@ def test_training_is_drawn(bare):
     assert np.array_equal(chunks[curve["points"]], np.float32([[1, 2, 5], [3.0, 2.0, 0.5]]))
     assert np.array_equal(chunks[chart["values"]], np.ones((2, 3)))
     assert (curve["split"], chart["unit"], chart["steps"]) == ("train", None, [1, 2, 3])
-    wrong = {"maps": [{**training["maps"][0], "values": np.ones((3, 2))}]}
-    with pytest.raises(ValueError, match=r"expected the values of 'entropy' as .*\(2, 3\), got \(3, 2\)"):
-        pages.html(trace, training=wrong)
+    (curve,), (chart,) = training["curves"], training["maps"]
+    for wrong, error, message in (
+        ({"maps": [{**chart, "values": np.ones((3, 2))}]}, ValueError, r"as .*\(2, 3\), got \(3, 2\)"),
+        ({"maps": [{"name": "entropy", "values": []}]}, ValueError, "expected 'rows' of each curve or map"),
+        ({"curves": [{**curve, "points": [[1, 2], [3.0]]}]}, TypeError, "points of 'loss': .*one length"),
+    ):
+        with pytest.raises(error, match=f"training: .*{message}"):
+            pages.html(trace, training=wrong)
 
 
 @pytest.mark.slow
@@ -249,6 +254,12 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
         pages.html(trace, pinned=[(0, 3)])
     with pytest.raises(ValueError, match="pinned: expected a number of heads of at least 0"):
         pages.html(trace, pinned=-1)
+    with pytest.raises(TypeError, match=r"pinned: expected a number of heads, or pairs .*; got 'ab'"):
+        pages.html(trace, pinned="ab")
+    with pytest.raises(TypeError, match=r"pin: expected an option among compare, .*did you mean 'pinned'"):
+        pages.html(trace, pin=2)
+    with pytest.raises(TypeError, match=r"positions: the table 'learned': expected numbers, .*of one length"):
+        pages.html(trace, positions={"learned": [[1.0], [1.0, 2.0]]})
 
 
 def test_statistics_from_a_file_are_shown(bare, tmp_path):

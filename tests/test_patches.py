@@ -21,7 +21,7 @@ def weights(*shape):
 def test_the_veil_lies_over_its_patch():
     patches = np.zeros(6)
     patches[4] = 0.5  # row 1, column 1 of 2 x 3
-    drawing = figures.scan_attention(np.ones((4, 9)), patches, patch_grid=(2, 3), ax=panel())
+    drawing = figures.scan_attention(np.ones((4, 9)), patches, patch_grid=(np.int64(2), 3), ax=panel())
     scan, veil = drawing.images
     assert veil.get_array().tolist() == [[0, 0, 0], [0, 0.5, 0]]
     assert list(veil.get_extent()) == list(scan.get_extent()) == [-0.5, 8.5, 3.5, -0.5]

@@ -740,6 +740,8 @@ def test_mistakes_are_explained():
         readouts.read(x, x, tokens=np.zeros(5))
     with pytest.raises(ValueError, match="top_k: expected an integer of at least 1, got 0"):
         readouts.read(x, x, top_k=0)
+    with pytest.raises(ValueError, match="top_k: expected at most 64 with 5 keys, got 1099511627776"):
+        readouts.read(x, x, top_k=2**40)
     with pytest.raises(ValueError, match="grid: expected an integer of at least 1"):
         readouts.read(x, x, grid=0)
     readout = readouts.read(x, x)

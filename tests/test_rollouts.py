@@ -5,9 +5,11 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from regard import attend, inspection, masks
 from regard.inspection.traces.padded import PaddedCall
+from regard.models import Decoder, TransformerConfig
 
 RNG = np.random.default_rng(0)
 T, HEADS = 7, 3
@@ -97,12 +99,30 @@ def test_a_second_run_of_a_model_stands_on_its_own_layers():
     np.testing.assert_allclose(found, wanted[3], rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_of_one_layer_that_runs_twice_is_no_model_of_two(tmp_path):
+    config = TransformerConfig(d_model=6, num_heads=3, d_ff=5, num_layers=1, vocab_size=13)
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    with inspection.capture(model) as trace:
+        for first in (1, 4):
+            model(jnp.arange(first, first + T)[None])
+    for seen in (trace, inspection.load(trace.save(tmp_path / "two.regard", keep="qk"))):
+        found = inspection.roll_out_row(seen, 3)
+        np.testing.assert_allclose(found, multiply([trace[1].window()])[3], rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_be_rolled_out_is_refused(tmp_path):
     trace = run(1)
     with pytest.raises(ValueError, match=r"row: expected one in 0\.\.6, got 7"):
         inspection.roll_out_row(trace, 7)
     with pytest.raises(ValueError, match="call: expected one of the 1 of the trace, got 1"):
         inspection.roll_out_row(trace, 0, call=1)
+    with pytest.raises(ValueError, match="call: expected one of the 0 of the trace, got -1"):
+        inspection.roll_out_row(inspection.Trace(), 0)
+    for wrong in ({"row": 1.5}, {"row": 0, "call": 0.5}):
+        with pytest.raises(TypeError, match=f"{[*wrong][-1]}: expected an integer known before tracing"):
+            inspection.roll_out_row(trace, **wrong)
+    with pytest.raises(ValueError, match=r"residual: expected a share in \[0, 1\], got 1.5"):
+        inspection.roll_out_row(trace, 0, residual=1.5)
     kept = inspection.load(trace.save(tmp_path / "one.regard"))
     with pytest.raises(ValueError, match="trace: expected one with queries and keys, got statistics"):
         inspection.roll_out_row(kept, 0)

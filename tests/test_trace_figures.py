@@ -267,6 +267,7 @@ EMPTY = readouts.read(*(jnp.ones((H, n, D)) for n in (0, 0)))
         (lambda r: figures.head_atlas(r, layer_labels=["a", "b"]), "expected 1 labels, one a readout, got 2"),
         (lambda r: figures.head_map(r, 3), r"head: expected a number in 0\.\.2, got 3"),
         (lambda r: figures.head_map(r, -1), r"head: expected a number in 0\.\.2, got -1"),
+        (lambda r: figures.head_map(r, 0.5), r"head: expected a number in 0\.\.2, got 0.5"),
         (lambda r: figures.head_map(BATCH), "leading axes"),
         (
             lambda r: figures.head_map(r, weights=np.ones((3, 4)), first_row=T - 2),

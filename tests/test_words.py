@@ -45,6 +45,13 @@ def test_a_lone_word_reads_nobody():
     assert (best.tolist(), share.tolist()) == ([-1], [0.0])
 
 
+def test_a_weight_that_is_no_number_stays_in_its_words():
+    weights = draw(4, 4)
+    weights[0, 0] = np.nan
+    found = join_pieces(weights, list("abcd"), [(0, 1), (2, 3), (4, 5), (5, 6)], "a b cd").weights
+    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0]]
+
+
 def test_words_are_found_in_their_case_first():
     reading = join_pieces(draw(4, 4), ["i", "b", "I", "B"], [(0, 1), (2, 3), (4, 5), (6, 7)], "i b I B")
     assert [reading.find(word) for word in ("i", "I", "b", "B")] == [0, 2, 1, 3]
@@ -71,3 +78,5 @@ def test_hostile_text_is_only_text():
 def test_counts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"tokens, offsets: expected one per row .* of weights \(2, 2\)"):
         join_pieces(draw(2, 2), ["a"], [(0, 1)], "a")
+    with pytest.raises(ValueError, match=r"offsets: expected places in a text of 3, got \(2, 4\)"):
+        join_pieces(draw(2, 2), ["a", "b"], [(0, 1), (2, 4)], "a b")

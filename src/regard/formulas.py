@@ -67,7 +67,12 @@ class Number(Formula):
     written: str
 
     def write(self, form: Form, roles: Roles) -> str:
-        return f"<mn>{escape(self.written)}</mn>" if form == "mathml" else self.written
+        number, _, power = self.written.partition("e")
+        if form == "text" or not power:
+            return f"<mn>{escape(self.written)}</mn>" if form == "mathml" else self.written
+        if form == "latex":
+            return rf"{number} \cdot 10^{{{int(power)}}}"
+        return f"<mn>{number}</mn><mo>·</mo><msup><mn>10</mn><mn>{int(power)}</mn></msup>"
 
 
 @dataclass(frozen=True)

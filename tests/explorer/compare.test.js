@@ -4,8 +4,8 @@ import {
   alignCells,
   alignedColumns,
   alignTokens,
+  sharedText,
 } from "../../src/regard/inspection/explorer/web/alignment.js";
-import { sharedText } from "../../src/regard/inspection/explorer/web/compare.js";
 import {
   blockDivergence,
   commonLevels,

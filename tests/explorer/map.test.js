@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { barTicks, drawColourBar } from "../../src/regard/inspection/explorer/web/colour_bar.js";
 import { sequential } from "../../src/regard/inspection/explorer/web/colours.js";
 import { shown } from "../../src/regard/inspection/explorer/web/dom.js";
 import {
@@ -23,13 +24,7 @@ import {
   numberRange,
   sortHeads,
 } from "../../src/regard/inspection/explorer/web/heads.js";
-import {
-  barTicks,
-  drawColourBar,
-  labelRoom,
-  mapLayout,
-  matrixRect,
-} from "../../src/regard/inspection/explorer/web/map_layers.js";
+import { labelRoom, mapLayout, matrixRect } from "../../src/regard/inspection/explorer/web/map_layers.js";
 import { minimapRect } from "../../src/regard/inspection/explorer/web/map_marks.js";
 import {
   areRounded,

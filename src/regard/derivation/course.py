@@ -13,6 +13,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.online_softmax import product as multiply
 from regard.engine.softmax.score_rows import chosen_indices, score_stages
+from regard.engine.softmax.sinks import sink
 from regard.formulas import (
     Equation,
     Exponential,
@@ -52,10 +53,10 @@ class Course:
         if self.notation.is_grouped:
             self._add_groups()
         scores = self._add_scores(self.terms or self._place())
-        weights = self._add_weights(scores)
+        exponentials, sums, kept = self._add_weights(scores)
         if self.problem.dropout_rate:
-            weights = self._add_dropout(weights)
-        self._add_output(weights, scores, last)
+            exponentials, sums = self._add_dropout(exponentials, sums)
+        self._add_output(exponentials, sums, kept, scores, last)
 
     def add_operands(self, given: Any, metric: Bilinear | None) -> None:
         """Add the steps of query, key and value; `given` is the query before the metric."""
@@ -229,54 +230,56 @@ class Course:
             now = advance("scores", Row((now, Function("log", (mask,))), "+"), words)
         return self._step("scores").value
 
-    def _add_weights(self, scores: Array) -> Array:
+    def _add_weights(self, scores: Array) -> tuple[Array, Array, Array | None]:
+        """Return exponentials, what they are divided by, and what sinks leave of that, None without sinks."""
         problem, names = self.problem, self.pair_names
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
-        sinks = jnp.full((1,) * (scores.ndim - 1), -jnp.inf, scores.dtype)
-        sink: Formula = Symbol("z")
+        # The largest score is subtracted first, so that nothing overflows.
+        peak = scores.max(-1, initial=-jnp.inf)
+        alive = peak != -jnp.inf
+        base = jnp.where(alive, peak, 0)
+        exponentials = jnp.exp(scores - base[..., None])
+        sums = jnp.where(alive, exponentials.sum(-1), 1)
+        lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
+        weights = exponentials / sums[..., None]
+        entropy = _surprise(weights).sum(-1)
+        kept = rest = None
+        logit: Formula = Symbol("z")
         if problem.sinks is not None:
             words = "A logit per head that joins the softmax and hands nothing over."
             step = self.give("sinks", Symbol("z"), problem.sinks, "", words, SCORES)
-            sink, sinks = step.formula.left, step.value.astype(scores.dtype)
+            logit, sinks = step.formula.left, step.value.astype(scores.dtype)
             sinks = sinks.reshape((*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1))
-            terms = Row((Exponential(sink), terms), "+")
-        # The largest score is subtracted first, so that nothing overflows.
-        peak = jnp.maximum(scores.max(-1, initial=-jnp.inf), sinks)
-        alive = peak != -jnp.inf
-        base = jnp.where(alive, peak, 0)
-        shares, rest = jnp.exp(scores - base[..., None]), jnp.exp(sinks - base)
-        sums = jnp.where(alive, shares.sum(-1) + rest, 1)
-        lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
-        empty = int((scores.max(-1, initial=-jnp.inf) == -jnp.inf).sum())
+            terms = Row((Exponential(logit), terms), "+")
+            kept, lse, entropy = sink(sinks, lse, entropy)
+            weights, rest = weights * kept[..., None], jnp.exp(jnp.where(lse == -jnp.inf, lse, sinks - lse))
+        empty = int((~alive).sum())
         words = "Log of the partition function, what all exponentials of a row add up to."
         if empty:
             rows = f"{empty} row{'s' * (empty > 1)} may attend to nothing"
             words += f" {rows}{'' if problem.sinks is not None else ': -inf'}."
         subscripts = f"{self.pairs}->{self.queries}"
         self.add("lse", total, Function("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
-        weights = shares / sums[..., None]
         words = "Softmax: the share of key j in what query i reads."
-        kept = "what the sink leaves" if problem.sinks is not None else "1"
-        words += f" Every row adds up to {kept}{', an empty one to 0' if empty else ''}."
+        whole = "1" if kept is None else "what the sink leaves"
+        words += f" Every row adds up to {whole}{', an empty one to 0' if empty else ''}."
         right = Exponential(Row((score, total), "-"))
         self.add("weights", Symbol("A", self.pairs), right, words, "shares", weights, names)
-        entropy = _surprise(weights).sum(-1)
         formula: Formula = Sum("j", _surprise_of(Symbol("A", self.pairs)))
-        if problem.sinks is not None:
+        if rest is not None:
             share = Symbol("A", self.queries, "sink")
             words = "What the sink takes of each row, and hands nothing over for."
-            right = Exponential(Row((sink, total), "-"))
-            self.add("sink_weight", share, right, words, "shares", rest / sums, names[:-1])
+            right = Exponential(Row((logit, total), "-"))
+            self.add("sink_weight", share, right, words, "shares", rest, names[:-1])
             formula = Row((formula, _surprise_of(share)), "+")
-            entropy = entropy + _surprise(rest / sums)
         words = "How spread out the weights are: as uncertain as e^H keys of equal weight."
         left = Symbol("H", self.queries)
         self.add("entropy", left, formula, words, "nats", entropy, names[:-1], subscripts)
-        return weights
+        return exponentials, sums, kept
 
-    def _add_dropout(self, weights: Array) -> Array:
-        problem = self.problem
+    def _add_dropout(self, exponentials: Array, sums: Array) -> tuple[Array, Array]:
+        problem, weights = self.problem, self._step("weights").value
         assert problem.rng is not None
         seeds = dropout.head_seeds(problem.rng, problem.leading)
         seeds = seeds if problem.heads is None else jnp.take(seeds, self.heads, -1)
@@ -289,19 +292,21 @@ class Course:
         kept, words = Symbol("D", self.pairs), "The weights that values are averaged with."
         right = product(left, Symbol("A", self.pairs))
         self.add("kept_weights", kept, right, words, "shares", weights * factor, self.pair_names)
-        return weights * factor
+        return jnp.where(survivors, exponentials, 0), sums * (1 - problem.dropout_rate)
 
-    def _add_output(self, weights: Array, scores: Array, last: str) -> None:
+    def _add_output(
+        self, exponentials: Array, sums: Array, kept: Array | None, scores: Array, last: str
+    ) -> None:
         problem = self.problem
         names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
         value = self._step("value")
         words = "Every query takes home the values, each in its share."
-        weights, scores = problem.with_heads(weights), problem.with_heads(scores)
+        exponentials, scores = problem.with_heads(exponentials), problem.with_heads(scores)
         spread = problem.with_heads(problem.value)
         own = spread.shape[-3]
         if own > 1:
             spread = jnp.take(spread, self.heads // np.int32(problem.leading[-1] // own), -3)
-        spread = jnp.broadcast_to(spread, (*weights.shape[:-2], *spread.shape[-2:]))
+        spread = jnp.broadcast_to(spread, (*exponentials.shape[:-2], *spread.shape[-2:]))
         readable = scores != -jnp.inf
         if not bool(jnp.isfinite(spread).all()):
             read = readable.any(-2)[..., None]
@@ -309,9 +314,10 @@ class Course:
             words += (
                 "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
             )
-        output = multiply(
-            weights.astype(problem.matmul_dtype), spread.astype(problem.matmul_dtype), problem.precision
-        )
+        # Divided after the product, as `attend` does: low precision would round the weights.
+        exponentials, spread = (one.astype(problem.matmul_dtype) for one in (exponentials, spread))
+        output = multiply(exponentials, spread, problem.precision) / problem.with_heads(sums[..., None])
+        output = output if kept is None else output * problem.with_heads(kept[..., None])
         output = jnp.where(readable.any(-1, keepdims=True), output, 0)
         output = output if problem.leading else output[0]
         if output.dtype != problem.query.dtype:

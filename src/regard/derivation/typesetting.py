@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from regard.derivation.steps import Step
 from regard.derivation.tables import GAP, Table, View, cut_tables
+from regard.formulas import Number
 
 _SIGNS = {GAP: r"\cdots", "-∞": r"-\infty", "∞": r"\infty", "■": "1", "·": "0", "nan": r"\mathrm{nan}"}
 
@@ -25,7 +26,9 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
 
 def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
     place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
-    rows = [" & ".join(_SIGNS.get(cell.text, cell.text) for cell in row) for row in table.cells]
+    rows = [
+        " & ".join(_SIGNS.get(cell.text) or Number(cell.text).latex for cell in row) for row in table.cells
+    ]
     columns = len(table.columns)
     body = rows[0] if len(rows) == columns == 1 else _bracket(rows, columns)
     left = rf"\left[{symbol}\right]_{{{place}}}" if place else symbol

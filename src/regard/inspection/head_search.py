@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard import readouts
+from regard.masks.data import LARGEST, whole_number
 
 _CELLS = 1 << 22  # of all heads, formed at once
 _AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too
@@ -60,6 +61,7 @@ def find_heads(
         The heads that have such pairs.
 
     Raises:
+        TypeError: an offset that is no integer.
         ValueError: nothing asked for; a label that does not exist; queries and keys that are not kept.
 
     Example:
@@ -76,6 +78,7 @@ def find_heads(
         raise ValueError("query: expected a query, a key, an offset or a label to look for, got none of them")
     if label is not None and label not in readouts.LABELS:
         raise ValueError(f"label: expected one of {', '.join(readouts.LABELS)}, got {label!r}")
+    offset = None if offset is None else whole_number("offset", offset, -LARGEST)
     found: list[FoundHead] = []
     for number, call in enumerate(trace.calls):
         named = None if label is None else _read_labels(call, label)

@@ -13,6 +13,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
+from regard.masks.data import as_array, integers
 from regard.records import record
 
 _OPERANDS = ("query", "key", "value")
@@ -44,7 +45,8 @@ class Change:
     value: Any = None
     """Values, `(*B, K, S, E)`."""
     weights: Any = None
-    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised."""
+    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised. NaN and inf in
+    values on which no weight is add nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
     share: Any = 1.0
@@ -58,7 +60,7 @@ class Change:
         if all(getattr(self, name) is None for name in fields):
             raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
         if self.heads is not None:
-            object.__setattr__(self, "heads", tuple(int(head) for head in self.heads))
+            object.__setattr__(self, "heads", tuple(np.ravel(integers("heads", self.heads)).tolist()))
 
     def rewrite(self, problem: Problem) -> tuple[Problem, Finish]:
         """Return the changed call, and a function of its output."""
@@ -74,9 +76,11 @@ class Change:
             del extra
             if self.weights is not None:
                 rows = _spread("weights", self.weights, output, (*problem.leading, problem.T, problem.S))
-                values = value.astype(output.dtype)
-                mixed = problem.unfold(problem.fold(rows) @ values) if rows.ndim > 2 else rows @ values
-                output = self._mix("weights", output, mixed)
+                rows = problem.fold(problem.with_heads(rows))
+                values = problem.with_heads(value.astype(output.dtype))
+                read = (rows != 0).any(-2)[..., None]
+                mixed = problem.unfold(rows @ jnp.where(read | jnp.isfinite(values), values, 0))
+                output = self._mix("weights", output, mixed.reshape(output.shape))
             return output if self.output is None else self._mix("output", output, self.output)
 
         return problem, finish
@@ -94,12 +98,14 @@ class Change:
                 raise ValueError(f"heads: expected heads in 0..{heads - 1} of {name}, got {wrong}")
             share = jnp.where(np.isin(np.arange(heads), self.heads), share, 0)
         share = share.reshape((*(1,) * (own.ndim - 3), heads, 1, 1)[-own.ndim :])
-        return (1 - share) * own + share * new
+        # 0 times what is no number would be none.
+        own = jnp.where((share != 1) | jnp.isfinite(own), own, 0)
+        return (1 - share) * own + share * jnp.where((share != 0) | jnp.isfinite(new), new, 0)
 
 
 def _spread(name: str, new: Any, own: Array, shape: tuple[int, ...]) -> Array:
     """Return what is new, of the dtype of a call's own array, in a shape."""
-    new = jnp.asarray(new, own.dtype)
+    new = as_array(name, "an array", jnp.asarray, new, own.dtype)
     try:
         return jnp.broadcast_to(new, shape)
     except ValueError:
@@ -141,7 +147,7 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
     al., "Interpretability in the Wild", 2022, section 2.2.
     """
     for number, change in changes.items():
-        if not isinstance(number, int) or not isinstance(change, Change):
+        if not isinstance(number, int | np.integer) or not isinstance(change, Change):
             raise TypeError(
                 "changes: expected a Change for each number of a call, got"
                 f" {number!r}: {type(change).__name__}"

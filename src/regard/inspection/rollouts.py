@@ -14,6 +14,7 @@ import numpy as np
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.masks.data import whole_number
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
@@ -72,7 +73,9 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
         float32 `(T,)`, which sums to 1: how much of each position's embedding reaches the query's output.
 
     Raises:
-        ValueError: no such call or row, a call that is no self-attention, queries and keys that are not kept.
+        TypeError: a row or call that is no integer.
+        ValueError: no such call or row, a call that is no self-attention, queries and keys that are not kept;
+            a residual outside [0, 1].
 
     Example:
         >>> import numpy as np
@@ -85,13 +88,15 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
     Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
     """
     calls = list(trace.calls)
-    if not -len(calls) <= call < len(calls):
+    if not -len(calls) <= whole_number("call", call, -len(calls) or -1) < len(calls):
         raise ValueError(f"call: expected one of the {len(calls)} of the trace, got {call}")
     number, below = call % len(calls), find_below(calls)
     if below[number] is None:
         raise ValueError(f"call: expected self-attention over one sequence, got {calls[number]}")
-    if not 0 <= row < calls[number].rows:
+    if whole_number("row", row, 0) >= calls[number].rows:
         raise ValueError(f"row: expected one in 0..{calls[number].rows - 1}, got {row}")
+    if not 0 <= residual <= 1:
+        raise ValueError(f"residual: expected a share in [0, 1], got {residual}")
     stack = [number]
     while (lower := below[stack[-1]]) is not None and lower >= 0:
         stack.append(lower)
@@ -111,10 +116,10 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
 
 def find_below(calls: Sequence[Any]) -> list[int | None]:
     """Return the number of the call below each in its stack: -1 under the lowest, None where none can be."""
-    last: dict[tuple[str, int], int] = {}
+    last: dict[Any, int] = {}
     found: list[int | None] = []
     for number, call in enumerate(calls):
-        stack = re.sub(r"\d+", "#", call.name), call.rows
+        stack = re.sub(r"\d+", "#", call.name), call.rows, call.run
         own = call.kind == "self" and call.rows == call.keys and call.query_offset == call.key_offset
         lower = last.get(stack, -1)
         # Above a later layer, the model runs once more.

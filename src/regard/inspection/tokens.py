@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks.data import whole_number
+from regard.masks.data import as_array, whole_number
 
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
@@ -68,7 +68,7 @@ class Tokens:
         if kind is None:
             kind = "patches" if patch_grid is not None else "index" if counted else "text"
         values = {
-            "texts": tuple(map(str, range(texts))) if isinstance(texts, int) else _texts(texts),
+            "texts": tuple(map(str, range(whole_number("texts", texts, 0)))) if counted else _texts(texts),
             "kind": kind,
             "patch_grid": None if patch_grid is None else _pair(patch_grid),
             "first_patch": whole_number("first_patch", first_patch, 0),
@@ -182,7 +182,7 @@ def _pair(grid: Any) -> tuple[int, int]:
 
 
 def _integers(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values)
+    array = as_array(name, "integers", np.asarray, values)
     if array.size == 0 and array.dtype.kind == "f" and not hasattr(values, "dtype"):
         array = array.reshape((0, 2) if name == "spans" else (0,)).astype(np.int32)
     if array.dtype.kind not in "iu":

@@ -63,7 +63,7 @@ def join_pieces(
         Words and the weights between them.
 
     Raises:
-        ValueError: tokens or offsets that are not as many as the weights have rows.
+        ValueError: tokens or offsets that are not as many as the weights have rows; offsets beyond the text.
 
     Example:
         >>> import numpy as np
@@ -81,22 +81,25 @@ def join_pieces(
             f"tokens, offsets: expected one per row and column of weights {weights.shape}, got {len(tokens)}"
             f" and {len(offsets)}"
         )
+    for start, end in offsets:
+        if not 0 <= start <= end <= len(text):
+            raise ValueError(f"offsets: expected places in a text of {len(text)}, got {(start, end)}")
     unit_of = np.zeros(len(text) + 1, int)
     units = [match.span() for match in UNITS.finditer(text)]
     for number, (start, end) in enumerate(units):
         unit_of[start:end] = number
     words: list[str] = []
     special: list[bool] = []
-    group, before = [], None
-    for token, (start, end) in zip(tokens, offsets, strict=True):
+    firsts, before = [], None  # numbers of the tokens that words begin with
+    for number, (token, (start, end)) in enumerate(zip(tokens, offsets, strict=True)):
         # A piece may begin with the space before its word, so its last character says where it belongs.
         unit = None if start == end else int(unit_of[end - 1])
         if unit is None or unit != before:
             words.append(token if unit is None else text[slice(*units[unit])])
             special.append(unit is None)
-        group.append(len(words) - 1)
+            firsts.append(number)
         before = unit
-    member = np.zeros((len(words), len(tokens)))
-    member[group, np.arange(len(tokens))] = 1.0
-    share = member / np.maximum(member.sum(-1, keepdims=True), 1.0)
-    return WordReading(tuple(words), tuple(special), share @ weights @ member.T)
+    for axis in (-1, -2):
+        weights = np.add.reduceat(weights, np.asarray(firsts, int), axis)
+    pieces = np.diff([*firsts, len(tokens)])[:, None]
+    return WordReading(tuple(words), tuple(special), weights / pieces)

@@ -17,7 +17,7 @@ import regard.scores as scores
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
-from regard.engine.call.hooks import is_rewriting
+from regard.engine.call.hooks import is_rewriting, one_run
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
@@ -136,7 +136,8 @@ class Stack(nnx.Module):
             x, seen = unpack(block(x, **options), asked or caches is not None)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 
-        x, seen = self._run(call, x, is_decoding=caches is not None or isinstance(memory, tuple))
+        with one_run():
+            x, seen = self._run(call, x, is_decoding=caches is not None or isinstance(memory, tuple))
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_cache(

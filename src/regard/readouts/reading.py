@@ -22,6 +22,8 @@ from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
 from regard.readouts.record import Readout
 
+_MOST_LISTED = 64  # where there are fewer keys
+
 
 def read(
     query: ArrayLike,
@@ -54,7 +56,7 @@ def read(
         query_tokens: the same for queries, `(T,)` or `(batch, T)`. None means `tokens`, if T == S.
         delimiters: the ids that `delimiter_mass` counts: of full stops, commas, separators.
         grid: how many blocks of rows, and of keys, the finest level may have, at least 1.
-        top_k: how many keys are listed for each query, at least 1.
+        top_k: how many keys are listed for each query, at least 1, at most S, or 64 where S is less.
         first: `first_mass` counts keys at positions below this. None means S / 32, from 1 to 4.
         local: `local_mass` counts keys less than so many positions away, at least 0. None means S / 8, from
             2 to 16: of few keys, few are near.
@@ -71,7 +73,8 @@ def read(
 
     Raises:
         TypeError: as `attend`; tokens that are not integers.
-        ValueError: as `attend`; a missing query_offset or query_tokens, a shape that does not fit.
+        ValueError: as `attend`; a missing query_offset or query_tokens, a shape that does not fit, a top_k
+            beyond the keys.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,13 +90,16 @@ def read(
         them instead of differentiating them is ours.
     """
     problem = canonicalize_readable(query, key, **options)
+    top_k, most = whole_number("top_k", top_k, 1), max(problem.S, _MOST_LISTED)
+    if top_k > most:
+        raise ValueError(f"top_k: expected at most {most} with {problem.S} keys, got {top_k}")
     _place(problem, options.get("query_offset"), options.get("key_offset"))
     sweep_config = SweepConfig.choose(
         problem,
         whole_number("grid", grid, 1),
-        None if first is None else whole_number("first", first, 0),
-        None if local is None else whole_number("local", local, 0),
-        whole_number("top_k", top_k, 1),
+        None if first is None else whole_number("first", first, 0, clamp=True),
+        None if local is None else whole_number("local", local, 0, clamp=True),
+        top_k,
     )
     ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens, delimiters)
     for name, more in (("query_tokens", query_tokens), ("delimiters", delimiters)):

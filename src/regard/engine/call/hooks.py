@@ -21,6 +21,7 @@ class CallEvent(NamedTuple):
     owner: Any  # the layer that called; None, unknown
     kind: str | None  # "self" or "cross"; None, unknown
     projection: Any  # what the layer maps the heads' outputs with; None, unknown
+    run: object  # the same for all calls of one run of a model; None, unknown
 
 
 Watcher = Callable[[CallEvent], None]
@@ -33,6 +34,7 @@ _REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriter
 _RETRACE = jax.make_user_context()
 _traced_changes = 0
 _OWNER: ContextVar[tuple[Any, str | None, Any]] = ContextVar("owner", default=(None, None, None))
+_RUN: ContextVar[object] = ContextVar("run", default=None)
 
 
 @contextmanager
@@ -91,10 +93,16 @@ def called_by(owner: Any, kind: str | None = None, projection: Any = None) -> Ab
     return _hold(_OWNER, (owner, kind, projection)) if _WATCHERS.get() else nullcontext()
 
 
+def one_run() -> AbstractContextManager[None]:
+    """Say that the calls in the block are of one run of a model; the outermost block counts."""
+    is_new = _WATCHERS.get() and _RUN.get() is None
+    return _hold(_RUN, object()) if is_new else nullcontext()
+
+
 def report(problem: Problem, output: Array, backend: str) -> None:
     """Tell all watchers of a call."""
     watchers = _WATCHERS.get()
     if watchers:
-        seen = CallEvent(problem.with_arrays(), output, backend, *_OWNER.get())
+        seen = CallEvent(problem.with_arrays(), output, backend, *_OWNER.get(), _RUN.get())
         for watcher in watchers:
             watcher(seen)

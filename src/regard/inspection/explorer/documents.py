@@ -19,6 +19,7 @@ from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Pack
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
 from regard.inspection.rollouts import find_below
 from regard.inspection.tokens import Tokens, number_sequence
+from regard.masks.data import as_array
 
 FORMAT, VERSION = "regard-page", 1
 LARGEST_PICTURE = 512  # pixels along a side
@@ -255,7 +256,7 @@ class Writer:
     def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
         curves, maps = [], []
         for number_, curve in enumerate(training.get("curves", ())):
-            points = np.asarray(curve["points"], np.float64)
+            points = _numbers(curve, "points")
             if points.ndim != 2 or len(points) != 2:
                 raise ValueError(
                     f"training: expected the points of {curve['name']!r} as steps and values, shape (2, n),"
@@ -267,7 +268,7 @@ class Writer:
             kept = self._once(("curve", number_), points[:, ::step], "f32", chunks)
             curves.append({"unit": None, "split": None, **curve, "points": kept})
         for number_, chart in enumerate(training.get("maps", ())):
-            values = np.asarray(chart["values"], np.float64)
+            values = _numbers(chart, "values", "rows", "steps")
             wanted = (len(chart["rows"]), len(chart["steps"]))
             if values.shape != wanted:
                 raise ValueError(
@@ -278,6 +279,14 @@ class Writer:
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}
+
+
+def _numbers(logged: Mapping[str, Any], *needed: str) -> np.ndarray:
+    """Return the numbers of a curve or map of training: the first of what it needs besides a name."""
+    if missing := [name for name in ("name", *needed) if name not in logged]:
+        raise ValueError(f"training: expected {missing[0]!r} of each curve or map, got {', '.join(logged)}")
+    place = f"training: {needed[0]} of {logged['name']!r}"
+    return as_array(place, "numbers", np.asarray, logged[needed[0]], np.float64)
 
 
 def write_json(document: Any) -> str:

@@ -151,7 +151,7 @@ class CallRecords:
 
     def _features(self, head: int, add: Callable[[Packed], str]) -> dict[str, str]:
         """Pack the head's scaled query and its key, whose products by feature add up to the score."""
-        problem = self.call.problem
+        problem = self.call.trimmed
         group = head * len(problem.key) // self.call.heads
         scaled = np.asarray(problem.query[head], np.float64) * float(problem.scale)
         arrays = {"query": (head, scaled), "key": (group, np.asarray(problem.key[group], np.float64))}

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Unpack
 
+from regard.engine.call.options import check_names
 from regard.inspection.explorer.documents import FORMAT, PageOptions, Payload
 from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
@@ -112,6 +113,7 @@ def fill_page(
     With `max_mb` None it may be of any size. A page that is `served` asks the server it comes from for its
     chunks, and for what is finer than they are.
     """
+    check_names(shown, PageOptions)
     if max_mb is not None and not max_mb > 0:
         raise ValueError(f"max_mb: expected more than 0, got {max_mb}")
     shell = load_shell()

@@ -87,7 +87,12 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     Returns pairs of a call's number and a head, without repetition.
     """
     if not isinstance(pinned, int | np.integer):
-        heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
+        try:
+            heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"pinned: expected a number of heads, or pairs of a call's number and a head; got {pinned!r}"
+            ) from None
         for call, head in heads:
             if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
                 raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard.engine.softmax.score_rows import score_cells
 from regard.masks.bounds import Bounds
+from regard.masks.data import as_array
 from regard.positions import Rotary, Scaling
 from regard.scores import Score
 from regard.scores.cells import Picks
@@ -91,7 +92,7 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
         >>> table_picture("learned", np.eye(2))["similarity"].tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    rows = np.asarray(table, np.float64)
+    rows = as_array(f"positions: the table {name!r}", "numbers", np.asarray, table, np.float64)
     if rows.ndim != 2:
         raise ValueError(f"positions: expected the table {name!r} as (positions, width), got {rows.shape}")
     step = -(-len(rows) // MOST_POINTS) or 1

@@ -226,7 +226,7 @@ def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArra
     """Return entropy per row, mass per key, and which rows are empty, of one head."""
     arrays = (readout.entropy, readout.key_mass, readout.empty)
     entropy, mass, empty = (cells.read_heads(array) for array in arrays)
-    if not 0 <= head < len(entropy):
+    if head not in range(len(entropy)):
         raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
     return entropy[head], mass[head], empty[head] > 0
 

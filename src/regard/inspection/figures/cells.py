@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from regard.inspection.figures.canvas import TICK_SIZE, literal
+from regard.masks.data import whole_number
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
 MATRIX_LABELS: dict[str, Any] = {"xlabel": KEY_LABEL, "ylabel": QUERY_LABEL}
@@ -104,7 +105,5 @@ def grid_shape(count: int, columns: int | None) -> tuple[int, int]:
     if columns is None:
         widest = min(4, count)
         columns = widest if count > 6 or count <= 3 else -(-count // 2)
-    if columns < 1:
-        raise ValueError(f"columns: expected at least 1, got {columns}")
-    columns = min(columns, count)
+    columns = min(whole_number("columns", columns, 1), count)
     return -(-count // columns), columns

@@ -183,7 +183,7 @@ def _choose(
     """Return a statistic `(H, n)`, which heads to draw, and their names."""
     array = cells.read_heads(values)
     chosen = list(range(len(array))) if heads is None else list(heads)
-    wrong = [head for head in chosen if not 0 <= head < len(array)]
+    wrong = [head for head in chosen if head not in range(len(array))]
     if wrong or not chosen:
         raise ValueError(f"heads: expected numbers in 0..{len(array) - 1}, got {wrong or chosen}")
     labels = [f"head {head}" for head in chosen] if head_labels is None else head_labels

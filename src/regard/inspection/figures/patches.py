@@ -185,7 +185,9 @@ def _set_verdict(
 
 def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> None:
     """Refuse a grid that does not tile the scans, or weights that are not one a patch and at least 0."""
-    if len(patch_grid) != 2 or not all(isinstance(count, int) and count >= 1 for count in patch_grid):
+    if len(patch_grid) != 2 or not all(
+        isinstance(count, int | np.integer) and count >= 1 for count in patch_grid
+    ):
         raise ValueError(f"patch_grid: expected (rows, columns), whole and positive, got {patch_grid}")
     rows, columns = patch_grid
     height, width = scans.shape[1:]

@@ -117,6 +117,8 @@ class Call:
     """Largest difference of the output from that computed anew for this example; None with dropout."""
     value_norms: np.ndarray | None = None
     """(H, S) |v_s Wo_h|, the length of what a weight of 1 adds; None where values or Wo are not known."""
+    run: int | None = None
+    """Number of the model's run among those of a capture, from 1; None where it is not known."""
     stored: Readout | None = None
     """Statistics from a file."""
     _found: dict[Any, Any] = field(default_factory=dict)

@@ -161,7 +161,8 @@ class _Watcher:
 
     def __init__(self, example: int):
         self._example, self._traced = example, 0
-        self._owners: list[tuple[Any, str | None]] = []  # of each call, with the name that they say
+        # Of each call, with the name that they say, and the model's run.
+        self._owners: list[tuple[Any, str | None, object]] = []
         self._calls: list[Call] = []
         self._failure: Exception | None = None
 
@@ -171,7 +172,7 @@ class _Watcher:
         elif self._failure is None:
             try:
                 self._calls.append(_keep(seen, self._example))
-                self._owners.append((seen.owner, name_itself(seen.owner)))
+                self._owners.append((seen.owner, name_itself(seen.owner), seen.run))
             except Exception as error:
                 self._failure = error
 
@@ -196,13 +197,13 @@ class _Watcher:
         known, positions = name_owners(model), Positions(model)
         names = [
             known.get(id(owner)) or own or f"attention {number}"
-            for number, (owner, own) in enumerate(self._owners)
+            for number, (owner, own, _) in enumerate(self._owners)
         ]
-        calls = []
+        runs, calls = [None, *dict.fromkeys(run for *_, run in self._owners)], []
         kept = zip(self._calls, self._owners, names, number_layers(names), strict=True)
-        for call, (owner, _), name, layer in kept:
-            places = positions.find(owner, name, call.kind)
-            calls.append(dataclasses.replace(call, name=name, layer=layer, positions=places))
+        for call, (owner, _, run), name, layer in kept:
+            about = {"positions": positions.find(owner, name, call.kind), "run": runs.index(run) or None}
+            calls.append(dataclasses.replace(call, name=name, layer=layer, **about))
         return {"calls": given.lay(calls)}
 
 

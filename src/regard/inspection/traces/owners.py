@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard import positions
-from regard.engine.call.hooks import called_by
+from regard.engine.call.hooks import called_by, one_run
 from regard.inspection.traces.calls import KnownPositions
 
 _MOST_ROWS = 2048  # of a table of sinusoids: more are for nobody to see
@@ -28,7 +28,7 @@ def own_linen_calls() -> Iterator[None]:
     from flax import linen
 
     def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
-        with called_by(context.module):
+        with one_run(), called_by(context.module):
             return call(*args, **options)
 
     with linen.intercept_methods(intercept):

@@ -47,10 +47,11 @@ class Sequences:
             laid.append(dataclasses.replace(call, query_tokens=asked, key_tokens=held))
         given = self.every is not None or self.by_length or self.by_name
         if given and not any(call.query_tokens or call.key_tokens for call in laid):
+            got = {**self.by_length, **self.by_name} if self.every is None else self.every
             lengths = sorted({size for call in laid for size in (call.rows, call.keys)})
             raise ValueError(
                 "tokens: expected one per position of some call, whose lengths are"
-                f" {', '.join(map(str, lengths))}; got {self!r}. Is a first or last token missing?"
+                f" {', '.join(map(str, lengths))}; got {got!r}. Is a first or last token missing?"
             )
         return tuple(laid)
 

@@ -65,6 +65,7 @@ class StoredCall:
     output_error: np.ndarray | None
     value_norms: np.ndarray | None
     readout: Readout | None
+    run: int | None = dataclasses.field(default=None, metadata={"optional": True})
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,19 @@ export function alignTokens(one, other) {
 }
 
 /**
+ * What two texts have in common, in words.
+ * @param {Int32Array|null} places of the tokens of A in B @param {number} count tokens of B
+ * @returns {string} "" where they are the same
+ */
+export function sharedText(places, count) {
+  if (!places) return "";
+  const shared = places.reduce((sum, place) => sum + Number(place >= 0), 0);
+  const [ownA, ownB] = [places.length - shared, count - shared];
+  if (!ownA && !ownB) return "";
+  return `${shared} tokens are the same in both texts, in order; A has ${ownA} of its own and B ${ownB}.`;
+}
+
+/**
  * Columns of two aligned texts: a place of each, null where a text has no token.
  * @param {Int32Array} places @param {number} count tokens of the other text
  * @returns {[number|null, number|null][]}

@@ -1,4 +1,4 @@
-import { colourOf, cssOf, isDark, limitsFor, missing, tableFor, toUnit } from "./colours.js";
+import { colourOf, cssOf, isDark, limitsFor, missing, pageColours, tableFor, toUnit } from "./colours.js";
 import { clear, element, penOf, pixelRatio } from "./dom.js";
 import { insideBrush, numberOf, numberRange, readNumber } from "./heads.js";
 import { formatNumber } from "./scales.js";
@@ -112,17 +112,9 @@ export class AtlasPicture {
     const pen = penOf(canvas);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, w, h);
-    const style = getComputedStyle(canvas);
-    /** @param {string} name */
-    const colour = (name) => style.getPropertyValue(name).trim() || "#888";
-    const [well, muted, accent, cross, panel, ink] = [
-      "--well",
-      "--muted",
-      "--accent",
-      "--cross",
-      "--panel",
-      "--ink",
-    ].map(colour);
+    const [well, muted, accent, cross, panel, ink] = ["well", "muted", "accent", "cross", "panel", "ink"].map(
+      pageColours(canvas),
+    );
     pen.font = "10.5px system-ui, sans-serif";
     pen.fillStyle = muted;
     pen.textBaseline = "middle";

@@ -119,6 +119,12 @@ export function isDark(node) {
   return typeof matchMedia === "function" && matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
+/** @param {Element} node @returns {(name: string) => string} what the page's style says of a colour */
+export function pageColours(node) {
+  const style = getComputedStyle(node);
+  return (name) => style.getPropertyValue(`--${name}`).trim() || "#888";
+}
+
 /** @param {"sequential"|"diverging"} kind @param {boolean} dark @returns {Uint8Array} */
 export function tableFor(kind, dark) {
   if (kind === "diverging") return dark ? divergingDark : diverging;

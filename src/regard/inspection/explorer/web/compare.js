@@ -1,6 +1,7 @@
-import { alignCells, alignedColumns, alignTokens } from "./alignment.js";
+import { alignCells, alignTokens, sharedText } from "./alignment.js";
 import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
+import { drawTokens } from "./compare_tokens.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
 import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, penOf } from "./dom.js";
 import { chooseLevel, readBlocks } from "./excerpts.js";
@@ -10,22 +11,6 @@ import { displayToken, headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
 
 const COMPARE_BLOCKS = 512;
-
-/** Aligned tokens that are shown at once. */
-const COMPARE_TOKENS = 48;
-
-/**
- * What two texts have in common, in words.
- * @param {Int32Array|null} places of the tokens of A in B @param {number} count tokens of B
- * @returns {string} "" where they are the same
- */
-export function sharedText(places, count) {
-  if (!places) return "";
-  const shared = places.reduce((sum, place) => sum + Number(place >= 0), 0);
-  const [ownA, ownB] = [places.length - shared, count - shared];
-  if (!ownA && !ownB) return "";
-  return `${shared} tokens are the same in both texts, in order; A has ${ownA} of its own and B ${ownB}.`;
-}
 
 /**
  * @param {HTMLElement} host
@@ -195,7 +180,7 @@ function compareBuild(host, source, state) {
         : null;
     const texts = sharedText(places, tokens[1]?.length ?? 0),
       dark = isDark(host);
-    drawTokens(places, tokens);
+    drawTokens(strip, state, places, tokens);
     told.textContent = [
       apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
       all && compareSentence(all, calls[c]),
@@ -313,62 +298,6 @@ function compareBuild(host, source, state) {
             `${"AB"[n]} ${name(pair[n])}`,
           );
     drawHeads(a, b);
-  };
-  /**
-   * Both texts, one above the other, around the chosen key or the first token that one of them has alone.
-   * @param {Int32Array|null} places @param {(string[]|null)[]} tokens
-   */
-  const drawTokens = (places, [ofA, ofB]) => {
-    strip.hidden = !places || !ofA || !ofB || !sharedText(places, ofB.length);
-    if (!places || !ofA || !ofB || strip.hidden) return;
-    const columns = alignedColumns(places, ofB.length);
-    /** @param {[number|null, number|null]} column */
-    const alone = ([a, b]) => a === null || b === null;
-    const own = columns.findIndex(alone),
-      held = state.key === null ? -1 : columns.findIndex(([a]) => a === state.key),
-      middle = held >= 0 ? held : Math.max(0, own);
-    const start = Math.max(0, Math.min(middle - COMPARE_TOKENS / 2, columns.length - COMPARE_TOKENS)),
-      seen = columns.slice(start, start + COMPARE_TOKENS);
-    /** @param {number} n @param {string[]} texts */
-    const line = (n, texts) =>
-      element(
-        "tr",
-        {},
-        element("th", { scope: "row" }, "AB"[n]),
-        ...seen.map((column) => {
-          const place = column[n];
-          const names = [
-            alone(column) && "alone",
-            column[0] !== null && column[0] === state.key && "current",
-          ];
-          return element(
-            "td",
-            { class: names.filter(Boolean).join(" ") || null, title: place === null ? null : String(place) },
-            place === null ? "" : element("bdi", {}, displayToken(texts[place]).text),
-          );
-        }),
-      );
-    /** @param {number} by */
-    const jump = (by) => () => {
-      const found = columns.flatMap((column, n) => (alone(column) ? [n] : []));
-      const next = by > 0 ? found.find((n) => n > middle) : found.findLast((n) => n < middle);
-      const key =
-        columns[next ?? middle]?.[0] ?? columns.slice(next ?? middle).find(([a]) => a !== null)?.[0];
-      if (key !== null && key !== undefined) state.set({ key });
-    };
-    clear(strip).append(
-      element(
-        "span",
-        { class: "rg-group" },
-        button("‹", { title: "previous token of one text alone", press: jump(-1) }),
-        button("›", { title: "next token of one text alone", press: jump(1) }),
-      ),
-      element(
-        "div",
-        { tabindex: 0, role: "region", "aria-label": "Tokens of A and B, aligned" },
-        element("table", {}, line(0, ofA), line(1, ofB)),
-      ),
-    );
   };
   /** @param {number} a @param {number} b */
   const drawHeads = async (a, b) => {

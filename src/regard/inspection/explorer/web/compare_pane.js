@@ -1,5 +1,5 @@
 // A picture of blocks that follows the view of the map: one of A, one of B, or both in one.
-import { clear, element, penOf, pointIn, svg } from "./dom.js";
+import { clear, element, penOf, pixelRatio, pointIn, svg } from "./dom.js";
 import { cellAt, drawnView, panView, placeAt, wholeTicks, zoomView } from "./geometry.js";
 
 const COMPARE_LEFT = 46,
@@ -31,7 +31,7 @@ export function comparePane(host, state, label) {
     const wide = stage.clientWidth;
     if (!shown || !wide) return;
     const { layers } = shown,
-      ratio = globalThis.devicePixelRatio || 1;
+      ratio = pixelRatio();
     plot = { x: COMPARE_LEFT, y: 4, w: wide - COMPARE_LEFT - 6, h: Math.min(wide - COMPARE_LEFT, 520) };
     const tall = plot.h + plot.y + COMPARE_BOTTOM;
     view = drawnView(stretch(state.view, 1), plot, shape);

@@ -1,8 +1,9 @@
 import { button, element } from "./dom.js";
 import { displayToken, entropyOf, headName, keysHolding, largestIndices } from "./passages.js";
-import { nameToken, readChosen, sidesOf } from "./reader.js";
+import { readChosen } from "./reader.js";
 import { rolledLayers, rolledWords } from "./rollout.js";
 import { formatNumber } from "./scales.js";
+import { nameToken, sidesOf } from "./sides.js";
 
 const DETAILS_TOP = 10;
 /** Milliseconds until a row that is on its way is said to be. */

@@ -1,5 +1,5 @@
 // How far two traces are apart: cell by cell, and head by head.
-import { chooseLevel, readBlocks } from "./excerpts.js";
+import { chooseLevel, readBlocks, sharedLevels } from "./excerpts.js";
 
 const DIVERGENCE_BLOCKS = 64;
 
@@ -71,12 +71,7 @@ export function differenceOf(a, b) {
  * @returns {BlockSize[]}
  */
 export function commonLevels(source, [a, b], c, h, channel) {
-  const others = source.levels(b, c, h, channel);
-  return source
-    .levels(a, c, h, channel)
-    .filter((one) =>
-      others.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),
-    );
+  return sharedLevels([a, b].map((t) => source.levels(t, c, h, channel)));
 }
 
 /**

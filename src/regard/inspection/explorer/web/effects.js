@@ -1,7 +1,7 @@
 import { button, element } from "./dom.js";
 import { displayToken, headName } from "./passages.js";
-import { nameToken, sidesOf } from "./reader.js";
 import { formatNumber } from "./scales.js";
+import { nameToken, sidesOf } from "./sides.js";
 
 const EFFECTS_HEADS = 10;
 

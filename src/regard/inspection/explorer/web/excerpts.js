@@ -22,6 +22,14 @@ export function chooseLevel(levels, view, most) {
   return levels.find(fits) ?? levels.at(-1) ?? null;
 }
 
+/** Block sizes that all lists hold, in the order of the first. @param {BlockSize[][]} lists */
+export function sharedLevels([first, ...others]) {
+  /** @param {BlockSize} one */
+  const isShared = ({ queryBlock, keyBlock }) =>
+    others.every((list) => list.some((two) => two.queryBlock === queryBlock && two.keyBlock === keyBlock));
+  return first.filter(isShared);
+}
+
 /**
  * Blocks of a head under a view, cut at block borders.
  * @param {Source} source @param {number} t @param {number} c @param {number} h
@@ -91,12 +99,7 @@ export async function readExcerpt(source, state, most = 1024) {
     channel = "mass";
     levels = levelsOf(channel);
   }
-  const common = levels[0].filter((one) =>
-    levels.every((list) =>
-      list.some((other) => other.queryBlock === one.queryBlock && other.keyBlock === one.keyBlock),
-    ),
-  );
-  const level = chooseLevel(common, view, most);
+  const level = chooseLevel(sharedLevels(levels), view, most);
   if (!level) return null;
   /** @type {Excerpt|null} */
   let whole = null;

@@ -6,8 +6,8 @@ import { notesOn } from "./head_notes.js";
 import { largestOfAll } from "./heads.js";
 import { heatCanvas } from "./heats.js";
 import { displayToken } from "./passages.js";
-import { sidesOf } from "./reader.js";
 import { formatNumber, linearTicks, logTicks } from "./scales.js";
+import { sidesOf } from "./sides.js";
 
 const EXPORT_SIDE = 640;
 

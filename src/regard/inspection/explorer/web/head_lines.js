@@ -6,8 +6,8 @@ import { mountHeadSearch } from "./head_search.js";
 import { LINE_STEP, tokenColumn } from "./line_columns.js";
 import { joinLines, LEAST_LINE, readLines, readLinesInto } from "./line_rows.js";
 import { headName } from "./passages.js";
-import { nameToken, sidesOf } from "./reader.js";
 import { formatNumber } from "./scales.js";
+import { nameToken, sidesOf } from "./sides.js";
 
 /** Heads that are told apart by colour. */
 const LINES_HEADS = 8;

@@ -1,8 +1,8 @@
 import { button, chooser, element, partOf } from "./dom.js";
 import { HEAD_LABELS } from "./heads.js";
 import { headName } from "./passages.js";
-import { sidesOf } from "./reader.js";
 import { formatNumber } from "./scales.js";
+import { sidesOf } from "./sides.js";
 
 const SEARCH_LISTED = 10;
 const SEARCH_BEST = 4;

@@ -1,36 +1,21 @@
-import { barLimits, isDark, limitsFor, missing, tableFor } from "./colours.js";
+import { barWords, drawColourBar } from "./colour_bar.js";
+import { barLimits, limitsFor, missing, tableFor } from "./colours.js";
 import { element, svg } from "./dom.js";
-import { headsTogether } from "./excerpts.js";
+import { headsTogether, sharedLevels } from "./excerpts.js";
 import { drawnView, levelToDraw, MaskTiles, pixelOf, pixelsPerCell } from "./geometry.js";
 import { largestOfAll } from "./heads.js";
 import {
   areNone,
-  barWords,
   drawAxes,
-  drawColourBar,
   drawOverlays,
   drawStrips,
-  hatchPattern,
   LAYER_LABEL,
   mapLayout,
   matrixRect,
 } from "./map_layers.js";
+import { hatchPattern, readTheme } from "./map_theme.js";
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
-
-const MAP_THEME = {
-  panel: "--panel",
-  ink: "--ink",
-  muted: "--muted",
-  line: "--line",
-  well: "--well",
-  hatch: "--hatch",
-  grid: "--grid",
-  border: "--border",
-  cross: "--cross",
-  entropy: "--entropy",
-  keymass: "--keymass",
-};
 
 /** What the map shows: which heads, which blocks, which colours, and the picture of them. */
 export class MapPicture {
@@ -103,11 +88,7 @@ export class MapPicture {
   /** @param {Head[]} heads */
   levels(heads) {
     const { t, channel } = this.state;
-    const lists = heads.map(([c, h]) => this.source.levels(t, c, h, channel));
-    /** @param {BlockSize[]} list @param {BlockSize} options */
-    const has = (list, { queryBlock, keyBlock }) =>
-      list.some((one) => one.queryBlock === queryBlock && one.keyBlock === keyBlock);
-    return lists[0].filter((level) => lists.every((list) => has(list, level)));
+    return sharedLevels(heads.map(([c, h]) => this.source.levels(t, c, h, channel)));
   }
 
   layout() {
@@ -143,16 +124,8 @@ export class MapPicture {
   }
 
   colours() {
-    if (this.theme) return this.theme;
-    const style = getComputedStyle(this.host);
-    const read = Object.entries(MAP_THEME).map(([name, property]) => [
-      name,
-      style.getPropertyValue(property).trim() || "#888",
-    ]);
-    /** @type {MapTheme} */
-    const theme = { ...Object.fromEntries(read), dark: isDark(this.host) };
-    this.theme = theme;
-    return theme;
+    this.theme ??= readTheme(this.host);
+    return this.theme;
   }
 
   /** What is drawn: level, scale and its ends. */

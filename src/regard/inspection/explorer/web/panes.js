@@ -1,4 +1,4 @@
-import { element, oncePerFrame, penOf, pointIn, say, svg } from "./dom.js";
+import { element, oncePerFrame, penOf, pixelRatio, pointIn, say, svg } from "./dom.js";
 import { displayToken, lastAtMost, layoutLines } from "./passages.js";
 
 const PANE_LINE = 24,
@@ -300,7 +300,7 @@ export function patchPane(host, { tokens, label, grid: [rows, columns], first, p
     const space = Math.max(140, box.clientHeight - special.offsetHeight - 8);
     const wide = Math.round(Math.min(room, space / aspect)),
       high = Math.round(wide * aspect),
-      ratio = globalThis.devicePixelRatio || 1;
+      ratio = pixelRatio();
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
     const pen = penOf(canvas),

@@ -1,63 +1,13 @@
 import { button, clear, element, say } from "./dom.js";
 import { patchPane, textPane } from "./panes.js";
-import { displayToken, findMatches, headName, largestIndices, rankEdges, tokenOf } from "./passages.js";
+import { findMatches, headName, largestIndices, rankEdges } from "./passages.js";
 import { countLayers, rolledLayers, rolledWords, rollOut } from "./rollout.js";
 import { formatNumber } from "./scales.js";
+import { nameToken, sidesOf } from "./sides.js";
 
 const READER_TOP = 16;
 
 /** @typedef {"both" | "query" | "key"} Which */
-
-/**
- * The two sides of a call as tokens: who asks (rows) and who is read (keys).
- * @param {Source} source @param {number} t @param {number} c
- * @returns {Promise<Sides>}
- */
-export async function sidesOf(source, t, c) {
-  const call = source.call(t, c),
-    sequences = source.document.traces[t].sequences ?? [];
-  /**
-   * @param {number | null} number @param {number} size @param {number} offset
-   * @returns {Promise<Side>}
-   */
-  const side = async (number, size, offset) => {
-    const about = number === null || number === undefined ? null : sequences[number];
-    const tokens =
-      (about && (await source.tokens(t, number))) ??
-      Array.from({ length: size }, (_, n) => String(n + offset));
-    const kind = about?.kind ?? "index",
-      shift = tokenOf(0, size, tokens.length, offset);
-    /** @param {number} token */
-    const indexAt = (token) => (token - shift >= 0 && token - shift < size ? token - shift : -1);
-    return {
-      tokens,
-      kind,
-      about,
-      size,
-      offset,
-      /** @param {number} n */
-      tokenAt: (n) => n + shift,
-      indexAt,
-      /** @param {number} n */
-      textAt: (n) => tokens[n + shift] ?? "",
-    };
-  };
-  const same =
-    call.query_sequence === call.key_sequence && (call.query_sequence !== null || call.rows === call.keys);
-  const query = await side(call.query_sequence, call.rows, call.query_offset);
-  return { same, query, key: await side(call.key_sequence, call.keys, call.key_offset) };
-}
-
-/**
- * "12 ‘cat’": position and token, short.
- * @param {Side} side @param {number} n
- * @returns {string}
- */
-export function nameToken(side, n) {
-  const shown = displayToken(side.textAt(n)).text,
-    text = side.kind === "index" ? "" : ` ‘${(shown.trim() || shown).slice(0, 24)}’`;
-  return `${n + side.offset}${text}`;
-}
 
 /**
  * Weights of the chosen row ("out") or key ("in") by index of the other side; bins are spread out.
@@ -77,12 +27,12 @@ export async function readChosen(source, state) {
   const { exact, bin, of } = found,
     blocked = "rows" in found ? found.rows : found.keys;
   if (exact) return { values: found.values, exact, bin, of, blocked };
-  const call = source.call(t, c),
-    share = of === "mass" ? (out ? bin : blocked) : 1;
-  const values = Float32Array.from(
-    { length: out ? call.keys : call.rows },
-    (_, at) => found.values[Math.floor(at / bin)] / share,
-  );
+  const { keys, rows } = source.call(t, c);
+  const values = Float32Array.from({ length: out ? keys : rows }, (_, at) => {
+    const place = Math.floor(at / bin),
+      share = out ? Math.min(bin, keys - place * bin) : blocked;
+    return found.values[place] / (of === "mass" ? share : 1);
+  });
   return { values, exact, bin, of, blocked };
 }
 

@@ -1,3 +1,4 @@
+import { pageColours } from "./colours.js";
 import { clear, element, penOf, pixelRatio, pointIn } from "./dom.js";
 import { insideBrush, readNumber } from "./heads.js";
 import { formatNumber } from "./scales.js";
@@ -74,9 +75,7 @@ export function mountScatter(host, source, state, heads) {
     Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
     const pen = penOf(canvas);
     pen.scale(ratio, ratio);
-    const style = getComputedStyle(canvas);
-    /** @param {string} name */
-    const colour = (name) => style.getPropertyValue(name).trim() || "#888";
+    const colour = pageColours(canvas);
     const spots = points();
     const [most, far] = [
       Math.max(0.1, ...spots.map(({ e }) => e)) * 1.04,
@@ -93,9 +92,9 @@ export function mountScatter(host, source, state, heads) {
       /** @param {number} y */
       d: (y) => Math.expm1((1 - (y - edge.top) / h) * Math.log1p(far)),
     };
-    pen.strokeStyle = colour("--line");
+    pen.strokeStyle = colour("line");
     pen.strokeRect(edge.left + 0.5, edge.top + 0.5, w, h);
-    pen.fillStyle = colour("--muted");
+    pen.fillStyle = colour("muted");
     pen.font = "10.5px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.textAlign = "right";
@@ -120,9 +119,9 @@ export function mountScatter(host, source, state, heads) {
         ? boxOf(state.brush, w, h, scale)
         : null;
     if (box) {
-      pen.fillStyle = colour("--accent-soft");
+      pen.fillStyle = colour("accent-soft");
       pen.fillRect(...box);
-      pen.strokeStyle = colour("--accent");
+      pen.strokeStyle = colour("accent");
       pen.strokeRect(...box);
     }
     let inside = 0;
@@ -131,7 +130,7 @@ export function mountScatter(host, source, state, heads) {
       inside += Number(kept);
       const chosen = state.selection.some(([sc, sh]) => sc === c && sh === head);
       pen.globalAlpha = kept ? 0.75 : 0.2;
-      pen.fillStyle = colour(chosen ? "--cross" : "--accent");
+      pen.fillStyle = colour(chosen ? "cross" : "accent");
       pen.beginPath();
       pen.arc(scale.x(e), scale.y(d), chosen ? 5 : 2.6, 0, 7);
       pen.fill();

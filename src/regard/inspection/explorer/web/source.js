@@ -254,7 +254,8 @@ export class Source {
     const { values, shape } = await this.chunk(stored.mass);
     const block = Math.floor(i / stored.query_block);
     const part = values.slice(block * shape[1], (block + 1) * shape[1]);
-    return { values: part, exact: false, bin: stored.key_block, of: "mass", rows: stored.query_block };
+    const around = Math.min(stored.query_block, rows - block * stored.query_block);
+    return { values: part, exact: false, bin: stored.key_block, of: "mass", rows: around };
   }
 
   /**
@@ -280,7 +281,8 @@ export class Source {
     const { values, shape } = await this.chunk(stored.mass);
     const block = Math.floor(j / stored.key_block);
     const part = Float32Array.from({ length: shape[0] }, (_, i) => values[i * shape[1] + block]);
-    return { values: part, exact: false, bin: stored.query_block, of: "mass", keys: stored.key_block };
+    const around = Math.min(stored.key_block, keys - block * stored.key_block);
+    return { values: part, exact: false, bin: stored.query_block, of: "mass", keys: around };
   }
 
   /**
