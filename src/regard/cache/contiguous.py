@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
-from regard.masks.data import read_array, whole_number
 from regard.masks.grid import is_concrete
 from regard.records import record
 

@@ -15,7 +15,7 @@ from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_kind, check_options
+from regard.layers.choices import check_counts, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
@@ -127,8 +127,8 @@ class MultiHeadAttention(nnx.Module):
         flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
         check_options(sizes, precision=precision, **shared, **flags)
         check_heads(d_model, num_heads, num_key_heads, head_dim)
-        check_kind("rotary", rotary, Rotary, type(None))
         head_dim = d_model // num_heads if head_dim is None else head_dim
+        check_rotary(rotary, head_dim)
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
         self.scale, self.rotary = scale, rotary

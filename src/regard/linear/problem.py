@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_array, whole_number
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
-from regard.masks.data import check_rows, check_width, read_array
+from regard.masks.data import check_rows, check_width
 from regard.masks.grid import spread
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
@@ -226,11 +226,8 @@ def _check_initial(
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:
     """Check the chunk asked for, and cut it to what the sequence needs."""
-    try:
-        size = default if chunk is None else operator.index(chunk)
-    except TypeError:
-        raise TypeError(f"chunk: expected an integer or None, got {chunk!r}") from None
-    if size < 1 or size & (size - 1):
+    size = default if chunk is None else whole_number("chunk", chunk, 1)
+    if size & (size - 1):
         raise ValueError(f"chunk: expected a power of two, or None for {default}; got {chunk}")
     return min(size, 1 << max(length - 1, 0).bit_length())
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers, whole_number
+from regard.arguments import LARGEST, check_reach, integers, whole_number
+from regard.masks.data import check_rows, check_width
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
 from regard.masks.picture import CELLS

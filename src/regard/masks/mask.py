@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.masks.alignment import place_mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import spell_record, suggest_call, whole_number
+from regard.masks.data import spell_record, suggest_call
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
 from regard.masks.picture import draw_mask
 from regard.masks.tile_kinds import classify_cells
