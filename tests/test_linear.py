@@ -634,7 +634,7 @@ STATE = linear.State(jnp.ones((2, 3, 7, 7)))
         (lambda: linear.attend(Q, N, N[..., :5], initial=STATE), r"initial.memory: expected shape \(2, 3, 7, 5\)"),
         (lambda: linear.attend(Q, N, N, initial=STATE, normalise=True), "initial: .*key_sum because normalise=True"),
         (lambda: linear.attend(Q, N, N, chunk=48), "chunk: expected a power of two, or None for 64; got 48"),
-        (lambda: linear.attend(Q, N, N, rate=N[..., 0], chunk=0), "chunk: .*None for 32; got 0"),
+        (lambda: linear.attend(Q, N, N, rate=N[..., 0], chunk=48), "chunk: .*None for 32; got 48"),
         (lambda: linear.attend(Q, N, N, chunk=8.0), "chunk: expected an integer .* got 8.0"),
         (lambda: linear.step(None, 1.0, N[0, 0, 0], N[0, 0, 0]), "query: expected at least one axis"),
         (lambda: linear.step(STATE, Q[:, :, 0], N[:, :, 0], N[:, :, 0, :5]), r"initial.memory: .*\(2, 3, 7, 5\)"),

@@ -54,7 +54,7 @@ def test_zigzag_gives_each_device_a_chunk_from_either_end(length, devices):
 
 
 def test_zigzag_needs_a_device():
-    with pytest.raises(ValueError, match="devices: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="devices: expected an integer of at least 1, got 0"):
         parallel.to_zigzag(jnp.arange(3), 0)
 
 

@@ -228,7 +228,7 @@ class KVCache(Rows):
         """
         keep = jnp.zeros(self.batch, jnp.int32)
         if rows is not None:
-            chosen = jnp.asarray(read_array("rows", rows))
+            chosen = read_array("rows", rows)
             if chosen.dtype != bool:
                 raise TypeError(
                     f"rows: expected booleans, True = empty this row, got {chosen.dtype}; for row numbers"
@@ -236,7 +236,7 @@ class KVCache(Rows):
                 )
             if chosen.shape != (self.batch,):
                 raise ValueError(f"rows: expected one per row, shape ({self.batch},); got {chosen.shape}")
-            keep = (~chosen).astype(jnp.int32)
+            keep = (~jnp.asarray(chosen)).astype(jnp.int32)
         return dataclasses.replace(self, lengths=self.lengths * keep, start=self.start * keep)
 
     def _too_long(self, size: int) -> str:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import read_array, whole_number
+from regard.arguments import check_flag, read_array, whole_number
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
@@ -106,8 +106,8 @@ def canonicalize(
 ) -> LinearProblem:
     """Check the arguments of a call and fill in what was left out."""
     problem = canonicalization.canonicalize(query, key, value, scale=scale, precision=precision)
-    causal = canonicalization.check_flag("causal", causal)
-    normalise = canonicalization.check_flag("normalise", normalise)
+    canonicalization.check_values(problem)
+    causal, normalise = check_flag("causal", causal), check_flag("normalise", normalise)
     _check_options(problem, rate, scale, causal, normalise)
     leading, heads = problem.leading, problem.key_heads
     batch = (*leading[:-1], heads) if leading else ()

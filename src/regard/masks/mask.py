@@ -260,6 +260,7 @@ class Mask:
         whole_number("block", block, 1)
         num_keys = num_queries if num_keys is None else num_keys
         mask = self.number_leading(leading)
+        mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = (0 if offset is None else offset for offset in (query, key))

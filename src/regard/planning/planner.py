@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from regard.arguments import LARGEST, as_array
+from regard.arguments import LARGEST, as_array, check_flag
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
@@ -102,7 +102,8 @@ def plan(
             for count in (heads, key_heads)
         )
         problem = canonicalize(query, key, key, mask=mask)
-    search = prepare(problem, chip, assumptions or Assumptions(), backward, fixed)
+    shares = Assumptions() if assumptions is None else assumptions
+    search = prepare(problem, chip, shares, backward, fixed)
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
@@ -118,6 +119,9 @@ def prepare(
     problem: Problem, chip: str | Chip, assumptions: Assumptions, backward: bool, fixed: Mapping[str, int]
 ) -> Search:
     """Return the search for a call on chips that multiply its dtype."""
+    if not isinstance(assumptions, Assumptions):
+        raise TypeError(f"assumptions: expected planning.Assumptions or None, got {assumptions!r}")
+    check_flag("backward", backward)
     chosen = find_chip(chip)
     if problem.matmul_dtype.name not in chosen.flops:
         raise ValueError(
@@ -216,6 +220,8 @@ def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
 
 def read_fixed(fixed: Mapping[str, Any] | None, devices: int) -> dict[str, int]:
     """Read the sizes of mesh axes that are not to be chosen."""
+    if not isinstance(fixed, Mapping | None):
+        raise TypeError(f"fixed: expected sizes by the names of axes, as a mapping; got {fixed!r}")
     if unknown := [name for name in fixed or {} if name not in AXES]:
         raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(map(str, unknown))}")
     sizes = read_sizes({f"fixed[{name!r}]": size for name, size in (fixed or {}).items()})

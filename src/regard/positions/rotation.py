@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, check_flag, check_reach, integers, read_number
+from regard.arguments import LARGEST, as_array, check_flag, check_reach, integers, read_number
 from regard.axes import Array, Float
 from regard.positions.scaling import Scaling, turns
 
@@ -95,7 +95,7 @@ class Rotary:
 
     def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
         """Turn features; see `rotary`."""
-        features = jnp.asarray(features)
+        features = as_array("features", "a floating-point array", jnp.asarray, features)
         if not jnp.issubdtype(features.dtype, jnp.floating) or features.ndim < 2:
             raise TypeError(
                 "features: expected a floating-point array (..., length, width),"
