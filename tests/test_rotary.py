@@ -52,7 +52,7 @@ def test_features_are_turned(shape, width, interleaved):
 
 def test_positions_may_be_per_row_and_per_batch():
     features, rng = draw(2, 3, 7, 10), np.random.default_rng(1)
-    for shape in ((7,), (2, 7), (1, 7)):
+    for shape in ((7,), (2, 7), (1, 7), (2, 3, 7), (2, 1, 7)):
         position = rng.integers(-5000, 5000, shape)
         turned = positions.rotary(features, jnp.asarray(position))
         np.testing.assert_allclose(turned, truth(features, position), rtol=1e-6, atol=3e-6)
