@@ -96,7 +96,7 @@ WRONG = {
     "rate one": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
     "rate negative": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
     "rate nan": (ValueError, r"dropout_rate: expected a rate in \[0, 1\)", {"dropout_rate": float("nan")}),
-    "rate text": (TypeError, "dropout_rate: expected a rate in", {"dropout_rate": "half"}),
+    "rate text": (TypeError, "dropout_rate: expected a number known before tracing, got 'half'", {"dropout_rate": "half"}),
     "no rng": (ValueError, r"rng: expected a random key because dropout_rate = 0\.5, got None", {"dropout_rate": 0.5}),
     "many rngs": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0), 3)}),
     "rng of other words": (TypeError, r"rng: expected one random key.* whose raw form has 2 words; got an array of shape \(3,\)", {"dropout_rate": 0.5, "rng": np.zeros(3, np.uint32)}),

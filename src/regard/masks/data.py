@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import read_array
+from regard.arguments import evaluate, read_array
 from regard.axes import Array
 from regard.masks.grid import is_concrete
 
@@ -25,9 +25,7 @@ def check_boolean(name: str, value: Any) -> Any:
         raise TypeError(f"{name}: expected a masks.Mask or a boolean array, got {shown}{hint}")
     array: Any = read_array(name, value)
     if jnp.issubdtype(array.dtype, jnp.integer):
-        if isinstance(array, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(array.shape, bool)
-        return array.astype(bool)
+        return evaluate(lambda array: array.astype(bool), array)
     if array.dtype != bool:
         raise TypeError(
             f"{name}: expected a boolean or integer array, nonzero = may attend, got {array.dtype};"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, check_flag, evaluate, integers, read_array
+from regard.arguments import as_array, check_flag, evaluate, integers, read_array, read_number
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
@@ -203,12 +203,7 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
 
 def check_rate(name: str, rate: Any) -> float:
     """Return the share of numbers to drop."""
-    if not is_concrete(rate):
-        raise TypeError(f"{name}: expected a number known before tracing, got a traced value")
-    try:
-        number = float(rate)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected a rate in [0, 1), got {_describe(rate)}") from None
+    number = read_number(name, rate)
     if not 0 <= number < 1:
         raise ValueError(f"{name}: expected a rate in [0, 1), got {number}; 0 switches dropout off")
     return number
