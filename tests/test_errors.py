@@ -177,6 +177,8 @@ MISTAKES = {
     "positions of fewer rows": (ValueError, r"position: expected an integer or integers of shape \(5,\) or \(2, 5\), got \(4,\)", lambda: positions.rotary(Q[..., :6], jnp.arange(4))),
     "an output without its lse": (ValueError, r"parts\[0\]: expected output \(\*B, T, E\) and lse", lambda: merge([attend(Q, Q, Q)])),
     "a mask of a layer in a word": (TypeError, r"mask: .* got 'causal'; did you mean masks\.causal\(\)\?", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), mask="causal")),
+    "a memory of other examples": (ValueError, r"query, key, value: expected leading axes \*B that broadcast; got \(2,\), \(3,\), \(3,\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), array(3, 5, 6))),
+    "a shape for a layer": (TypeError, "query: expected a floating-point array, got ShapeDtypeStruct", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(jax.ShapeDtypeStruct((2, 5, 6), "float32"))),
     "a width of another layer": (ValueError, r"query: expected shape \(\*B, length, 6\), got \(2, 5, 7\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 7))),
     "heads that do not divide": (ValueError, "num_heads: expected a divisor of d_model = 7, got 3", lambda: layers.MultiHeadAttention(7, num_heads=3, rngs=nnx.Rngs(0))),
     "a turn wider than heads": (ValueError, r"rotary\.width: expected an even number in 2\.\.2, .* got 4", lambda: layers.MultiHeadAttention(6, 3, rotary=positions.Rotary(width=4), rngs=nnx.Rngs(0))),
