@@ -428,3 +428,8 @@ def test_what_was_prepared_is_not_read_anew_where_that_takes_long():
         masks.predicate(lambda q, k: q >= k).prepare(2048), length=2048, plan="ring", layout="zigzag"
     )
     assert short.tiles == (17,) * 8
+    # Documents and padding are looked at once per row or key, however long they are.
+    ids = np.arange(16_384) // 2048
+    for known in (masks.segments(ids), masks.from_array(ids[None] < 8)):
+        found = account(known, length=16_384, plan="ring", layout="contiguous")
+        assert (found.counted, len(set(found.tiles))) == ("128 x 128", 1)
